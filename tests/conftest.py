@@ -76,7 +76,7 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
-        """Gives each process a group of tests at a time: those of a file, unless they are marked otherwise."""
+        """Hands each process a group of tests at a time: those of a file, unless they are marked otherwise."""
 
         groups: dict[str, str] | None = None
 

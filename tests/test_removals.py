@@ -52,7 +52,7 @@ def removals(path: Path) -> Counter[str]:
 
 
 def is_path_replaced(call: ast.Call) -> bool:
-    """Tell whether a call is Path.replace(target): texts take two arguments, times and records take keywords."""
+    """Return True if a call is Path.replace(target): texts take two arguments, times and records take keywords."""
     alone = len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
     return alone and ast.unparse(call.func).endswith(".replace")
 

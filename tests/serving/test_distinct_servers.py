@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def address(*behind, host="127.0.0.1"):
-    """Give the port of an address at which the processes answer in turn."""
+    """Yield the port of an address at which the processes answer in turn."""
     handler = type("Behind", (Handler,), {"behind": list(behind), "turn": itertools.count()})
     with ThreadingHTTPServer((host, 0), handler) as server:
         server.daemon_threads = True

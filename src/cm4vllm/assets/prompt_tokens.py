@@ -112,20 +112,20 @@ def _prompt(row: Mapping[str, Any]) -> str:
 
 
 def _templates(instruction: Any) -> Iterator[str]:
-    """Give the templates in the instruction of a row: a text, or texts by the kind of model."""
+    """Yield the templates in the instruction of a row: a text, or texts by the kind of model."""
     for text in instruction.values() if isinstance(instruction, Mapping) else (instruction,):
         if isinstance(text, str) and "{input}" in text:
             yield text
 
 
 def _holds(prompt: str, text: str, tokenizer: Tokenizer) -> bool:
-    """Say whether a prompt, of which the letters are given, has a text in it, as it is or as the tokenizer keeps it."""
+    """Return True if a prompt with these letters has a text in it, as it is or as the tokenizer keeps it."""
     kept = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
     return any(_contains(prompt, _letters(part)) for part in (text, kept))
 
 
 def _contains(prompt: str, text: str) -> bool:
-    """Say whether a prompt has a text in it: whole, or as much of its begin or its end as the prompt was cut to."""
+    """Return True if a prompt has a text in it: whole, or as much of its begin or its end as the prompt was cut to."""
     backwards = prompt[::-1], text[::-1]
     return text in prompt or any(_is_cut_to(*both) for both in ((prompt, text), backwards))
 

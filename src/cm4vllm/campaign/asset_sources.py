@@ -52,7 +52,7 @@ class AssetInputs(Settings, frozen=True, kw_only=True):
 
     @property
     def served(self) -> bool:
-        """True if a server that runs already is measured."""
+        """Return True if a server that runs already is measured."""
         return bool(self.api_server)
 
     @property
@@ -79,12 +79,12 @@ class Sources:
 
     @property
     def dummy(self) -> bool:
-        """True if the model has random weights."""
+        """Return True if the model has random weights."""
         return self.model.startswith(_DUMMY)
 
     @property
     def needs_sentence_model(self) -> bool:
-        """True if nltk's trained model splits the dataset's answers; answers made here are split without a model."""
+        """Return True if nltk's trained model splits the dataset's answers; answers made here need none."""
         return self.dataset != _TINY
 
     @property

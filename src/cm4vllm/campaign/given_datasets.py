@@ -55,7 +55,7 @@ def other_prompts(path: Path, model: str) -> str:
 def _given(
     env: Mapping[str, Any], benchmark: BenchmarkTerms, *, valid: bool
 ) -> Iterator[tuple[Path, Requirements, tuple[Mode, ...]]]:
-    """Give each file, its requirements, and the modes of the runs that read it."""
+    """Yield each file, its requirements, and the modes of the runs that read it."""
     if name := env.get(DATASET_FILE):
         modes = (Mode.ACCURACY,) if benchmark.performance_samples else tuple(Mode)
         yield Path(name), Requirements.evaluation(benchmark, valid), modes

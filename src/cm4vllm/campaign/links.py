@@ -120,7 +120,7 @@ def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _splits_sentences(env: Mapping[str, Any], inputs: RunInputs) -> bool:
-    """Tell whether the scores of a run, which are shown while its answers come, need nltk's sentence model."""
+    """Return True if the scores of a run, which are shown while its answers come, need nltk's sentence model."""
     terms = inputs.terms
     if terms.mode is not Mode.ACCURACY or not needs_sentences(benchmark_terms(terms.round, terms.benchmark)):
         return False

@@ -105,7 +105,7 @@ def object_of(path: Path) -> dict[str, Any]:
 
 
 def lines_of(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
-    """Give the lines of a file, the last also without its line feed. Raises OSError, ValueError for a longer one."""
+    """Yield the lines of a file, the last also without its line feed. Raises OSError, ValueError for a longer one."""
     with opened(path) as file:
         number = 0
         while line := file.readline(most + 1):

@@ -88,7 +88,7 @@ def published_words(
 
 
 class _Namer:
-    """Gives variables to paths and servers; the same path has the same variable in the whole command."""
+    """The variables of paths and servers; the same path has the same variable in the whole command."""
 
     def __init__(self, names: Mapping[str, str], hosts: Collection[str]) -> None:
         self._folders = sorted(

@@ -192,7 +192,7 @@ def objects_of(git: Path, *, remedy: str = "") -> Iterator[GitObjects]:
 
 @contextmanager
 def borrowed(git: Path) -> Iterator[Path]:
-    """Give a git directory that has the objects, references and index of `git`, and none of its configuration."""
+    """Yield a git directory that has the objects, references and index of `git`, and none of its configuration."""
     shared = shared_part(git)
     with scratch_folder("mlperf-git-") as own:
         # git takes a link in the place of HEAD for a reference.

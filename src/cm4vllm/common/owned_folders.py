@@ -192,7 +192,7 @@ def _figures(path: Path) -> list[int]:
 
 
 def _is_as_noted(path: Path, noted: object) -> bool:
-    """Tell whether a file is the one that was noted; a folder never is one."""
+    """Return True if a file is the one that was noted; a folder never is one."""
     if not noted:
         return False
     try:
@@ -359,7 +359,7 @@ def note_written(path: Path) -> None:
 
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
-    """Give the place of a file that becomes `path` when the block ends well, as `write_noted` writes it.
+    """Yield the place of a file that becomes `path` when the block ends well, as `write_noted` writes it.
 
     Nothing is left of it otherwise. Raises NotWritable where another command is making the same file.
     """
@@ -383,7 +383,7 @@ def foreign(folder: Path) -> list[str]:
 
 
 def move_result(source: Path, target: Path) -> None:
-    """Give a result another name, in place of the earlier result there, as `staged_folder` does. Raises NotWritable."""
+    """Move a result to another name, replacing the earlier one there, as `staged_folder` does. Raises NotWritable."""
     files = _Note.of(source).files or _entries(source)
     with translated_os_errors("finish", target):
         _put_in_place(source, target, files)
@@ -397,7 +397,7 @@ def staged_folder(
     ends_well: tuple[type[BaseException], ...] = (),
     carried: Collection[str] = (),
 ) -> Iterator[Path]:
-    """Give a folder beside `target` to fill; it becomes `target` when the block ends well.
+    """Yield a folder beside `target` to fill; it becomes `target` when the block ends well.
 
     An earlier result at `target` is replaced; what else is there is kept under a new name, which is said. With `kind`
     the block does not begin where `require_replaceable` refuses. When the block fails, the filled folder is kept as

@@ -55,7 +55,7 @@ class Vault:
         self._patterns.update(patterns)
 
     def is_secret(self, key: str) -> bool:
-        """Tell whether the value of a key must not be written anywhere."""
+        """Return True if the value of a key must not be written anywhere."""
         if is_secret_name(key) or key in self._patterns:
             return True
         wild = [pattern for pattern in self._patterns if any(sign in pattern for sign in "*?[")]
@@ -99,7 +99,7 @@ class Vault:
         return without_forms(text)
 
     def holds(self, value: Any) -> bool:
-        """Tell whether a value contains a secret, at any depth."""
+        """Return True if a value contains a secret, at any depth."""
         if isinstance(value, str):
             return any(secret in value for secret in self._names) or holds_form(value)
         if isinstance(value, Mapping):

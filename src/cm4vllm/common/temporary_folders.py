@@ -25,7 +25,7 @@ _SUFFIX = ".scratch"
 
 @contextmanager
 def scratch_folder(prefix: str = "cm4vllm-") -> Iterator[Path]:
-    """Give a folder below the system's folder for temporary files, which is removed at the end of the block.
+    """Yield a folder below the system's folder for temporary files, which is removed at the end of the block.
 
     Raises NotWritable where no such folder can be written to, DiskFull where it is full; both name TMPDIR.
     """
@@ -67,7 +67,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 
 def _is_full(folder: str) -> bool:
-    """Say whether a page can no longer be written in a folder."""
+    """Return True if a page can no longer be written in a folder."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * os.sysconf("SC_PAGE_SIZE"))

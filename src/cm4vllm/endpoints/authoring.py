@@ -221,7 +221,7 @@ def _disclosure(
 
 
 def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]:
-    """Give lines on how the server was started, for each command the concurrencies of the points that it served."""
+    """Yield lines on how the server was started, for each command the concurrencies of the points that it served."""
     names = {model.path: "MODEL_DIR"} if model.path else {}
     served: dict[str, list[str]] = {}
     for record in records:

@@ -54,7 +54,7 @@ class OfficialReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """True if there is no error."""
+        """Return True if there is no error."""
         return not self.counts("error")
 
 

@@ -167,7 +167,7 @@ def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
 
 
 def _failed_requests(folder: Path, wanted: ClientRun) -> Iterator[str]:
-    """Give a clause for each run, performance and accuracy, that has failed requests: how many, and the reasons."""
+    """Yield a clause for each run, performance and accuracy, that has failed requests: how many, and the reasons."""
     try:
         failed = failed_samples(folder / EVENTS)
     except CmError as error:
@@ -235,7 +235,7 @@ def _require_server(alive: Callable[[], str | None]) -> None:
 
 
 def _was_cut_short(folder: Path, wanted: ClientRun) -> bool:
-    """Tell whether the client was interrupted: it has issued fewer samples, and ends with 0, or fails to score."""
+    """Return True if the client was interrupted: it has issued fewer samples, and ends with 0, or fails to score."""
     try:
         issued = int(read_summary(folder)["n_samples_issued"])
     except (OSError, ValueError, TypeError, KeyError):

@@ -30,7 +30,7 @@ class CurveCheck(CheckBase):
     function: Function
 
     def findings(self, curve: Curve) -> Iterator[Finding]:
-        """Give what the check finds; where it cannot be made, that is a finding, too."""
+        """Yield what the check finds; where it cannot be made, that is a finding, too."""
         try:
             yield from map(self.finding, self.function(curve))
         except Exception as error:  # one file that no check expects must not hide all other findings
@@ -42,7 +42,7 @@ CURVE_CHECKS: dict[str, CurveCheck] = {}
 
 
 def curve_findings(curve: Curve) -> Iterator[Finding]:
-    """Give the findings of all checks on a curve."""
+    """Yield the findings of all checks on a curve."""
     for check in CURVE_CHECKS.values():
         yield from check.findings(curve)
 

@@ -37,7 +37,7 @@ class Device(NamedTuple):
 
 @contextmanager
 def opened() -> Iterator[Any]:
-    """Give the NVML module, initialised; None where the driver is missing."""
+    """Yield the NVML module, initialised; None where the driver is missing."""
     import pynvml
 
     _, error = answered(pynvml, "nvmlInit")
@@ -51,7 +51,7 @@ def opened() -> Iterator[Any]:
 
 
 def why_none() -> str:
-    """Say why no NVIDIA GPU can be used; empty where the driver shows one."""
+    """Return why no NVIDIA GPU can be used; empty where the driver shows one."""
     import pynvml
 
     _, error = answered(pynvml, "nvmlInit")

@@ -83,7 +83,7 @@ def totals_of(reply: str, name: str) -> Totals | None:
 
 
 def log_lines(text: str) -> Iterator[LogLine]:
-    """Give the lines of ptd_logs.txt that have a time."""
+    """Yield the lines of ptd_logs.txt that have a time."""
     for line in text.splitlines():
         if (parts := _LINE.match(line)) and (at := time_of(parts[1])) is not None:
             yield LogLine(at, parts[2].strip())

@@ -179,7 +179,7 @@ class PowerSession:
         return stated
 
     def changed(self) -> Iterator[tuple[str, str, str]]:
-        """Give each published file whose SHA-1 is not the stated one: its name, its own digest and the stated one."""
+        """Yield each published file whose SHA-1 is not the stated one: its name, its own digest and the stated one."""
         stated = self.stated_digests()
         for name in FILES:
             path = self.folder / name

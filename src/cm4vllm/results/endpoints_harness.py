@@ -128,7 +128,7 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
-    """Give the name of each figure, its value and the field that it was read from."""
+    """Yield the name of each figure, its value and the field that it was read from."""
     for name, field, unit, divisor in (
         ("samples", "n_samples_completed", Samples, 1.0),
         ("samples_per_second", "qps", SamplesPerSecond, 1.0),
@@ -141,7 +141,7 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
 
 
 def times(summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, Milliseconds, str]]:
-    """Give name, value and field of the times in a summary of the reference client: ttft_p90, tpot_mean, latency_max.
+    """Yield name, value and field of the times in a summary of the reference client: ttft_p90, tpot_mean, latency_max.
 
     `kinds` are the objects that have percentiles: of several the first that has one decides.
     """

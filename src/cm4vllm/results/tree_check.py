@@ -123,7 +123,7 @@ def check_tree(
 
 
 def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
-    """Give a finding where the submissions of a tree are of several rounds."""
+    """Yield a finding where the submissions of a tree are of several rounds."""
     counted = Counter(submission.round for submission in checked if submission.round)
     if len(counted) > 1:
         named = ", ".join(f"{count} of {name}" for name, count in sorted(counted.items()))
@@ -138,7 +138,7 @@ def _unchecked(
     *,
     with_weights: bool,
 ) -> Iterator[Unchecked]:
-    """Give the parts that were not checked: submitters, folders without results, results without rules, bad files."""
+    """Yield the parts that were not checked: submitters, folders without results, results without rules, bad files."""
     for home in all_homes:
         if home not in homes:
             yield Unchecked(submission_name(home), "--submitter names others")
@@ -216,7 +216,7 @@ def report_checks(
 
 
 def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
-    """Give the printed lines: counts, errors, warnings, notes; with many submissions, the last two by code only."""
+    """Yield the printed lines: counts, errors, warnings, notes; with many submissions, the last two by code only."""
     heading = _heading(checked)
     yield from (heading, "", *check_summary.counts(checked.submissions, checked.findings))
     by_place = checked.by_place(filters)

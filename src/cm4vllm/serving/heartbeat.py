@@ -92,7 +92,7 @@ class Heartbeat:
             self._stuck(f"{open_requests} requests are open, and no token has come for {now - self._moved_at:.0f} s")
 
     def look_at_processes(self) -> bool:
-        """Tell whether a process of the servers is stopped, and take note of it."""
+        """Return True if a process of the servers is stopped, and take note of it."""
         stopped = [(endpoint, name) for pid, endpoint in self.supervisors.items() if (name := stopped_process(pid))]
         self._stopped = {process: self._stopped.get(process, 0) + 1 for process in stopped}
         for (endpoint, name), looks in self._stopped.items():

@@ -119,7 +119,7 @@ def _remove(folder: Path) -> None:
 
 
 def _shared_memory_of(processes: Iterable[int]) -> Iterator[Path]:
-    """Give the shared memory that these processes use: files that they have mapped, folders of open files."""
+    """Yield the shared memory that these processes use: files that they have mapped, folders of open files."""
     inodes, opened = set[int](), set[str]()
     for pid in processes:
         with contextlib.suppress(OSError):  # it has ended

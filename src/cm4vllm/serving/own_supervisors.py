@@ -37,7 +37,7 @@ def is_owned(pid: int) -> bool:
 
 
 def say_ready(pid: int) -> None:
-    """Tell a supervisor of this process that its server has served a completion."""
+    """Note for a supervisor of this process that its server has served a completion."""
     if (pipe := _owned[pid].stdin) is not None:
         with contextlib.suppress(OSError):
             os.write(pipe.fileno(), READY)

@@ -205,7 +205,7 @@ def _page(site: Site, path: str) -> Any:
 
 
 def _leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Give the fields of nested objects with their names, as text; a list is one value, and so is what is too deep."""
+    """Yield the fields of nested objects with their names, as text; a list is one value, and so is what is too deep."""
     if isinstance(value, dict) and depth < _DEEPEST:
         for key, part in value.items():
             if key not in _NO_CONTENT:

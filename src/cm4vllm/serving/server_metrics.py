@@ -148,7 +148,7 @@ class MetricsWatch:
         return True
 
     def _report(self, error: ValueError) -> None:
-        """Say once that a page was vLLM's metrics and could not be read: later pages may be readable again."""
+        """Print once that a page was vLLM's metrics and could not be read: later pages may be readable again."""
         if not self._reported:
             self._reported = True
             warn(
@@ -276,12 +276,12 @@ def _edge(text: str) -> float | None:
 
 
 def _possible(value: float) -> bool:
-    """Tell whether a value can be one of these metrics: not infinite, not negative, and exact as a floating number."""
+    """Return True if a value can be one of these metrics: not infinite, not negative, and exact as a float."""
     return 0 <= value <= _MOST
 
 
 def _typed(line: str) -> bool:
-    """Tell whether a line states the type of a metric that is read here."""
+    """Return True if a line states the type of a metric that is read here."""
     return line.startswith("# TYPE ") and line.split(" ", 3)[2].startswith(_PREFIXES)
 
 

@@ -196,7 +196,7 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
 
 
 def _answers(site: Site, model: str) -> bool:
-    """Tell whether a server answers for a model that it does not list. Raises Unanswered."""
+    """Return True if a server answers for a model that it does not list. Raises Unanswered."""
     try:
         return _lists_ids(site, model) or find_dialect(site, model, Api.COMPLETIONS) is not None
     except Unanswered:
@@ -221,7 +221,7 @@ def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | N
 
 
 def _lists_ids(site: Site, model: str) -> bool:
-    """Tell whether a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
+    """Return True if a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
     path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
     if status not in (200, *REFUSED):
@@ -407,7 +407,7 @@ def _is_called(model: Model, name: str) -> bool:
 
 
 def _same_root(root: str, name: str) -> bool:
-    """Say whether a server loaded the model from what it is called by: the same name of the hub, or the same folder."""
+    """Return True if a server loaded its model from what `name` names: the same hub's model, or the same folder."""
     folder = typed_path(name)
     return root == name or (bool(root) and folder.is_dir() and Path(root).resolve() == folder.resolve())
 

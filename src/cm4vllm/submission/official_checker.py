@@ -124,7 +124,7 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 
 
 def is_rehearsal(tree: Path, submitter: str) -> bool:
-    """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
+    """Return True if a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
     folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in tree_layouts()}
     files = [
         file
@@ -248,7 +248,7 @@ def expected_words(record: CheckerRecord) -> str:
 
 
 def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
-    """Say that all is well, or raise CheckerFailed."""
+    """Print that all is well, or raise CheckerFailed."""
     for checker in record.runs:
         if checker.own_fault:
             warn(f"{checker.name} gives no verdict on this tree: it ends by a fault of its own, {checker.own_fault}")

@@ -197,7 +197,7 @@ def check_stated(system_file: str, name: str) -> SystemFile:
 
 
 def runs_here(endpoint: str) -> bool:
-    """Say whether a server's address is one of this machine's own."""
+    """Return True if a server's address is one of this machine's own."""
     parsed = urlsplit(endpoint)
     if parsed.scheme == "unix":
         return True

@@ -128,7 +128,7 @@ def tree_kind(submitter: str, flag: str = "--submission_dir") -> Kind:
 
 @contextmanager
 def new_tree(tree: Path, submitter: str) -> Iterator[TreeWriter]:
-    """Give a writer to a new tree, which takes the place of `tree` when the block ends well.
+    """Yield a writer to a new tree, which takes the place of `tree` when the block ends well.
 
     Raises UsageError for a folder that is not replaced.
     """
@@ -138,7 +138,7 @@ def new_tree(tree: Path, submitter: str) -> Iterator[TreeWriter]:
 
 @contextmanager
 def changed_tree(tree: Path) -> Iterator[TreeWriter]:
-    """Give a writer to a copy of `tree`, which takes its place when the block ends well.
+    """Yield a writer to a copy of `tree`, which takes its place when the block ends well.
 
     No file may become another one but those that the writer counts as shared; a file may go. Raises SubmissionError
     where there is no tree, and where another file was changed: nothing of it is kept then.

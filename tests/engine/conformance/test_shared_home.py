@@ -20,7 +20,7 @@ PLANNED = ["get,ml-model,bert-large", "get,ml-model,resnet50", "get,dataset,squa
 
 @pytest.fixture(scope="module")
 def homes(cm4mlops, tmp_path_factory):
-    """Give a home of each order of the two repositories, one of cm4mlops alone, and one of it with our engine alone."""
+    """Return a home of each order of the two repositories, one of cm4mlops alone, one of it with our engine alone."""
     folder = tmp_path_factory.mktemp("shared")
     return {
         "ours first": Engine(folder / "ours", ROOT, cm4mlops),

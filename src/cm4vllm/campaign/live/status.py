@@ -118,7 +118,7 @@ class StatusRecord(Record, frozen=True, kw_only=True):
 
 
 class JobStatus:
-    """Gives the status of a job from its start on; `state` and `cause` are set when it has ended."""
+    """The status of a job from its start on; `state` and `cause` are set when it has ended."""
 
     def __init__(
         self, title: str, notices: Sequence[str], steps: Steps, most_s: Callable[[], float | None] = lambda: None

@@ -212,7 +212,7 @@ class LoadGenProber:
         return record, judge.window
 
     def _has_passed(self, folder: Path, judge: Judge) -> bool:
-        """Say whether a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
+        """Return True if a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
         if not self._settings.rehearsal:
             return read_performance(folder).valid
         return all(limit.p99_ms is not None and limit.p99_ms <= limit.limit_ms for limit in judge.limits())
@@ -271,7 +271,7 @@ def _hand_over(run_folder: Path, inputs: RunInputs) -> str:
 
 
 def _issues_whole_datasets(folder: Path) -> bool:
-    """Say whether LoadGen issues whole datasets only, by the settings that it wrote at the beginning of a probe."""
+    """Return True if LoadGen issues whole datasets only, by the settings that it wrote at the beginning of a probe."""
     try:
         with (folder / DETAIL_LOG).open(encoding="utf-8", errors="replace") as log:
             settings = log.read(_SETTINGS_BYTES)

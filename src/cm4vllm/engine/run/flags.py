@@ -186,7 +186,7 @@ def require_joined_values(words: Sequence[str]) -> None:
 
 
 def flag(inputs: Mapping[str, Any], *names: str) -> bool:
-    """Tell whether one of these flags is given and does not say no."""
+    """Return True if one of these flags is given and does not say no."""
     return any(name in inputs and not is_no(as_text(inputs[name])) for name in names)
 
 

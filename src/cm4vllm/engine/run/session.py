@@ -97,7 +97,7 @@ class Session:
         say("  " * max(len(self.scripts) - 1, 0) + text)
 
     def warn_of_typed_secrets(self) -> None:
-        """Say which flags of the command line hold a secret: others on the machine can list command lines."""
+        """Print which flags of the command line hold a secret: others on the machine can list command lines."""
         for typed, name in secret_flags(self._typed, self.vault).items():
             self.tell(
                 f"note: the value typed as {typed} is visible in the list of processes and the shell's "

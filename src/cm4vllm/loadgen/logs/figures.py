@@ -131,7 +131,7 @@ def _logged(log: DetailLog) -> Iterator[LoggedFigure]:
 
 
 def _of_one_token(log: DetailLog, rule: _Rule, key: str) -> bool:
-    """Tell whether a figure is LoadGen's time per output token of answers of one token: negative, or a mean of such."""
+    """Return True if a figure is LoadGen's time per token of answers of one token: negative, or a mean of such."""
     return rule.name.startswith("tpot") and (
         log.is_negative(key) or (key == _TPOT_MEAN and log.is_negative(_TPOT_LEAST))
     )
@@ -168,7 +168,7 @@ def _short(name: str) -> str:
 
 
 def _derived(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[LoggedFigure]:
-    """Give the number of samples, the tokens of one, and how long the run lasted, to the six digits of LoadGen's rates.
+    """Yield the number of samples, the tokens of one, and the run's duration, to the six digits of LoadGen's rates.
 
     Offline is one query, whose latency is the duration; elsewhere LoadGen divides one sample less by the time.
     """

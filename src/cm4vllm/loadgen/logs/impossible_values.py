@@ -98,13 +98,13 @@ class LogNumbers:
 
 
 def impossible_values(log: DetailLog) -> Iterator[ImpossibleValue]:
-    """Give the values of a performance log that no run has."""
+    """Yield the values of a performance log that no run has."""
     yield from impossible_figures(log)
     yield from filter(None, (out_of_order(log), ends_before_it_begins(log)))
 
 
 def impossible_figures(log: DetailLog) -> Iterator[ImpossibleValue]:
-    """Give the figures of a performance log that no run has."""
+    """Yield the figures of a performance log that no run has."""
     numbers = LogNumbers(log)
     for key in negative(log):
         yield ImpossibleValue("a figure is below 0", key, log.values[key], "0 or more")

@@ -59,7 +59,7 @@ class _Measured:
 
 
 def _measured(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
-    """Give each result that has a power session, with it."""
+    """Yield each result that has a power session, with it."""
     for result in submission.results:
         folder = submission.root / result.folder / "performance"
         if is_power_session(folder):

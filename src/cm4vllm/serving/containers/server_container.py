@@ -130,7 +130,7 @@ def remove_leftovers(engine_name: str) -> list[str]:
 
 
 def _is_left(container: dict[str, Any]) -> bool:
-    """Say whether no supervisor owns a container; one of another namespace of process IDs is not seen here."""
+    """Return True if no supervisor owns a container; one of another namespace of process IDs is not seen here."""
     label = str(((container.get("Config") or {}).get("Labels") or {}).get(_LABEL, ""))
     namespace, _, supervisor = label.partition(".")
     number = whole_number(supervisor)
