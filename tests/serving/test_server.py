@@ -51,6 +51,21 @@ def test_a_ready_server_is_recorded_and_ends_when_stopped(tmp_path):
     stop(record)  # twice does no harm
 
 
+@pytest.mark.parametrize("option", ["--distributed-executor-backend=ray", "--data-parallel-backend ray", ""])
+def test_a_server_whose_workers_ray_starts_works_in_an_empty_folder(tmp_path, monkeypatch, option):
+    """Ray adds the present folder of a program to the path of the workers that it starts for it."""
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    record = launch(tmp_path / "out", *option.split())
+    try:
+        (server,) = (process for process in family(record.supervisor_pid) if process.pid != record.supervisor_pid)
+        cwd = Path(server.cwd())
+        assert (list(cwd.iterdir()) == []) if option else (cwd == tmp_path)
+    finally:
+        stop(record)
+    assert cwd.exists() is not bool(option)
+
+
 def test_a_token_reaches_the_server_and_no_file_or_command_line(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     record = launch(tmp_path, extra="--hf-token s3cret-of-the-test")

@@ -12,7 +12,7 @@ from typing import Any
 from cm4vllm import rules
 from cm4vllm.common.bounded_documents import read_object, read_yaml
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import opened, text_of
+from cm4vllm.common.files import beginning_of, opened
 from cm4vllm.common.terminal_text import one_line
 from cm4vllm.records.accuracy import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
@@ -198,7 +198,7 @@ class Reader:
         try:
             with opened(path) as file:
                 file.seek(max(0, path.stat().st_size - _MAX_TEXT))
-                return file.read().decode(errors="replace")
+                return file.read(_MAX_TEXT).decode(errors="replace")
         except OSError as error:
             self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
             return ""
@@ -233,15 +233,15 @@ class Reader:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
 
 
-def text_at(path: Path, most: int) -> str:
+def text_at(path: Path, most: int = _MAX_TEXT) -> str:
     """Return the first `most` bytes of a text file as text; empty if it cannot be read."""
     try:
-        return text_of(path, most)
+        return beginning_of(path, most).decode(errors="replace")
     except OSError:
         return ""
 
 
-def head_and_tail(path: Path, most: int) -> bytes:
+def head_and_tail(path: Path, most: int = _MAX_TEXT) -> bytes:
     """Return the first and the last `most` bytes of a file on two lines, all of a shorter one; nothing of no file."""
     try:
         with opened(path) as file:

@@ -26,6 +26,8 @@ from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import holds_record, now, remove_record, write_record
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord
+from cm4vllm.records.vllm.given_options import given_options
+from cm4vllm.records.vllm.server_needs import uses_ray
 from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
@@ -170,6 +172,7 @@ def _started(
         grace_s=GRACE_S,
         secrets=secret_env(settings),
         last=removal_words(container) if container else (),
+        apart=uses_ray(given_options(words)),  # Ray's workers look for modules in the present folder, whatever -P says
     )
     own(supervisor)
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now(), container=container)

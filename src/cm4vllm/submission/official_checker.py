@@ -15,7 +15,8 @@ from pathlib import Path
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree, text_of
-from cm4vllm.common.owned_folders import forget, make_way, note_written
+from cm4vllm.common.owned_folders import forget, make_way
+from cm4vllm.common.ownership_notes import note_written
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import write_record
@@ -26,6 +27,7 @@ from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.records.run import MLPERF_CONF
 from cm4vllm.records.software import FACTS_FILES
 from cm4vllm.results.expected_findings import expected_words, unexpected_findings
+from cm4vllm.results.log_folders import head_and_tail, text_at
 from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.checker_explanations import disagreements, explained
 from cm4vllm.submission.privacy_check import inspect_tree
@@ -34,6 +36,8 @@ from cm4vllm.submission.source import Source, extract_checker
 __all__ = ["check_submission", "is_rehearsal", "run_checkers"]
 
 _TIMEOUT_S = 1800.0
+#: The most bytes of a checker's output.
+_MOST_PRINTED = 2**28
 _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
 
@@ -58,7 +62,7 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 
 
 def is_rehearsal(tree: Path, submitter: str) -> bool:
-    """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
+    """Return True if a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
     folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in tree_layouts()}
     files = [
         file
@@ -66,7 +70,7 @@ def is_rehearsal(tree: Path, submitter: str) -> bool:
         for file in tree.glob(f"*/{submitter}/{folder}/*")
         if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES) and file.is_file()
     ]
-    return bool(files) and all(REHEARSAL_NOTICE in text_of(file) for file in files)
+    return bool(files) and all(REHEARSAL_NOTICE in text_at(file) for file in files)
 
 
 def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
@@ -96,7 +100,7 @@ def _unscored(tree: Path) -> list[str]:
     return sorted(
         path.parent.relative_to(tree).as_posix()
         for path in tree.rglob(ACCURACY_TEXT)
-        if f"\n{NOT_SCORED}" in text_of(path)
+        if f"\n{NOT_SCORED}".encode() in head_and_tail(path)
     )
 
 
@@ -114,7 +118,10 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
         ).status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
-    lines = text_of(log).splitlines()
+    try:
+        lines = text_of(log, _MOST_PRINTED).splitlines()
+    except OSError as error:
+        raise CheckerFailed(f"what {name} printed cannot be read", cause=f"{log}: {error.strerror}") from error
     own_fault = checker.own_fault if checker.own_fault and lines[-1:] == [checker.own_fault] else ""
     crashed = not own_fault and (status not in (0, 1) or any(line.startswith("Traceback ") for line in lines))
     for path in filter(Path.exists, (log, table)):
@@ -156,7 +163,7 @@ def _rows(table: Path) -> int:
 
 
 def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
-    """Say that all is well, or raise CheckerFailed."""
+    """Print that all is well, or raise CheckerFailed."""
     for checker in record.runs:
         if checker.own_fault:
             warn(f"{checker.name} gives no verdict on this tree: it ends by a fault of its own, {checker.own_fault}")

@@ -179,7 +179,7 @@ def _follow(output: IO[bytes], log: int, run: MonitoredRun) -> Message | None:
 def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
     try:
         message: Message = msgspec.json.decode(line, type=Message)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (ValueError, RecursionError):
         os.write(log, line + b"\n")
         return None
     match message:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import bytes_of
+from cm4vllm.common.files import mapped
 
 __all__ = ["LoggedAnswer", "logged_data", "read_answers"]
 
@@ -51,7 +51,8 @@ def logged_data(path: Path) -> list[tuple[int, bytes]]:
 
 def _read(path: Path, made: Callable[[_Entry], T]) -> list[T]:
     try:
-        return [made(entry) for entry in msgspec.json.decode(bytes_of(path), type=list[_Entry])]
+        with mapped(path) as log:
+            return [made(entry) for entry in msgspec.json.decode(log, type=list[_Entry])]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import bytes_of, opened
+from cm4vllm.common.files import mapped, opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.records.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
@@ -105,7 +105,7 @@ def require_whole(folder: Path, mode: Mode) -> DetailLog:
 
 
 def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], int]]:
-    """Give each entry of an accuracy log: index in the dataset, token ids, number of tokens.
+    """Yield each entry of an accuracy log: index in the dataset, token ids, number of tokens.
 
     Raises RunFailed when the log is truncated or not one, and when its tokens were written with 64 bits.
     """
@@ -116,7 +116,7 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
 
 
 def read_label_log(path: Path, labels: str) -> Iterator[tuple[int, str, int]]:
-    """Give each entry of an accuracy log of int64 labels: index in the dataset, text, number of tokens.
+    """Yield each entry of an accuracy log of int64 labels: index in the dataset, text, number of tokens.
 
     `labels` are the characters that the log numbers. Raises RunFailed when the log is truncated or not one.
     """
@@ -131,7 +131,7 @@ def read_label_log(path: Path, labels: str) -> Iterator[tuple[int, str, int]]:
 
 
 def read_text_log(path: Path) -> Iterator[tuple[int, str, int]]:
-    """Give each entry of an accuracy log of UTF-8 text: index in the dataset, text, number of tokens.
+    """Yield each entry of an accuracy log of UTF-8 text: index in the dataset, text, number of tokens.
 
     Raises RunFailed when the log is truncated, not one, or its answers are no UTF-8.
     """
@@ -150,7 +150,8 @@ def read_text_log(path: Path) -> Iterator[tuple[int, str, int]]:
 def _entries(path: Path, width: type[W]) -> tuple[list[AccuracyEntry], list[npt.NDArray[W]]]:
     """Return the entries of an accuracy log, and the data of each as integers of this width. Raises RunFailed."""
     try:
-        entries = msgspec.json.decode(bytes_of(path), type=list[AccuracyEntry])
+        with mapped(path) as log:
+            entries = msgspec.json.decode(log, type=list[AccuracyEntry])
         return entries, [np.frombuffer(bytes.fromhex(entry.data), width) for entry in entries]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error

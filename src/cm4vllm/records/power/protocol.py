@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.logs.detail_log import time_of
 from cm4vllm.records.power.samples import SIMULATED
 
-__all__ = ["Identity", "LogLine", "Totals", "identity_of", "log_lines", "totals_of", "uncertainty_of"]
+__all__ = ["Identity", "LogLine", "Totals", "identity_of", "is_checked", "log_lines", "totals_of", "uncertainty_of"]
 
 _LINE = re.compile(r"(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d\.\d{3})(?::? )?(.*)")
+_CHECKED = re.compile(r"Uncertainty checking for \S+ is activated")
 _UNCERTAIN = re.compile(r"Uncertainty (\d+\.\d+)%, which is above")
 
 
@@ -58,13 +60,15 @@ def identity_of(reply: str) -> Identity | None:
     named = dict(word.split("=", 1) for word in words if "=" in word)
     # model,1000,...,version=V,OS=S,mode=power,1,1,CHANNELS,0,0,CALIBRATED,MAKER;MODEL;SERIAL;FIRMWARE
     mode = next((at for at, word in enumerate(words) if word.startswith("mode=")), None)
-    if "version" not in named or mode is None or len(words) < mode + 8 or not words[mode + 3].isdecimal():
+    if "version" not in named or mode is None or len(words) < mode + 8:
         return None
     rest = words[mode + 1 :]
+    if (channels := whole_number(rest[2])) is None:
+        return None
     return Identity(
         model=words[0],
         version=named["version"],
-        channels=int(rest[2]),
+        channels=channels,
         calibrated="" if rest[5] == "no_cal_date" else rest[5],
         instrument=tuple(rest[-1].split(";")),
     )
@@ -83,10 +87,15 @@ def totals_of(reply: str, name: str) -> Totals | None:
 
 
 def log_lines(text: str) -> Iterator[LogLine]:
-    """Give the lines of ptd_logs.txt that have a time."""
+    """Yield the lines of ptd_logs.txt that have a time."""
     for line in text.splitlines():
         if (parts := _LINE.match(line)) and (at := time_of(parts[1])) is not None:
             yield LogLine(at, parts[2].strip())
+
+
+def is_checked(line: LogLine) -> bool:
+    """Return True if with this line PTDaemon begins to check the uncertainty of samples."""
+    return _CHECKED.search(line.text) is not None
 
 
 def uncertainty_of(line: LogLine) -> float | None:

@@ -50,6 +50,11 @@ def local_workers(options: Mapping[str, OptionValue]) -> int:
     return engine_workers(options) * engines
 
 
+def uses_ray(options: Mapping[str, OptionValue]) -> bool:
+    """Return True if Ray starts workers of a server."""
+    return "ray" in (options.get("distributed-executor-backend"), options.get("data-parallel-backend"))
+
+
 def engine_workers(options: Mapping[str, OptionValue]) -> int:
     """Return how many workers each data-parallel engine of a server has."""
     kinds = ("tensor", "pipeline", "prefill-context")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.bounded_documents import json_of
+from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.errors import ModelError
-from cm4vllm.common.files import bytes_of
 
 __all__ = ["json_object", "section", "text_config", "whole", "words"]
 
@@ -20,7 +19,7 @@ _AGAIN = "copy or download the model again"
 def json_object(path: Path, why: str = "a model folder needs this file") -> dict[str, Any]:
     """Return the JSON object in a file of a model. Raises ModelError; `why` says what a missing one is needed for."""
     try:
-        value = json_of(bytes_of(path))
+        value = read_json(path)
     except FileNotFoundError as error:
         raise ModelError(
             f"{path.parent} has no {path.name}",
