@@ -167,7 +167,7 @@ def latency(bench: Bench) -> Iterator[Figure]:
 
 
 def watching(bench: Bench) -> Iterator[Figure]:
-    """Give the cost of watching a Server run at 51,200 tokens/s, beside the processor time of the client."""
+    """Yield the cost of watching a Server run at 51,200 tokens/s, beside the processor time of the client."""
     task = Task(port=0, queries=bench.queries(800 * 24), tokens=64, streamed=True, in_flight=1, qps=800.0)
     cases = {
         name: _case(bench, name, "loadgen", task, Pace(ttft_ms=20.0, interval_ms=20.0))

@@ -97,7 +97,7 @@ def detected(hour: Hour) -> Iterator[Figure]:
 
 
 def compared(gpus: Sequence[GpuFacts], said: str) -> Iterator[Figure]:
-    """Give the figures of the GPUs `gpus` beside what nvidia-smi `said`, a line of CSV for each."""
+    """Yield the figures of the GPUs `gpus` beside what nvidia-smi `said`, a line of CSV for each."""
     listed = [[cell.strip() for cell in row] for row in csv.reader(said.splitlines()) if row]
     print(
         f"detected: {', '.join(gpu.name for gpu in gpus) or 'no GPU'}; nvidia-smi: "

@@ -219,7 +219,7 @@ def error_of(text: str) -> str:
 
 
 def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
-    """Give the figures of the cells that ran, and the share of those that ran or were refused."""
+    """Yield the figures of the cells that ran, and the share of those that ran or were refused."""
     for done in ran:
         if not done.error:
             yield figure(f"{done.cell.name}, time", [done.took_s], "s")

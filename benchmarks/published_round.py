@@ -116,7 +116,7 @@ def line(key: str, value: object, at: float) -> str:
 
 
 def result(draw: random.Random, home: Path, system: str, model: str, scenario: str) -> Iterator[tuple[Path, str]]:
-    """Give the files of one result with their texts: the result's, its measurements' and its compliance tests'."""
+    """Yield the files of one result with their texts: the result's, its measurements' and its compliance tests'."""
     below = Path(system) / model / scenario
     run, accuracy = home / "results" / below / "performance" / "run_1", home / "results" / below / "accuracy"
     yield run / "mlperf_log_detail.txt", log(draw, draw.choice(LOG_BYTES))

@@ -46,7 +46,7 @@ class SmallJob:
             time.sleep(0.05)
 
     def is_measuring(self, process):
-        """Say whether a process has begun the performance run."""
+        """Return True if a process has begun the performance run."""
         state = read_ledger(self.out).states.get("Offline performance")
         return (
             state is not None

@@ -90,7 +90,7 @@ def those_that_run(nodes: list[ast.AST]) -> list[ast.AST]:
 
 
 def imports_of(nodes: Iterable[ast.AST], name: str) -> Iterator[str]:
-    """Give the modules of the package that a module imports."""
+    """Yield the modules of the package that a module imports."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cm4vllm":
             base = node.module.removeprefix("cm4vllm").removeprefix(".")
@@ -203,7 +203,7 @@ ROUND = re.compile(r"v\d(\.\d)?")
 
 
 def named_rounds(nodes: Iterable[ast.AST]) -> Iterator[int]:
-    """Give the lines in which a value is compared with a round's name, or looked up by one."""
+    """Yield the lines in which a value is compared with a round's name, or looked up by one."""
     for node in nodes:
         parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         parts += [node.slice] if isinstance(node, ast.Subscript) else []

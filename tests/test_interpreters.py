@@ -22,7 +22,7 @@ _SAFE = {"-P", "-I", "--version"}
 
 
 def commands(tree):
-    """Give the parts of each list that begins with, or has after words of `env`, an interpreter and then an option."""
+    """Yield the parts of each list that begins with, or has after words of `env`, an interpreter and then an option."""
     for node in ast.walk(tree):
         if isinstance(node, ast.List):
             for at, part in enumerate(node.elts[:-1]):

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -53,6 +54,34 @@ def functions_of(path: Path) -> set[str]:
 
 def test_a_project_file_names_no_path_of_a_machine_and_no_package_host():
     assert {name: private for name in HABITS if (private := PRIVATE.findall(read(name)))} == {}
+
+
+def test_tests_do_not_write_to_the_repository_of_a_hook_of_git(tmp_path):
+    """git sets these variables for its hooks, which may run `make test`."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q", tmp_path / "x"], check=True)
+    subprocess.run([*git, "-C", tmp_path / "x", "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    before = _files_of(tmp_path / "x")
+    variables = {
+        "GIT_DIR": f"{tmp_path}/x/.git",
+        "GIT_WORK_TREE": f"{tmp_path}/x",
+        "GIT_INDEX_FILE": f"{tmp_path}/x/.git/index",
+    }
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", f"--basetemp={tmp_path}/base"]
+    done = subprocess.run(
+        [*words, "tests/common/test_git_objects.py", "-k", "a_changed_file_is_found"],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert _files_of(tmp_path / "x") == before
+
+
+def _files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("text", ["see /home/me/x", "cd /mnt/y", "https://pypi.example/simple"])

@@ -62,7 +62,7 @@ class SimulatedProber:
 def full_length_run_is_valid(
     system: System, limits: LatencyLimits, rate: float, full: FullLength, *, noise: int
 ) -> bool:
-    """Say what LoadGen would say of a full-length run at `rate`, whose noise has the number `noise`.
+    """Return True if LoadGen would call a full-length run valid at `rate`, whose noise has the number `noise`.
 
     Of a run with too few queries for LoadGen's test 1 % may be late.
     """
@@ -86,7 +86,7 @@ def _served(system: System, rate: float, full: FullLength, noise: int) -> Served
 
 
 def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:
-    """Give what a client would report every TICK_S, to the last answer."""
+    """Yield what a client would report every TICK_S, to the last answer."""
     order = np.argsort(served.done, kind="stable")
     timed = np.stack([served.issued, served.ttft_ms, served.tpot_ms, 1000 * (served.done - served.issued)], axis=1)
     answers = [Timed(*values) for values in timed[order].tolist()]

@@ -208,7 +208,7 @@ def test_a_proxy_that_refuses_the_hub_is_named_without_its_password(hub, entry, 
 
 @contextlib.contextmanager
 def refusing_proxy():
-    """Give the address of a proxy that answers 403 to every request."""
+    """Yield the address of a proxy that answers 403 to every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_CONNECT(self):

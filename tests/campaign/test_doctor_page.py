@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,19 @@ def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_eac
     )
     assert f"of {gib:.1f} GiB on each of 8 GPUs, tensor 4 x pipeline 1 x data 2" in row["why"]
     assert "--device=cuda --tp_size=4 --dp_size=2 --plan" in " ".join(page.replace("\\", "").split())
+
+
+@pytest.mark.parametrize("compiler", ["", "cc", "clang"])
+def test_gpus_ask_for_a_c_compiler_and_processors_do_not(tmp_path, monkeypatch, compiler):
+    recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
+    gpus = nvidia_gpus(Replay(json.loads(recording.read_text())))
+    monkeypatch.setattr(doctor_page, "detect_gpus", lambda: gpus)
+    monkeypatch.setattr(doctor_page, "require_device", lambda name: None)
+    if compiler:
+        (tmp_path / compiler).symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lacking = [lack.subject for lack in doctor_page._devices()[1] if "no C compiler" in lack.text]
+    assert lacking == ([] if compiler else ["device cuda"])
 
 
 def test_a_round_that_does_not_exist_is_refused(tmp_path):

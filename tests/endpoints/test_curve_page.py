@@ -38,7 +38,7 @@ def cells(text, caption):
 
 
 def set_rates(points, *rates):
-    """Give the points these tokens/s, in the order of their concurrency."""
+    """Set the points to these tokens/s, in the order of their concurrency."""
     for folder, rate in zip(points.values(), rates, strict=True):
         change_json(
             folder / "performance" / "result_summary.json",

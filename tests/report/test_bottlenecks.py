@@ -36,7 +36,7 @@ def explained(
     load: MachineLoad | None = None,
     **client: object,
 ) -> Why | None:
-    """Give what is said of a run of this server; `http_ms` pass outside of its engine, `load` is the machine's."""
+    """Return what is said of a run of this server; `http_ms` pass outside of its engine, `load` is the machine's."""
     run = part.run
     argv = [*run.settings.server.argv, "--max-num-seqs", str(server.sequences)]
     settings = changed(run.settings, server=changed(run.settings.server, argv=argv), max_in_flight=10_000)

@@ -30,7 +30,7 @@ FIRST_START_S = 900
 
 @pytest.fixture(scope="module")
 def by_hand(start_cm):
-    """Give the server's process, its endpoint and its record; Ctrl-C ends it, and all its processes."""
+    """Yield the server's process, its endpoint and its record; Ctrl-C ends it, and all its processes."""
     cm = start_cm()
     server = cm.start("run", "script", "--tags=run,vllm-server", "--quiet")
     server.wait_for("it runs until Ctrl-C", FIRST_START_S)

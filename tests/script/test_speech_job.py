@@ -56,7 +56,7 @@ def packages(start_cm):
 
 @pytest.fixture
 def reference_score(official_file, packages, tmp_path):
-    """Give what speech2text/accuracy_eval.py prints of a log, with the package that its authors use."""
+    """Return what speech2text/accuracy_eval.py prints of a log, with the package that its authors use."""
     for name in ("accuracy_eval.py", "helpers.py", "legacy_helpers.py", "manifest.py"):
         (tmp_path / name).write_text(official_file("b66003e1", f"speech2text/{name}"))
     (tmp_path / "whisper.py").write_text(f"__path__ = [{str(packages / 'whisper')!r}]\n")  # without PyTorch

@@ -96,7 +96,7 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def by_hand(start_cm):
-    """Give the record of a server of the stand-in that run,vllm-server has started."""
+    """Yield the record of a server of the stand-in that run,vllm-server has started."""
     with server_by_hand(start_cm(), BENCHMARK, FIRST_START_S) as record:
         yield record
 

@@ -308,7 +308,7 @@ def inference(inference_git: Path) -> Source:
 
 @pytest.fixture(scope="session")
 def parts() -> ModuleType:
-    """Give the module that lays out campaigns, for tests that lay out another one."""
+    """Return the module that lays out campaigns, for tests that lay out another one."""
     return sys.modules[__name__]
 
 

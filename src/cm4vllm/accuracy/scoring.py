@@ -36,7 +36,8 @@ from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
 from cm4vllm.assets.published_formats import recorded_rows
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import ModelError, RunFailed, UsageError
-from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.owned_folders import write_result_file
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_label_log, read_text_log
@@ -176,7 +177,7 @@ def score_run(
         scored = scorer.compute(Samples(texts, rows, sentences, digest, workers, ready, packages))
         values = _values(scored, answers)
         unscored = _unscored(run.settings.terms, values, ready)
-        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
+        write_result_file(folder, ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
         record = AccuracyRecord(
             notice=run.notice,
             scores=_scores(run.settings.terms, values, len(answers.indices)),

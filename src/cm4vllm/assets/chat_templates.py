@@ -79,7 +79,7 @@ class ChatTokens:
         self._tokenizer = read_tokenizer(folder / "tokenizer.json")
 
     def count(self, conversations: Sequence[tuple[str, str, tuple[int, int]]]) -> Iterator[int]:
-        """Give the tokens of each: of a system's text, a user's text, and width and height of the picture."""
+        """Yield the tokens of each: of a system's text, a user's text, and width and height of the picture."""
         for start in range(0, len(conversations), _CHUNK):
             chunk = conversations[start : start + _CHUNK]
             texts = [self._text(system, user) for system, user, _ in chunk]

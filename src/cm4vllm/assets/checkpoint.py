@@ -19,6 +19,7 @@ from cm4vllm.common.errors import ModelError
 
 __all__ = [
     "DUMMY_MARK",
+    "GGUF",
     "Checkpoint",
     "Weights",
     "fingerprint",
@@ -29,8 +30,8 @@ __all__ = [
 ]
 
 #: The ends of the names of files that are read of a model, and of files of llama.cpp.
-_GGUF = ".gguf"
-_READ = (".json", ".safetensors", ".model", ".txt", ".jinja", ".tiktoken", _GGUF)
+GGUF = ".gguf"
+_READ = (".json", ".safetensors", ".model", ".txt", ".jinja", ".tiktoken", GGUF)
 _NEEDED = (
     "give the folder that holds config.json, tokenizer.json and *.safetensors: --tags=...,_path.<folder>; "
     "or the model's hub id, owner/name"
@@ -177,7 +178,7 @@ def _require_folder(folder: Path) -> None:
         raise ModelError(f"{folder} is a file, and a model is a folder", cause=_kind(folder), remedy=_NEEDED)
     if not folder.is_dir():
         raise ModelError(f"no model in {folder}", cause="the folder does not exist", remedy=_NEEDED)
-    files = sorted(path for path in folder.iterdir() if path.suffix in _READ)
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in _READ)
     if pointers := [path.name for path in files if is_pointer(path)]:
         raise ModelError(
             f"{folder} has pointers of git-lfs in the place of files",
@@ -186,7 +187,7 @@ def _require_folder(folder: Path) -> None:
         )
     if (folder / "config.json").is_file():
         return
-    if quantised := [path for path in files if path.suffix == _GGUF]:
+    if quantised := [path for path in files if path.suffix.lower() == GGUF]:
         names = ", ".join(path.name for path in quantised[:3])
         raise ModelError(f"{folder} has GGUF files alone: {names}", cause=_kind(quantised[0]), remedy=_NEEDED)
     if inside := sorted(path.parent.name for path in folder.glob("*/config.json")):
@@ -199,7 +200,7 @@ def _require_folder(folder: Path) -> None:
 
 def _kind(file: Path) -> str:
     """Return what a file is that was given for a model."""
-    if file.suffix == _GGUF:
+    if file.suffix.lower() == GGUF:
         return "a GGUF file has no config.json, tokenizer.json or safetensors, from which results are described"
     return f"it ends in {file.suffix or file.name}"
 

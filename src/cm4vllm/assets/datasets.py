@@ -32,7 +32,7 @@ DATASET_FILE = "dataset.json"
 
 
 def reads_pictures(settings: DatasetSettings) -> bool:
-    """Say whether pictures of the user's own are read, which takes Pillow. Raises UsageError."""
+    """Return True if pictures of the user's own are read, which takes Pillow. Raises UsageError."""
     return settings.source == "path" and benchmark_terms(settings.round, settings.benchmark).media is Media.IMAGE
 
 
@@ -100,7 +100,7 @@ def _mlcommons(
 
 
 def _is_published(path: Path, record: DatasetRecord, settings: DatasetSettings) -> bool:
-    """Say whether a given file is that which is published for the benchmark: by its digest, else by its samples."""
+    """Return True if a given file is that which is published for the benchmark: by its digest, else by its samples."""
     name = getattr(catalogue().benchmark(settings.benchmark), settings.kind)
     known = catalogue().dataset(name) if name else None
     if known is None or not known.digest:

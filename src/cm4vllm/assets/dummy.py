@@ -65,7 +65,7 @@ def dummy_name(model: str, layers: int | None) -> str:
 
 
 def words_of(model: str, layers: int | None) -> str:
-    """Say which architecture a dummy has."""
+    """Return in words which architecture a dummy has."""
     whole = _layers(model)
     return f"architecture of {model}" + (f", {layers} of its {whole} layers" if layers is not None else "")
 

@@ -12,7 +12,7 @@ _FIRST_LINE = b"version https://git-lfs.github.com/spec/v1"
 
 
 def is_pointer(path: Path) -> bool:
-    """Say whether a file is a pointer, by its first line (git-lfs, docs/spec.md)."""
+    """Return True if a file is a pointer, by its first line (git-lfs, docs/spec.md)."""
     try:
         with path.open("rb") as file:
             return file.read(len(_FIRST_LINE)) == _FIRST_LINE

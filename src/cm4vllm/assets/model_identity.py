@@ -26,7 +26,7 @@ _SHOWN = 3
 
 
 def is_from(benchmark: str, location: str) -> bool:
-    """Tell whether a name of the catalogue, or a hub id, is that of a benchmark's own model."""
+    """Return True if a name of the catalogue, or a hub id, is that of a benchmark's own model."""
     name = catalogue().benchmark(benchmark).model
     return location in (name, catalogue().model(name).hub)
 
@@ -73,7 +73,7 @@ def _require_base(record: ModelRecord, benchmark: str, base: ModelRecord | None)
 
 
 def differences(folder: Path, benchmark: str, *, quick: bool = False) -> Iterator[str]:
-    """Give in words what sets the files of a folder apart from a benchmark's own model.
+    """Yield in words what sets the files of a folder apart from a benchmark's own model.
 
     With `quick` large files need only exist: their digests take seconds to minutes.
     """

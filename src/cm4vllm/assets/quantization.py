@@ -68,7 +68,7 @@ class QuantizationSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def calibrated(self) -> bool:
-        """True if scales are computed from a calibration set. Raises UsageError for an unknown scheme."""
+        """Return True if scales are computed from a calibration set. Raises UsageError for an unknown scheme."""
         require_scheme(self)
         return schemes()[self.scheme].calibrated or self.kv_fp8
 

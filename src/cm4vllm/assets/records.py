@@ -84,12 +84,12 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
     @property
     def is_stand_in(self) -> bool:
-        """True for the tiny models that are trained here, quantised or not."""
+        """Return True for the tiny models that are trained here, quantised or not."""
         return any(source in self.source for source in _STAND_IN_SOURCES)
 
     @property
     def is_dummy(self) -> bool:
-        """True for random weights: the answers mean nothing, and each has the length that was requested."""
+        """Return True for random weights: the answers mean nothing, and each has the length that was requested."""
         return DUMMY_SOURCE in self.source
 
     @property

@@ -138,7 +138,7 @@ class _BrokenError(Exception):
 
 @contextmanager
 def _network_errors() -> Iterator[None]:
-    """Tell the errors of a connection from those of the disk, which are OSErrors too."""
+    """Separate the errors of a connection from those of the disk, which are OSErrors too."""
     try:
         yield
     except OSError as error:

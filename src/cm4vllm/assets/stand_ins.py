@@ -122,8 +122,8 @@ STAND_INS: Mapping[str, StandIn] = {
 
 
 def stand_in_named(name: str) -> str:
-    """Return the variation of the stand-in with this name; empty if no stand-in has it."""
-    return next((variation for variation, stand_in in STAND_INS.items() if stand_in.name == name), "")
+    """Return the variation of the stand-in with this name, its own or that of the variation; empty for no stand-in."""
+    return next((variation for variation, stand_in in STAND_INS.items() if name in (stand_in.name, variation)), "")
 
 
 def variation_of(architecture: str) -> str:

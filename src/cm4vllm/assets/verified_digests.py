@@ -26,7 +26,7 @@ class VerifiedDigests:
         self._known: dict[str, list[object]] = object_of(self._file)
 
     def knows(self, name: str, digest: str) -> bool:
-        """Tell whether a file was found to have this digest and has not changed since."""
+        """Return True if a file was found to have this digest and has not changed since."""
         return self._known.get(name) == [digest, *self._state(name)]
 
     def prove(self, name: str, digest: str) -> str:

@@ -118,7 +118,7 @@ class _Facts:
 
     @property
     def elsewhere(self) -> bool:
-        """True if the model is served on other machines, about which this machine shows nothing."""
+        """Return True if the model is served on other machines, about which this machine shows nothing."""
         servers = self.job.settings.api_server
         return bool(servers) and not any(runs_here(url) for url in base_urls(servers))
 
@@ -178,7 +178,7 @@ def _dataset(facts: _Facts) -> _Breaches:
 
 
 def _prompts(facts: _Facts) -> _Breaches:
-    """Give that prompts would be tokenised again, as far as dataset and model are files on this machine."""
+    """Yield that prompts would be tokenised again, as far as dataset and model are files on this machine."""
     source, _, location = facts.job.sources.dataset.removeprefix("_").partition(".")
     if source != "path" or facts.job.benchmark.media is not None or typed_path(location).is_dir():
         return
@@ -282,13 +282,13 @@ def _memory_here(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
 
 
 def _stated_accelerators(stated: Mapping[str, str]) -> Iterator[tuple[str, bool | None]]:
-    """Give the accelerators of machines that are only stated, unless there are none."""
+    """Yield the accelerators of machines that are only stated, unless there are none."""
     if stated.get("accelerators_per_node") != "0":
         yield "accelerators", None
 
 
 def _gpu_memory(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
-    """Give whether the GPUs' memory has ECC, where the job may use GPUs: off where it is off in one."""
+    """Yield whether the GPUs' memory has ECC, where the job may use GPUs: off where it is off in one."""
     ecc = [] if facts.job.settings.device == "cpu" else [gpu.ecc for gpu in detect_gpus()]
     if ecc:
         yield "accelerators", False if False in ecc else None if None in ecc else True
@@ -316,7 +316,7 @@ def _datacenter(facts: _Facts) -> _Breaches:
 
 
 def _separate(facts: _Facts) -> _Breaches:
-    """Give the signs that a server shares this machine; it cannot be seen that addresses belong to one machine."""
+    """Yield the signs that a server shares this machine; it cannot be seen that addresses belong to one machine."""
     servers = facts.job.settings.api_server
     here = [url for url in base_urls(servers) if runs_here(url)] if servers else []
     remedy = "start the server on another machine, and give its address with --api_server"

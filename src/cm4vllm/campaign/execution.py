@@ -242,7 +242,7 @@ class Execution:
             self.server.need()
 
     def _say_left(self, step: Step) -> None:
-        """Say how long a step of measuring and the rest of the job take, as far as it is known."""
+        """Print how long a step of measuring and the rest of the job take, as far as it is known."""
         if step.product is None or not step.product.asks_server:
             return
         now = next(status for status in self.shown() if status.name == step.name)

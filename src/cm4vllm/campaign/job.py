@@ -98,7 +98,7 @@ def _report(job: Job, execution: Execution) -> Report:
 
 
 def _placed(job: Job, report: Report) -> Report:
-    """Give the report the places of its results among published ones, where the job names these.
+    """Add to the report the places of its results among published ones, where the job names these.
 
     The results stand without them: published results that can no longer be read are warned of.
     """

@@ -224,7 +224,7 @@ def _remains(out: Path, inputs: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_below(out: Path, folder: Path) -> bool:
-    """Tell whether a folder lies below another, and is reached from there through plain folders only."""
+    """Return True if a folder lies below another, and is reached from there through plain folders only."""
     if not folder.is_relative_to(out):
         return False
     parts = folder.relative_to(out).parts

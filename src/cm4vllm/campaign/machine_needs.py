@@ -105,7 +105,7 @@ def _servers(job: Job) -> int:
 
 
 def _rate_notes(demand: Demand, load: Load, limits: MachineLimits) -> Iterator[str]:
-    """Give the highest rate that fits, where the run's rate is not known yet and the machine bounds it."""
+    """Yield the highest rate that fits, where the run's rate is not known yet and the machine bounds it."""
 
     def at(rate: float) -> Demand:
         return replace(demand, open=load.at(rate) or demand.open)

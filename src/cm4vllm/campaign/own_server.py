@@ -49,7 +49,7 @@ class OwnServer:
         self._waits = False
 
     def can_wait(self, recipes: Recipes, env: MutableMapping[str, str]) -> bool:
-        """Say whether the server of an earlier command was the same, so that its record tells all before a start.
+        """Return True if the server of an earlier command was the same, so that its record tells all before a start.
 
         `env` then gets what the step would export.
         """

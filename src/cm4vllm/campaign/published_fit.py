@@ -30,7 +30,7 @@ Settings = Mapping[str, bool | int | float | str]
 
 
 def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
-    """Give the advisor's layout for a published run, the run's own layout, and the reason of their difference.
+    """Yield the advisor's layout for a published run, the run's own layout, and the reason of their difference.
 
     `settings` are those of the published run, as fields of the campaign's and the server's settings. Nothing is given
     for a run on processors.
@@ -79,7 +79,7 @@ def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
 
 
 def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
-    """Give the capacity of the published layout, and explain each difference."""
+    """Yield the capacity of the published layout, and explain each difference."""
     layout = [key for key in ("tp_size", "pp_size", "dp_size", "replicas") if key in settings]
     sequences = int(settings.get("max_num_seqs", 0))
     if not layout and asked.gpus > 1:

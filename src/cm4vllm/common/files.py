@@ -31,6 +31,7 @@ __all__ = [
     "digests_of",
     "free_bytes",
     "given_path",
+    "json_text",
     "locked",
     "mapped",
     "opened",
@@ -190,7 +191,12 @@ def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` as indented JSON with a final newline, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return a value as indented JSON with a final newline."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """True if no check failed."""
+        """Return True if no check failed."""
         return all(check.passed is not False for check in self.checks)
 
     @property

@@ -15,7 +15,8 @@ from typing import Any
 
 from cm4vllm import REHEARSAL_NOTICE, compliance
 from cm4vllm.common.errors import InvalidResult, RunFailed, UsageError
-from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.owned_folders import write_result_file
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import require_applied
@@ -58,7 +59,7 @@ def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
     _require_same(rules.files, texts, verdict)
     written = {**texts, **verdict.accuracy_texts}
     for name, text in written.items():
-        write_text(folder / name, text)
+        write_result_file(folder, name, text)
     record = ComplianceRecord(
         notice=run.notice,
         test=test.name,

@@ -12,9 +12,10 @@ import msgspec
 
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
 from cm4vllm.common.files import bytes_of
-from cm4vllm.common.owned_folders import Kind, discard, staged_folder
+from cm4vllm.common.owned_folders import discard, staged_folder
 from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record
+from cm4vllm.common.replaceable_folders import Kind
 from cm4vllm.submission.privacy import PrivateWord, refuse_private
 
 __all__ = ["BUNDLE", "CheckerInstallation", "OfficialFinding", "OfficialReport", "build_bundle", "official_report"]
@@ -55,7 +56,7 @@ class OfficialReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """True if there is no error."""
+        """Return True if there is no error."""
         return not self.counts("error")
 
 

@@ -135,7 +135,7 @@ def _highest(probe: Callable[[int], Probe], most: int) -> int:
 
 
 def _gaps(probed: Sequence[int]) -> Iterator[int]:
-    """Give concurrencies between the probed ones, each the geometric mean of its neighbours, until no gap is wide."""
+    """Yield concurrencies between the probed ones, each the geometric mean of its neighbours, until no gap is wide."""
     for low, high in pairwise(sorted(probed)):
         if high / low > _WIDEST_GAP:
             middle = round(math.sqrt(low * high))

@@ -117,7 +117,7 @@ def _model(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> str:
 
 
 def _is_whole(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> bool:
-    """Say whether all partitions of a GPU serve."""
+    """Return True if all partitions of a GPU serve."""
     return bool(gpu.partitions) and all(any(used.part == each for used in parts) for each in gpu.partitions)
 
 
@@ -131,7 +131,7 @@ def _capacity(used: UsedGpu) -> str:
 
 
 def _fits(gpu: GpuFacts) -> bool:
-    """Say whether the memory reported, if any, is that of the product in the table: 10^9 or 2^30 bytes a GB."""
+    """Return True if the memory reported, if any, is that of the product in the table: 10^9 or 2^30 bytes a GB."""
     row, reported = accelerator(gpu.name), gpu.memory_bytes
     if row is None or reported is None:
         return True

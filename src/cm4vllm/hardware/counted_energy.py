@@ -22,6 +22,9 @@ Reading = tuple[float, int]
 #: No GPU board and no CPU package draws as many W: what a counter states to have counted since a wrap or a reset, and
 #: through a whole run, is less.
 _MOST_W = 5000.0
+#: No GPU board and no CPU package that is switched on draws as little: a counter that states less in this time and more
+#: has stopped. Counters are renewed several times a second.
+_LEAST_W, _STOPPED_S = 0.1, 2.0
 
 
 class Scope(StrEnum):
@@ -115,17 +118,20 @@ def energy_between(counter: Counter, readings: Sequence[Reading], begin: float, 
         step, most = high - low, _MOST_W * (later - earlier) / counter.unit_j
         if step < 0:
             over = counter.wraps_at - low + high
-            wrapped = 0 <= over <= most
-            step, wraps, resets = (over, wraps + 1, resets) if wrapped else (high, wraps, resets + 1)
-            if step > most:
+            if 0 <= over <= most:
+                step, wraps = over, wraps + 1
+            elif high <= most < -step:  # a smaller step back is as likely an error of the counter
+                step, resets = high, resets + 1
+            else:
                 return f"its counter went back from {low:,} to {high:,}, which is neither its end nor a new begin"
         counted.append(counted[-1] + step)
-    seconds = inside[-1][0] - inside[0][0]
-    if counted[-1] == 0:
-        return f"its counter stayed at {inside[0][1]:,} for {seconds:.3g} s"
-    if counted[-1] * counter.unit_j > _MOST_W * seconds:
-        return f"its counter states {counted[-1] * counter.unit_j:,.0f} J in {seconds:.3g} s, which it cannot draw"
     points = [(at, count * counter.unit_j) for (at, _), count in zip(inside, counted, strict=True)]
+    seconds, total_j = points[-1][0] - points[0][0], points[-1][1]
+    if stopped := _stopped(points):
+        place, lasted = stopped
+        return f"its counter stayed at {inside[place][1]:,} for {lasted:.3g} s"
+    if total_j > _MOST_W * seconds:
+        return f"its counter states {total_j:,.0f} J in {seconds:.3g} s, which it cannot draw"
     at_begin, begin_within = _interpolated(points[:2], begin)
     at_end, end_within = _interpolated(points[-2:], end)
     return CountedEnergy(
@@ -140,6 +146,21 @@ def energy_between(counter: Counter, readings: Sequence[Reading], begin: float, 
         wraps=wraps,
         resets=resets,
     )
+
+
+def _stopped(points: Sequence[tuple[float, float]]) -> tuple[int, float] | None:
+    """Return where the counter stopped, and for how many s it had all but stayed there; None where it went on.
+
+    It stopped where it states less than _LEAST_W for _STOPPED_S and more, or through the whole of a shorter run.
+    """
+    since = 0
+    for place, (at, joules) in enumerate(points):
+        lasted = at - points[since][0]
+        if joules - points[since][1] >= _LEAST_W * lasted > 0:
+            since = place
+        elif lasted >= _STOPPED_S or (since == 0 and place == len(points) - 1):
+            return since, lasted
+    return None
 
 
 def _interpolated(points: Sequence[tuple[float, float]], at: float) -> tuple[float, float]:

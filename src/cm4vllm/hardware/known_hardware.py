@@ -19,7 +19,16 @@ import msgspec
 from cm4vllm.common.records import Record
 from cm4vllm.common.terminal_text import whole_number
 
-__all__ = ["Accelerator", "Contradiction", "Processor", "accelerator", "contradictions", "processor", "products_named"]
+__all__ = [
+    "Accelerator",
+    "Contradiction",
+    "Processor",
+    "accelerator",
+    "contradictions",
+    "is_integrated",
+    "processor",
+    "products_named",
+]
 
 _TABLES = Path(__file__).with_name("known")
 
@@ -86,6 +95,13 @@ class Processor(Known, frozen=True, kw_only=True):
         return " or ".join(map(str, self.cores))
 
 
+class Integrated(Record, frozen=True, kw_only=True):
+    """A row of integrated_gpus.yaml: what drivers call GPUs without memory of their own."""
+
+    names: list[str]
+    source: str
+
+
 @dataclass(frozen=True)
 class Contradiction:
     """A key of a description, its value, and the table's value; a hint if no published system confirms the table."""
@@ -105,6 +121,11 @@ def accelerator(name: str) -> Accelerator | None:
     """Return the row of an accelerator by what its driver or a published file calls it; None for an unknown one."""
     wanted = _words(name)
     return next((row for row in _accelerators() if any(_words(known) == wanted for known in row.names)), None)
+
+
+def is_integrated(name: str) -> bool:
+    """Return True for a GPU, by its driver's name, that is known to compute in the host's memory and to have no own."""
+    return any(_words(known) == _words(name) for row in _integrated() for known in row.names)
 
 
 def products_named(text: str) -> set[str]:
@@ -199,6 +220,11 @@ def _words(name: str) -> str:
 @cache
 def _accelerators() -> list[Accelerator]:
     return msgspec.yaml.decode((_TABLES / "accelerators.yaml").read_bytes(), type=list[Accelerator])
+
+
+@cache
+def _integrated() -> list[Integrated]:
+    return msgspec.yaml.decode((_TABLES / "integrated_gpus.yaml").read_bytes(), type=list[Integrated])
 
 
 @cache

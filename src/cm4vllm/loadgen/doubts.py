@@ -84,7 +84,7 @@ def client_doubts(run: RunRecord) -> list[str]:
 
 
 def _doubts(run: RunRecord) -> Iterator[Doubt]:
-    """Give the reasons to doubt the client's measurement, each with its remedy."""
+    """Yield the reasons to doubt the client's measurement, each with its remedy."""
     room = headroom(run)
     if room is None:
         yield Doubt("the client was not checked before the run", precision=True)
@@ -128,7 +128,7 @@ def _doubts(run: RunRecord) -> Iterator[Doubt]:
 
 
 def _server_doubts(run: RunRecord) -> Iterator[Doubt]:
-    """Give the reasons to doubt the figures of a performance run that lie in how the server answered."""
+    """Yield the reasons to doubt the figures of a performance run that lie in how the server answered."""
     client, settings = run.client, run.settings
     if settings.mode is not Mode.PERFORMANCE:
         return
@@ -160,7 +160,7 @@ def _server_doubts(run: RunRecord) -> Iterator[Doubt]:
 
 
 def _prompt_doubts(run: RunRecord) -> Iterator[Doubt]:
-    """Say when the server counts more tokens of prompts than were sent, and no chat template explains it."""
+    """Yield a doubt where the server counts more tokens of prompts than were sent, and no chat template explains it."""
     client, dialect = run.client, run.settings.server.dialect
     least, most = client.least_more, client.most_more
     if dialect is None or least is None or most is None:
@@ -195,7 +195,7 @@ def _machine_doubts(run: RunRecord) -> Iterator[Doubt]:
 
 
 def _slowed_machine(load: MachineLoad, machine: str) -> Iterator[Doubt]:
-    """Say what kept the processors of a machine from working, or from working as fast as they can."""
+    """Yield what kept the processors of a machine from working, or from working as fast as they can."""
     if load.stolen > STOLEN:
         yield Doubt(
             f"during the run the hypervisor gave {load.stolen:.0%} of the processors of {machine} to other machines",
@@ -245,14 +245,14 @@ def run_warnings(run: RunRecord) -> list[str]:
 
 
 def _limited(run: RunRecord) -> Iterator[Doubt]:
-    """Give the parts that were slowed down for other reasons than heat, which makes a measurement doubtful."""
+    """Yield the parts that were slowed down for other reasons than heat, which makes a measurement doubtful."""
     for counter, amount in (run.machine_load.throttled if run.machine_load else {}).items():
         if "temperature" not in counter and not counter.startswith(QUOTA):
             yield Doubt(_slowed(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
 
 
 def _slower(run: RunRecord) -> Iterator[Doubt]:
-    """Say when the server lost speed that the number of its requests does not explain."""
+    """Yield a doubt where the server lost speed that the number of its requests does not explain."""
     speed = run.server_metrics.speed if run.server_metrics else None
     if speed is not None and speed.slowed:
         yield Doubt(
@@ -275,7 +275,7 @@ def _preemptions(run: RunRecord) -> Iterator[Doubt]:
 
 
 def _finish_reasons(run: RunRecord) -> Iterator[Doubt]:
-    """Say when more answers were cut off at the greatest length than the benchmark's mean length allows.
+    """Yield a doubt where more answers were cut off at the greatest length than the benchmark's mean length allows.
 
     Were a share p of the answers as long as they may be, their mean length would be p times that at least.
     """

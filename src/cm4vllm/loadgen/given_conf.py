@@ -154,7 +154,7 @@ def _why_not(line: _Line, lines: list[_Line], terms: Terms) -> str:
 
 
 def _other_limit(line: _Line, terms: Terms) -> str:
-    """Say which limit or measure the rules have where a line sets another one."""
+    """Return which limit or measure the rules have where a line sets another one."""
     limits = terms.limits
     wanted: float | None = None
     if line.setting == "use_token_latencies":

@@ -13,9 +13,11 @@ from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import altered_files, bytes_of, writable_folder
-from cm4vllm.common.owned_folders import Kind, beside, forget, note_files, write_noted
+from cm4vllm.common.owned_folders import forget, write_noted
+from cm4vllm.common.ownership_notes import beside
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.replaceable_folders import Kind
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.loadgen.given_conf import rate_in, require_usable_conf
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
@@ -316,7 +318,6 @@ def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
     present = at_present_places(record, settings)
     if present != record:
         write_record(path, present)
-        note_files(folder, [RUN_FILE])
     return Earlier(present)
 
 

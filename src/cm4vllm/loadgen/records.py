@@ -122,7 +122,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
 
     @property
     def logs_answers(self) -> bool:
-        """True if LoadGen logs the answers themselves: in an accuracy run, and in that of a compliance test."""
+        """Return True if LoadGen logs the answers themselves: in an accuracy run, and in that of a compliance test."""
         return self.mode is Mode.ACCURACY or bool(self.audit_config)
 
     @property
@@ -415,7 +415,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
         return tuple(filter(None, (fault, reused, self._other_models())))
 
     def _other_models(self) -> str:
-        """Say that answers name other models than those of the probe, or several."""
+        """Return in words that answers name other models than those of the probe, or several."""
         named, probed = self.client.models, self.settings.server.answered_by
         if not (set(named) - {probed} if probed else len(named) > 1):
             return ""

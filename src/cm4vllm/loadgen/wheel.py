@@ -11,6 +11,7 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.pip_settings import pip_settings
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.settings import Key, Settings
@@ -79,7 +80,8 @@ def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
     target = folder / "site"
     with step(f"installing {requirement}"):
         done = run(
-            [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement]
+            [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement],
+            env=pip_settings()[0],
         )
         if not done.ok:
             raise InstallError(

@@ -11,9 +11,10 @@ from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.loadgen.logs.detail_log import time_of
 from cm4vllm.power.samples import SIMULATED
 
-__all__ = ["Identity", "LogLine", "Totals", "identity_of", "log_lines", "totals_of", "uncertainty_of"]
+__all__ = ["Identity", "LogLine", "Totals", "identity_of", "is_checked", "log_lines", "totals_of", "uncertainty_of"]
 
 _LINE = re.compile(r"(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d\.\d{3})(?::? )?(.*)")
+_CHECKED = re.compile(r"Uncertainty checking for \S+ is activated")
 _UNCERTAIN = re.compile(r"Uncertainty (\d+\.\d+)%, which is above")
 
 
@@ -86,10 +87,15 @@ def totals_of(reply: str, name: str) -> Totals | None:
 
 
 def log_lines(text: str) -> Iterator[LogLine]:
-    """Give the lines of ptd_logs.txt that have a time."""
+    """Yield the lines of ptd_logs.txt that have a time."""
     for line in text.splitlines():
         if (parts := _LINE.match(line)) and (at := time_of(parts[1])) is not None:
             yield LogLine(at, parts[2].strip())
+
+
+def is_checked(line: LogLine) -> bool:
+    """Return True if with this line PTDaemon begins to check the uncertainty of samples."""
+    return _CHECKED.search(line.text) is not None
 
 
 def uncertainty_of(line: LogLine) -> float | None:

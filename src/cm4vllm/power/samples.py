@@ -46,12 +46,12 @@ class Sample:
 
     @property
     def usable(self) -> bool:
-        """True if the official checkers count the power: it is above zero."""
+        """Return True if the official checkers count the power: it is above zero."""
         return self.watts > 0
 
     @property
     def impossible(self) -> bool:
-        """True if the official checkers count the power, and no system draws it."""
+        """Return True if the official checkers count the power, and no system draws it."""
         return self.watts >= MOST_W
 
 

@@ -20,12 +20,15 @@ from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import mapped, opened, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, Window, read_detail_log
-from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
+from cm4vllm.power.protocol import Identity, LogLine, Totals, identity_of, log_lines, totals_of
 from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of
+from cm4vllm.power.statements import ServerStatement, Statement, fault_in
 
 __all__ = [
     "FETCHED_ONLY",
     "FILES",
+    "PTD_LOG",
+    "SERVER_JSON",
     "SESSION",
     "Phase",
     "PowerSession",
@@ -47,17 +50,25 @@ class Phase(StrEnum):
         return "testing" if self is Phase.TESTING else "ranging"
 
 
-_POWER = tuple(f"power/{name}" for name in ("client.json", "client.log", "ptd_logs.txt", "server.json", "server.log"))
+_CLIENT_JSON, SERVER_JSON, PTD_LOG = "power/client.json", "power/server.json", "power/ptd_logs.txt"
+_CLIENT_LOG, _SERVER_LOG = "power/client.log", "power/server.log"
 _RUN = (DETAIL_LOG, "mlperf_log_summary.txt", SAMPLES)
 #: The files of a session that a submission holds (compliance/check.py of mlcommons/power-dev, RESULT_PATHS).
-FILES = (*_POWER, *(f"{phase}/{name}" for phase in Phase for name in _RUN))
-#: The parts of client.json and server.json that are in both (ptd_client_server/lib/summary.py of mlcommons/power-dev).
-_STATED = ("messages", "phases", "results", "session_name", "sources", "timezone", "uuid", "version")
+FILES = (
+    *(_CLIENT_JSON, _CLIENT_LOG, PTD_LOG, SERVER_JSON, _SERVER_LOG),
+    *(f"{phase}/{name}" for phase in Phase for name in _RUN),
+)
+#: The files whose digests are in server.json; those of the others but the two statements are in client.json.
+_OF_SERVER = (PTD_LOG, _SERVER_LOG, *(f"{phase}/{SAMPLES}" for phase in Phase))
+
+
 #: The folder of a session beside that of the performance run, in our own results.
 SESSION = "power-session"
 #: What the client fetches, too, and the submission checkers refuse: never published.
 FETCHED_ONLY = "run_1/ptd_out.txt"
 
+#: PTDaemon's words for begin and end of a measurement.
+_MARK, _COMPLETED = re.compile(r"Go with mark '(.*)'"), "Completed test"
 #: The most bytes of a file that is read through: an archive of a submission may have no larger one.
 _MOST_BYTES = 2**30
 
@@ -93,16 +104,16 @@ class PowerSession:
 
     @cached_property
     def client(self) -> Mapping[str, Any]:
-        return object_of(self.folder / "power/client.json")
+        return object_of(self.folder / _CLIENT_JSON)
 
     @cached_property
     def server(self) -> Mapping[str, Any]:
-        return object_of(self.folder / "power/server.json")
+        return object_of(self.folder / SERVER_JSON)
 
     @cached_property
     def ptd_log(self) -> tuple[LogLine, ...]:
         """The lines of PTDaemon's log that have a time."""
-        return tuple(log_lines(self.text("power/ptd_logs.txt")))
+        return tuple(log_lines(self.text(PTD_LOG)))
 
     @property
     def ptd_messages(self) -> list[Mapping[str, Any]]:
@@ -126,16 +137,37 @@ class PowerSession:
         return tuple(analyzer for analyzer in listed if isinstance(analyzer, dict))
 
     @property
+    def totals(self) -> list[Totals]:
+        """The means that PTDaemon stated, in their order: the first is that of ranging, the last that of testing."""
+        replies = [str(message.get("reply")) for message in self.ptd_messages]
+        return [totals for reply in replies if (totals := totals_of(reply, "Watts"))]
+
+    @property
     def unstated(self) -> Mapping[str, tuple[str, ...]]:
-        """The parts that client.json and server.json lack, by file: without them checks have nothing to compare."""
-        return {
-            name: lacking
-            for name, part, keys in (
-                ("power/client.json", self.client, _STATED),
-                ("power/server.json", self.server, (*_STATED, "ptd_messages", "ptd_config")),
-            )
-            if (lacking := tuple(key for key in keys if part.get(key) in (None, "", [], {})))
+        """The parts that files lack, or have in another form, by file: without them checks have nothing to read."""
+        without = [name for name in FILES if name not in (_CLIENT_JSON, SERVER_JSON, *self.stated_digests())]
+        client, server = fault_in(self.client, Statement), fault_in(self.server, ServerStatement)
+        lacking = {
+            _CLIENT_JSON: [client] if client else [f"results: {name}" for name in without if name not in _OF_SERVER],
+            SERVER_JSON: [server] if server else [f"results: {name}" for name in without if name in _OF_SERVER],
+            _CLIENT_LOG: [] if self.name in self.text(_CLIENT_LOG) else [f"the session {self.name}"],
+            _SERVER_LOG: [f"Go of {phase.key}" for phase in Phase if self._go(phase) is None],
         }
+        if not server:
+            lacking[SERVER_JSON] += [] if self.identities else ["a reply to Identify"]
+            lacking[SERVER_JSON] += [] if len(self.totals) >= len(Phase) else ["two replies to Watts"]
+        for phase in Phase:
+            lacking[f"{phase}/{DETAIL_LOG}"] = [] if self.window(phase) else ["power_begin, power_end"]
+        for name in FILES:
+            if not self.text(name).strip():
+                lacking[name] = ["any text"]
+        return {file: tuple(keys) for file, keys in lacking.items() if keys and file not in self.missing}
+
+    @property
+    def name(self) -> str:
+        """The name that the server gave the session: it is in the logs. Empty where it is not stated."""
+        name = self.server.get("session_name")
+        return name if isinstance(name, str) else ""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -165,14 +197,32 @@ class PowerSession:
 
     def started(self, phase: Phase) -> datetime | None:
         """Return when the server sent `Go` for a phase, by the server's clock, in UTC; None if it cannot be read."""
-        for stamp, mark in _GO.findall(self.text("power/server.log")):
-            if mark.endswith(f"_{phase.key}"):
+        local, zone = self._go(phase), self.server.get("timezone")
+        try:
+            return local + timedelta(seconds=zone) if local and isinstance(zone, int | float) else None
+        except (ValueError, OverflowError):
+            return None
+
+    def _go(self, phase: Phase) -> datetime | None:
+        """Return when the server sent `Go` for a phase, by the local time of its log; None if it cannot be read."""
+        for stamp, mark in _GO.findall(self.text(_SERVER_LOG)):
+            if mark.endswith(f"_{phase.key}") and self.name in mark:
                 try:
-                    local = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
-                    return local + timedelta(seconds=float(self.server["timezone"]))
-                except (KeyError, ValueError, TypeError, OverflowError):
+                    return datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
+                except ValueError:
                     return None
         return None
+
+    def logged(self, phase: Phase) -> tuple[datetime | None, datetime | None]:
+        """Return begin and end of the measurement of a phase by PTDaemon's log; None for what it does not state."""
+        begin: datetime | None = None
+        for line in self.ptd_log:
+            mark = _MARK.fullmatch(line.text)
+            if begin is None and mark and mark[1].endswith(f"_{phase.key}") and self.name in mark[1]:
+                begin = line.at
+            elif begin is not None and (mark or line.text == _COMPLETED):
+                return begin, None if mark else line.at
+        return begin, None
 
     def stated_digests(self) -> dict[str, str]:
         """Return the SHA-1 of each file as client.json and server.json state it."""
@@ -183,7 +233,7 @@ class PowerSession:
         return stated
 
     def changed(self) -> Iterator[tuple[str, str, str]]:
-        """Give each published file whose SHA-1 is not the stated one: its name, its own digest and the stated one."""
+        """Yield each published file whose SHA-1 is not the stated one: its name, its own digest and the stated one."""
         stated = self.stated_digests()
         for name in FILES:
             path = self.folder / name

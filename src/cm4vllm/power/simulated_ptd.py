@@ -170,6 +170,7 @@ def main(argv: Sequence[str]) -> None:
     die_with_parent()
     print(BANNER, flush=True)
     with _Daemon(given.port, SimulatedAnalyzer(given.log)) as daemon:
+        _say(f"Uncertainty checking for {SIMULATED} is activated")
         _say("Waiting for a connection...")
         daemon.serve_forever()
 

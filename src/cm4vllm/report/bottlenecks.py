@@ -83,7 +83,7 @@ class _Seen:
 
     @property
     def all_running(self) -> bool:
-        """True if about as many requests ran as the server allows: it is sampled between its steps."""
+        """Return True if about as many requests ran as the server allows: it is sampled between its steps."""
         return self.sequences is not None and self.metrics.running_max >= NEARLY * self.sequences
 
     @property
@@ -159,7 +159,7 @@ def _client(seen: _Seen) -> Why | None:
 
 
 def _machine(seen: _Seen) -> Why | None:
-    """Say that other work took the processors; not where the limits of a paced run left room for it."""
+    """Return that other work took the processors; not where the limits of a paced run left room for it."""
     load = seen.run.machine_load
     if load is None or load.own is None or load.others is None or load.busy + load.stolen < BUSY:
         return None
@@ -202,7 +202,7 @@ def _kv_cache(seen: _Seen) -> Why | None:
 
 
 def _around_the_engine(seen: _Seen) -> Why | None:
-    """Say that requests wait for their first token outside of the engine, whose own times do not explain TTFT."""
+    """Return that requests wait for their first token outside of the engine, whose own times do not explain TTFT."""
     ttft = next((latency for latency in seen.latencies if latency.name == "TTFT"), None)
     if ttft is None or ttft.mean is None or ttft.headroom is None or ttft.headroom >= MOST:
         return None

@@ -113,7 +113,7 @@ def verdict(row: Row, moved: Shift | None) -> str:
 
 
 def as_text(comparison: Comparison) -> Iterator[str]:
-    """Give the lines of the comparison: who is who, the figures, the settings that differ."""
+    """Yield the lines of the comparison: who is who, the figures, the settings that differ."""
     for side in comparison.sides:
         yield f"{side.name}: {side.capsule.title} ({side.path})"
     yield from (f"WARNING {text}" for text in comparison.warnings)
@@ -146,7 +146,7 @@ def _settings(comparison: Comparison) -> Iterator[str]:
 
 
 def _package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
-    """Give a line for each environment whose packages differ: other versions, some in one result alone, other files."""
+    """Yield a line for each environment whose packages differ: other versions, some in one alone, other files."""
     for versions, contents in _INSTALLED.items():
         rows = {row.name: row for row in settings if row.group is versions and row.differs}
         files = {row.name for row in settings if row.group is contents and row.differs and all(row.values)}
@@ -162,7 +162,7 @@ def _package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
 
 
 def answer_lines(block: Block) -> Iterator[str]:
-    """Give a line for each result whose answers were compared with the answers of the first result."""
+    """Yield a line for each result whose answers were compared with the answers of the first result."""
     for side, answers in zip(block.sides, block.answers, strict=True):
         if answers is not None and (answers.first is not None or answers.same_log is not None):
             log = "the log of answers is equal" if answers.same_log else "the log of answers is another one"

@@ -125,14 +125,14 @@ def percent(fraction: float) -> str:
 
 
 def headroom(fraction: float) -> str:
-    """Say how much of a limit is left, or by how much it is exceeded."""
+    """Return how much of a limit is left, or by how much it is exceeded."""
     if fraction == 0:
         return "none left"
     return f"{percent(fraction)} left" if fraction > 0 else f"exceeded by {percent(-fraction)}"
 
 
 def judgement(met: bool | None) -> str:
-    """Tell whether a target is met; None for a total over the whole dataset if only a part was scored."""
+    """Return in words whether a target is met; None for a total over the whole dataset if only a part was scored."""
     if met is None:
         return "not judged on a part"
     return "met" if met else "not met"
@@ -150,7 +150,7 @@ def target(lower: float | None, upper: float | None) -> str:
 
 
 def counting_words(runs: Sequence[RunRecord]) -> str:
-    """Say how token ids and counts of these runs' answers were obtained, and how far two counts lie apart."""
+    """Return in words how token ids and counts of these runs' answers were obtained, and how far two counts differ."""
     sentences = counting(runs[0].settings.server)
     for run in runs:
         sentences += _text_counts(run)
@@ -162,7 +162,7 @@ def counting_words(runs: Sequence[RunRecord]) -> str:
 
 
 def _text_counts(run: RunRecord) -> Iterator[str]:
-    """Say how a server that gives text counted the answers and the prompts of a run."""
+    """Yield in sentences how a server that gives text counted the answers and the prompts of a run."""
     client, dialect = run.client, run.settings.server.dialect
     text = client.text
     if text is None or dialect is None:

@@ -23,7 +23,7 @@ def power_words(power: RecordedPower) -> str:
 
 
 def power_pictures(part: Performance) -> Iterator[Picture]:
-    """Give the curve of watts of the session in which a run was measured."""
+    """Yield the curve of watts of the session in which a run was measured."""
     power = recorded_power(part)
     if power is None:
         return

@@ -102,7 +102,7 @@ class Report:
 
     @property
     def mapped(self) -> bool:
-        """True if the model is not the benchmark's own, and so only mapped to it (open division)."""
+        """Return True if the model is not the benchmark's own, and so only mapped to it (open division)."""
         return self.model.name != self.benchmark.name
 
     @property

@@ -24,7 +24,7 @@ Rows = npt.NDArray[np.void]
 
 
 def sample_pictures(part: Performance, rows: Rows) -> Iterator[Picture]:
-    """Give the lengths of the samples' prompts and answers, and the samples that took longest."""
+    """Yield the lengths of the samples' prompts and answers, and the samples that took longest."""
     most = part.run.settings.max_tokens if part.run else 0
     yield _lengths(part, "Length of the prompts", rows["prompt_tokens"], 0)
     yield _lengths(part, "Length of the answers", rows["tokens"], most)

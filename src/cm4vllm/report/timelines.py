@@ -30,7 +30,7 @@ Rows = npt.NDArray[np.void]
 
 
 def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
-    """Give the pictures of a performance run for which something was recorded."""
+    """Yield the pictures of a performance run for which something was recorded."""
     samples = read_samples(part.folder / METRICS_FILE)
     if rows is not None and len(rows) > 1 and (rows["first_ns"] >= 0).all():
         yield _first_tokens(part, rows, part.beside(SAMPLES_FILE))
@@ -151,7 +151,7 @@ def _kv_cache(at: Floats, samples: Sequence[MetricsSample], source: str) -> Pict
 
 
 def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) -> Iterator[Picture]:
-    """Give the utilisation of the GPUs (their mean, and the least of them) and the power that they drew together."""
+    """Yield the utilisation of the GPUs (their mean, and the least of them) and the power that they drew together."""
     if len(looks) < 3:
         return
     names = {gpu.index: gpu.name for look in looks for gpu in look.gpus}

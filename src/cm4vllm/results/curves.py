@@ -170,7 +170,7 @@ def curves_at(place: Path) -> tuple[Curve, ...]:
 
 
 def point_folders(root: Path) -> Iterator[Path]:
-    """Give the folders of points below `root`: those that hold a point.yaml or are named r and a number."""
+    """Yield the folders of points below `root`: those that hold a point.yaml or are named r and a number."""
     candidates = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
     for folder in candidates:
         if (folder / _DECLARED).is_file() or (_FOLDER.fullmatch(folder.name) and _first(folder, _SUMMARIES)):
@@ -220,7 +220,7 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
 
 
 def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
-    """Give the figures over the window of the steady state, which cm4vllm computes from the client's events."""
+    """Yield the figures over the window of the steady state, which cm4vllm computes from the client's events."""
     figures = part(part(record, "steady_state"), "figures")
     for name, key, unit in (
         ("system_tps", "system_tps", TokensPerSecond),
@@ -247,7 +247,7 @@ def _histogram(times: Mapping[str, Any]) -> Histogram | None:
 
 
 def _efficiency(reader: Reader, folder: Path) -> Iterator[Figure]:
-    """Give the tokens/s per kW of a point, where the official checker has computed it."""
+    """Yield the tokens/s per kW of a point, where the official checker has computed it."""
     path = folder.parent / POWER_FILE
     if not path.is_file():
         return

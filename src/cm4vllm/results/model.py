@@ -51,7 +51,7 @@ class Latency:
 
     @property
     def met(self) -> bool | None:
-        """True if the percentile is below the limit (the checker compares with <); None where there is no limit."""
+        """Return True if the percentile is below the limit (the checker compares with <); None if there is no limit."""
         return None if self.limit is None else self.p99 < self.limit
 
     @property
@@ -133,7 +133,7 @@ class Performance(_Run):
 
     @property
     def valid(self) -> bool:
-        """True if LoadGen calls the result valid, and our record of the run names no fault."""
+        """Return True if LoadGen calls the result valid, and our record of the run names no fault."""
         return self.loadgen_valid and not self.faults
 
     @property
@@ -188,7 +188,7 @@ class Performance(_Run):
 
     @property
     def one_by_one(self) -> bool:
-        """True if each query followed the answer to the previous query: LoadGen then has a target latency, no rate."""
+        """Return True if each query followed the answer to the previous one: LoadGen then has a target latency."""
         return self.terms is not None and self.terms.one_by_one
 
     @property
@@ -316,12 +316,12 @@ class Result:
 
     @property
     def mapped(self) -> bool:
-        """True if the model is not the benchmark's own, and only mapped to it (open division)."""
+        """Return True if the model is not the benchmark's own, and only mapped to it (open division)."""
         return self.benchmark not in (self.model, benchmark_of(self.round, self.model, {}))
 
     @property
     def covered(self) -> bool:
-        """True if the rules of its benchmark were applied to the result."""
+        """Return True if the rules of its benchmark were applied to the result."""
         return not self.uncovered and self.performance is not None
 
     @property

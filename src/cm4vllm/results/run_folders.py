@@ -114,7 +114,7 @@ def _result(reader: Reader, folder: Path, scenario: Scenario, campaign: Campaign
 
 
 def _tests(reader: Reader, folder: Path) -> Iterator[ComplianceTest]:
-    """Give the compliance tests whose runs were verified."""
+    """Yield the compliance tests whose runs were verified."""
     for path in sorted(folder.glob(f"TEST*/{COMPLIANCE_FILE}")):
         run = _record(reader, path.with_name(RUN_FILE), RunRecord)
         record = _record(reader, path, ComplianceRecord)

@@ -47,7 +47,7 @@ class Score(Record, frozen=True, kw_only=True):
 
     @property
     def is_bound(self) -> bool:
-        """True if `value` is the one end of a bracket whose other end was not found."""
+        """Return True if `value` is the one end of a bracket whose other end was not found."""
         return (self.low is None) is not (self.high is None)
 
 
@@ -72,7 +72,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
     @property
     def kept_limits(self) -> bool:
-        """True if it passed at some rate in each scenario whose rate was searched for; else `value` is only a bound."""
+        """Return True if it passed at some rate in each scenario with a searched rate; else `value` is only a bound."""
         return all(scenario.low is not None or scenario.high is None for scenario in self.scenarios)
 
     @property

@@ -126,7 +126,7 @@ def _systems(reader: Reader, home: Path) -> Iterator[System]:
 
 
 def _folders(reader: Reader, home: Path) -> Iterator[tuple[Path, str]]:
-    """Give the folder of each result, and its scenario."""
+    """Yield the folder of each result, and its scenario."""
     for folder in sorted((home / "results").glob("*/*/*")):
         if not folder.is_dir():
             continue
@@ -182,7 +182,7 @@ class _Folder:
         )
 
     def _settings(self) -> Iterator[tuple[TreeLayout, Path]]:
-        """Give the folder of this result's settings in each layout."""
+        """Yield the folder of this result's settings in each layout."""
         for layout in tree_layouts():
             yield layout, layout.settings_of(self.home, self.system, self.model, self.folder.name)
 
@@ -197,7 +197,7 @@ class _Folder:
         return next(paths, folder / newest.measurements)
 
     def _test_runs(self) -> Iterator[tuple[str, Performance]]:
-        """Give the logs of compliance tests; what cannot be read is left out, as the rules ask for no log of them."""
+        """Yield the logs of compliance tests; what cannot be read is left out, as the rules ask for no log of them."""
         reader = Reader(self.reader.root)
         for test in sorted(self._compliance()):
             folders = [folder for folder in (test / "performance" / "run_1", test) if (folder / DETAIL_LOG).is_file()]
@@ -210,7 +210,7 @@ class _Folder:
 
 
 def compliance_folders(home: Path, folder: Path) -> Iterator[Path]:
-    """Give the folders in which the compliance tests of a result may lie, that of the newest layout first."""
+    """Yield the folders in which the compliance tests of a result may lie, that of the newest layout first."""
     system, model, scenario = folder.parts[-3:]
     for layout in tree_layouts():
         yield layout.compliance_of(home, system, model, scenario)

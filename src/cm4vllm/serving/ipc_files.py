@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import NotWritable
-from cm4vllm.common.owned_folders import mark, remove_marked, unmark
+from cm4vllm.common.ownership_notes import mark, remove_marked, unmark
 
 __all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
 
@@ -125,7 +125,7 @@ def _remove(folder: Path) -> None:
 
 
 def _shared_memory_of(processes: Iterable[int]) -> Iterator[Path]:
-    """Give the shared memory that these processes use: files that they have mapped, folders of open files."""
+    """Yield the shared memory that these processes use: files that they have mapped, folders of open files."""
     inodes, opened = set[int](), set[str]()
     for pid in processes:
         with contextlib.suppress(OSError):  # it has ended

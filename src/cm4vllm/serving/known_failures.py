@@ -142,9 +142,38 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "kernel-image",
-        (r"no kernel image is available", r"invalid device function", r"GPUs with compute capability below"),
+        (
+            r"no kernel image is available",
+            r"invalid device function",
+            r"hipErrorNoBinaryForGpu",
+            r"GPUs with compute capability below",
+        ),
         "take a vLLM that is built for this GPU's architecture: another release, --adr.vllm.tags=_version.<release>, or"
         " one of your own, --vllm_python",
+    ),
+    KnownFailure(
+        "driver-older",
+        (
+            r"device kernel image is invalid",
+            r"unsupported toolchain",
+            r"ErrorUnsupportedPtxVersion",
+            r"driver version is insufficient",
+        ),
+        "update the GPU's driver to one for the CUDA release that this vLLM was built with (`nvidia-smi` shows the "
+        "newest release that the driver runs), or take a vLLM built with an older one, "
+        "--adr.vllm.tags=_version.<release>",
+    ),
+    KnownFailure(
+        "gpu-feature",
+        (r"Feature '[^']*' (?:not supported on|requires) \.target", r"fp8e\w+ (?:data type is )?not supported"),
+        "serve what this GPU has instructions for: --dtype=float16 where it lacks bfloat16 (.bf16); where it lacks FP8 "
+        "(fp8e4nv, .e4m3), leave --kv_cache_dtype out and serve a checkpoint without FP8",
+    ),
+    KnownFailure(
+        "nvcc",
+        (r"nvcc\s+fatal", r"No supported CUDA architectures found"),
+        "set CUDA_HOME to a CUDA toolkit that knows this GPU, as CUDA_HOME=/usr/local/cuda-13.0 before the command: "
+        "FlashInfer compiles kernels with its nvcc when the server starts",
     ),
     KnownFailure(
         "ptxas",
@@ -159,7 +188,9 @@ KNOWN_FAILURES = (
             r"gfx\w+-only",
             r"GPU archs? .*gfx\w+.* (?:invalid|not supported)",
             r"Unknown GPU architecture: gfx",
-            r"(?:AssertionError|assert) .*gfx\d+",
+            r"\bassert(?:ionerror:)? .*gfx\d",
+            r"supported (?:on|for|by) gfx\d",
+            r"gfx\d\w* is (?:not |un)supported",
         ),
         "set VLLM_ROCM_USE_AITER=0 before the command: a kernel of AITER does not exist for this GPU; otherwise take "
         "another release, --adr.vllm.tags=_version.<release>",
@@ -228,6 +259,18 @@ KNOWN_FAILURES = (
         "restart the machine: the NVIDIA driver was updated, and the kernel still has the earlier one loaded",
     ),
     KnownFailure(
+        "forward-compatibility",
+        (r"forward compatibility was attempted",),
+        "update the host's driver, or take an image with an older CUDA: only GPUs for data centres run a newer CUDA "
+        "than their driver's; without a container, take the compatibility library (cuda-compat) out of LD_LIBRARY_PATH",
+    ),
+    KnownFailure(
+        "gpu-fault",
+        (r"uncorrectable ECC error", r"fallen off the bus", r"GPU is lost"),
+        "the GPU itself fails: `dmesg` shows how (Xid); reset it (nvidia-smi --gpu-reset) or restart the machine, and "
+        "replace the GPU if the error comes again",
+    ),
+    KnownFailure(
         "fabric-manager",
         (r"Error 802: system not yet initialized", r"cudaErrorSystemNotReady"),
         "start NVIDIA's Fabric Manager, in the version of the driver: systemctl start nvidia-fabricmanager",
@@ -237,6 +280,7 @@ KNOWN_FAILURES = (
         (
             r"driver on your system is too old",
             r"no CUDA-capable device",
+            r"No CUDA GPUs are available",
             r"Failed to infer device type",
             r"Device string must not be empty",
             r"Failed to initialize NVML",
@@ -245,10 +289,16 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "gloo",
-        (r"Gloo connectFullMesh failed", r"gloo.*Connection refused"),
+        (
+            r"Gloo connectFullMesh failed",
+            r"gloo.*Connection (?:refused|timed out)",
+            r"Dist(?:Network|Store)Error",
+            r"client socket (?:has|cannot)",
+        ),
         "the processes do not reach each other at the address of this host's name: set GLOO_SOCKET_IFNAME and "
         "NCCL_SOCKET_IFNAME to the network interface that they share (`ip -br address` lists them; lo on one machine), "
-        "and correct /etc/hosts where it maps the name to 127.0.0.1 or 127.0.1.1 and there are several nodes",
+        "open its ports in the firewall, and correct /etc/hosts where it maps the name to 127.0.0.1 or 127.0.1.1 and "
+        "there are several nodes",
     ),
     KnownFailure(
         "nccl",
@@ -263,7 +313,12 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "instruction",
-        (r"Illegal instruction", r"killed by SIGILL", r"died unexpectedly \(exit code: -4\)", _ended_by(4)),
+        (
+            r"Illegal instruction(?! was encountered)",
+            r"killed by SIGILL",
+            r"died unexpectedly \(exit code: -4\)",
+            _ended_by(4),
+        ),
         "give --dtype=float32 if the model is served as bfloat16: this processor, or the virtual machine, lacks an "
         "instruction (AMX, AVX-512) that this vLLM uses for it; otherwise use another machine",
     ),
@@ -282,7 +337,10 @@ KNOWN_FAILURES = (
     KnownFailure(
         "crash",
         (
-            r"illegal memory access",
+            r"illegal (?:memory access|instruction was encountered)",
+            r"unspecified launch failure",
+            r"misaligned address",
+            r"device-side assert triggered",
             r"Memory access fault by GPU",
             r"Segmentation fault",
             r"killed by SIGSEGV",
@@ -293,8 +351,24 @@ KNOWN_FAILURES = (
         "release, --adr.vllm.tags=_version.<release>; if other models fail, too, `dmesg` shows faults of the GPU (Xid)",
     ),
     KnownFailure(
+        "number",
+        (r"invalid literal for int\(\) with base 10",),
+        "correct the value in quotes, which must be a whole number: CUDA_VISIBLE_DEVICES holds numbers separated by "
+        "commas, without an empty part as in `0,`; else it is of another variable, or of an option in --extra_args",
+    ),
+    KnownFailure(
+        "peer",
+        (r"Connection (?:closed|reset) by peer",),
+        "find why another process of this server ended, which closed the connection: the log names its error further "
+        "up, or that of another node does; `dmesg` shows whether the kernel ended it for lack of memory",
+    ),
+    KnownFailure(
         "unexplained",
-        (r"Engine core initialization failed",),
+        (
+            r"Engine (?:core initialization failed|process failed to start)",
+            r"EngineDeadError",
+            r"WorkerProc initialization failed",
+        ),
         "start it once more with VLLM_LOGGING_LEVEL=DEBUG set before the command: its engine ended without a reason in "
         "the log; `dmesg` shows whether the kernel ended it for lack of memory",
     ),

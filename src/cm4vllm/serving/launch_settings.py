@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.containers import engine_for
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero, require_share
+from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
@@ -248,21 +248,14 @@ def require_without(flag: str, **others: tuple[object, str]) -> None:
 
 def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:
     """Refuse numbers with which no server starts. Raises UsageError."""
-    numbers = {
-        "ready_timeout": ready_timeout_s,
-        "max_num_seqs": chosen.max_num_seqs,
-        "max_num_batched_tokens": chosen.max_num_batched_tokens,
-        "max_model_len": chosen.max_model_len,
-    }
-    for flag, number in numbers.items():
-        require_above_zero(f"--{flag}", number)
-    require_share("--gpu_memory_utilization", chosen.gpu_memory_utilization, "the GPU's memory")
-    if chosen.kv_cache_gib is not None and chosen.kv_cache_gib < 0:
-        raise UsageError(
-            f"--kv_cache_space={chosen.kv_cache_gib} is not usable",
-            cause="it is a number of GiB",
-            remedy="give 0 or more, or leave it out",
-        )
+    require_above_zero("--ready_timeout", ready_timeout_s)
+    arguments.require_possible_sizes(
+        max_model_len=chosen.max_model_len,
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        gpu_memory_utilization=chosen.gpu_memory_utilization,
+        kv_cache_gib=chosen.kv_cache_gib,
+    )
 
 
 def require_no_replicas(settings: LaunchSettings) -> None:

@@ -86,7 +86,7 @@ class Speed(Record, frozen=True, kw_only=True):
 
     @property
     def slowed(self) -> bool:
-        """True if a part of the run was slower than the number of requests explains."""
+        """Return True if a part of the run was slower than the number of requests explains."""
         return self.parts >= LEAST_PARTS and self.slowest < SLOW and 1 - self.slowest > TIMES * self.scatter
 
     @property

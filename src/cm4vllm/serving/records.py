@@ -91,11 +91,12 @@ class ServerIdentity(Record, frozen=True, kw_only=True):
     """Reports of a server that the job did not start about itself, by name; the order of its answers does not count.
 
     `process_started_s` is when its process started, in seconds since 1970; None where it reports none, or where several
-    processes answer at its address.
+    processes answer at its address. `unanswered` are the pages that it did not answer, each with the reason in words.
     """
 
     reported: dict[str, str] = {}
     process_started_s: float | None = None
+    unanswered: dict[str, str] = {}
 
 
 class NodeRecord(Record, frozen=True, kw_only=True):

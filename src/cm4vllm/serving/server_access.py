@@ -141,7 +141,7 @@ def own_access() -> Access:
 
 
 def unencrypted(access: Access, endpoint: str) -> bool:
-    """Tell whether a key or header for a server would go over a network unencrypted."""
+    """Return True if a key or header for a server would go over a network unencrypted."""
     parts = urlsplit(endpoint)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "") and access != NO_ACCESS
 

@@ -209,7 +209,7 @@ def require_division(server: ServerRecord, division: Division) -> None:
 
 
 def counting(server: ServerRecord) -> list[str]:
-    """Say in sentences how token ids and counts of a server's answers are obtained: for every page and for the run."""
+    """Return in sentences how token ids and counts of a server's answers are obtained, for pages and the run."""
     dialect = server.dialect
     if dialect is None:
         return ["Token ids are those that the server lists; it counts as many for each answer."]

@@ -56,7 +56,7 @@ def read_runs(folder: Path, scenarios: Iterable[Scenario], *, submitter: str, di
 
 
 def _belonging(tests: Iterable[ComplianceTest], run: RunRecord) -> Iterator[ComplianceTest]:
-    """Give the compliance tests of a scenario that were made with what its performance run was made with."""
+    """Yield the compliance tests of a scenario that were made with what its performance run was made with."""
     for test in tests:
         if test.belongs_to(run):
             yield test

@@ -16,7 +16,8 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree, text_of
-from cm4vllm.common.owned_folders import forget, make_way, note_written
+from cm4vllm.common.owned_folders import forget, make_way
+from cm4vllm.common.ownership_notes import note_written
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import Record, write_record
@@ -127,7 +128,7 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 
 
 def is_rehearsal(tree: Path, submitter: str) -> bool:
-    """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
+    """Return True if a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
     folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in tree_layouts()}
     files = [
         file
@@ -254,7 +255,7 @@ def expected_words(record: CheckerRecord) -> str:
 
 
 def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
-    """Say that all is well, or raise CheckerFailed."""
+    """Print that all is well, or raise CheckerFailed."""
     for checker in record.runs:
         if checker.own_fault:
             warn(f"{checker.name} gives no verdict on this tree: it ends by a fault of its own, {checker.own_fault}")

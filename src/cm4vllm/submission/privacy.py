@@ -67,7 +67,7 @@ class PrivateWord:
 
     @property
     def names_somebody(self) -> bool:
-        """Say whether the word may not be published at all; /root is removed from our texts, but names no person."""
+        """Return True if the word may not be published at all; /root is removed from our texts, but names no person."""
         return self.word != "/root"
 
     @property

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import typed_path, write_json
+from cm4vllm.common.files import json_text, typed_path
 from cm4vllm.common.owned_folders import forget, write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, remove_record, write_record
@@ -122,7 +122,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         say(f"system description: please check: {hint}")
     _write_machines(folder, [facts, *others])
     write_record(folder / SOFTWARE_FILE, detect_software(server))
-    write_json(folder / SYSTEM_FILE, description)
+    write_noted(folder / SYSTEM_FILE, json_text(description))
     blank = None if settings.system_file else folder / _TEMPLATE
     if blank is not None and not blank.exists():
         write_noted(blank, template(description))
@@ -169,7 +169,7 @@ def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation:
         remove_record(path, MachineFacts)
     remove_record(folder / SOFTWARE_FILE, SoftwareRecord)
     forget(folder / _TEMPLATE)
-    write_json(folder / SYSTEM_FILE, description)
+    write_noted(folder / SYSTEM_FILE, json_text(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), None)
 
 
@@ -197,7 +197,7 @@ def check_stated(system_file: str, name: str) -> SystemFile:
 
 
 def runs_here(endpoint: str) -> bool:
-    """Say whether a server's address is one of this machine's own."""
+    """Return True if a server's address is one of this machine's own."""
     parsed = urlsplit(endpoint)
     if parsed.scheme == "unix":
         return True

@@ -111,7 +111,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
 
 
 def _name_versions(folder: Path, here: str) -> None:
-    """Say so where a tree has several versions of the program."""
+    """Print a warning where a tree has several versions of the program."""
     others = [path.name for path in program_folders(folder) if path.name != here]
     if others:
         warn(

@@ -48,12 +48,12 @@ def outcome(folder, data, kind=""):
 
 
 def whole_and_valid(result):
-    """Say whether a log of a tree reads as valid: of one without its figure, a check says so (METRIC-MISSING)."""
+    """Return True if a log of a tree reads as valid: of one without its figure, a check says so (METRIC-MISSING)."""
     return result is not None and result.loadgen_valid and result.tokens_per_second is not None
 
 
 def reads_as_valid(folder, data):
-    """Say whether a log reads as that of a valid result."""
+    """Return True if a log reads as that of a valid result."""
     (folder / DETAIL_LOG).write_bytes(data)
     try:
         return read_performance(folder).valid

@@ -83,7 +83,7 @@ class EndpointsJob(ScheduledJob):
 
     @property
     def is_stand_in(self) -> bool:
-        """True where the tiny model is measured, on its own dataset."""
+        """Return True where the tiny model is measured, on its own dataset."""
         return self.sources.model == "_tiny"
 
     @classmethod

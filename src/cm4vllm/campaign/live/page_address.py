@@ -38,12 +38,12 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """True if only programs on this machine can reach it."""
+        """Return True if only programs on this machine can reach it."""
         return is_own(self.host)
 
 
 def is_own(host: str) -> bool:
-    """Say whether a host is loopback, by its address or by the one name that no name service answers for."""
+    """Return True if a host is loopback, by its address or by the one name that no name service answers for."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

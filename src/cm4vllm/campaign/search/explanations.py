@@ -67,7 +67,7 @@ def _numbers(metrics: ServerMetrics) -> Iterator[str]:
 
 
 def drift_words(probes: Sequence[ProbeRecord]) -> str:
-    """Say by how much the server's speed differed from probe to probe at the same load; empty where it hardly did."""
+    """Return by how much the server's speed differed between probes of the same load; empty where it hardly did."""
     worst, words = DRIFT, ""
     for probe, other in combinations(probes, 2):
         if probe.speed is None or other.speed is None or (running := _common(probe.speed, other.speed)) is None:

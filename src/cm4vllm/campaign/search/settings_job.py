@@ -22,6 +22,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.owned_folders import discard
+from cm4vllm.common.ownership_notes import Note
 from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings, env_keys
@@ -215,11 +216,13 @@ def _as_it_is(space: Space, start: Start, env: Mapping[str, str], folder: Path) 
 
 
 def _keep_what_was_made_from(folder: Path, digest: str) -> None:
-    """Remove the evaluations of an earlier command that were made from something else."""
+    """Remove the evaluations of an earlier command that were made from something else; other files are kept."""
     path = folder / _INPUTS_FILE
     if path.exists() and path.read_text(encoding="utf-8").strip() == digest:
         return
     for left in folder.glob("candidate-*"):
+        for place in [place for place in left.glob("*") if Note.of(place).files]:
+            discard(place)
         discard(left)
     remove_record(folder / SETTINGS_FILE, SettingsRecord)
     write_text(path, f"{digest}{os.linesep}")

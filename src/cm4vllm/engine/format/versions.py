@@ -67,7 +67,7 @@ class Wanted(Value):
         return bool(self.version or self.minimum or self.maximum)
 
     def accepts(self, version: str) -> bool:
-        """Tell whether a known version fits."""
+        """Return True if a known version fits."""
         key = version_key(version)
         if self.version and key != version_key(self.version):
             return False

@@ -169,7 +169,7 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
 
 
 def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
-    """Give the texts of token ids: without what the tokenizer adds to each text by itself, and as they are."""
+    """Yield the texts of token ids: without what the tokenizer adds to each text by itself, and as they are."""
     added = tokenizer.encode("").ids
     if added and ids[: len(added)] == added:
         yield tokenizer.decode(ids[len(added) :], skip_special_tokens=False)

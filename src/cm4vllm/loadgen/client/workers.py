@@ -312,7 +312,7 @@ class _Worker:
         return came
 
     def frames(self) -> Iterator[tuple[int, int, int, int, bytes]]:
-        """Give each whole record: key, kind, number, the address of its content, and the content itself if it is text.
+        """Yield each whole record: key, kind, number, the address of its content, and the content itself if it is text.
 
         The addresses hold until the next `receive`.
         """

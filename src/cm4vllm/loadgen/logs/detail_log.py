@@ -124,7 +124,7 @@ class DetailLog:
         return number
 
     def is_negative(self, key: str) -> bool:
-        """Tell whether the log has a negative number for `key`."""
+        """Return True if the log has a negative number for `key`."""
         value = self.values.get(key)
         return isinstance(value, int | float) and value < 0
 
@@ -135,7 +135,7 @@ class DetailLog:
         return self.count(key) if key in self.values else None
 
     def is_defined(self, key: str) -> bool:
-        """Tell whether the log has a value for `key`: LoadGen writes NaN or Infinity for a figure it cannot compute."""
+        """Return True if the log has a value for `key`: LoadGen writes NaN or Infinity where it cannot compute one."""
         return key in self.values and self.values[key] not in _UNDEFINED
 
     def is_undefined(self, key: str) -> bool:
@@ -163,7 +163,7 @@ class DetailLog:
 
     @property
     def counts_errors(self) -> bool:
-        """True where the log of a performance run that ended has the number of errors as its last entry."""
+        """Return True where the log of a performance run that ended has the number of errors as its last entry."""
         words = self.text("loadgen_version").partition(" ")[0].split(".")
         version = (int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
         return tuple(version) >= _COUNTS_ERRORS
@@ -246,7 +246,7 @@ def _entries(path: Path) -> Iterator[_Entry]:
 
 
 def _damaged(line: bytes) -> bool:
-    """Tell whether a line without the prefix is part of a damaged entry: its beginning or its rest.
+    """Return True if a line without the prefix is part of a damaged entry: its beginning or its rest.
 
     Zeros are what a file system gives for a part that was never written, or was truncated by a second writer.
     """
@@ -269,7 +269,7 @@ def _entry(path: Path, number: int, text: bytes) -> _Entry:
 
 
 def _finite(value: object) -> object:
-    """Give one of _UNDEFINED for a float that JSON has not, so that whoever reads it as a number meets a text."""
+    """Return one of _UNDEFINED for a float that JSON has not, so that whoever reads it as a number meets a text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -33,7 +33,7 @@ _TOLERANCE = 1.0 / (1 << 33)
 
 
 def passes(queries: int, over: int, confidence: float = CONFIDENCE) -> bool:
-    """Tell whether LoadGen accepts the limit after `queries` queries, of which `over` took longer."""
+    """Return True if LoadGen accepts the limit after `queries` queries, of which `over` took longer."""
     # Fewer than the percentile within the limit can never pass: a server far beyond its limit costs no series then.
     return over <= (1 - PERCENTILE) * queries and queries >= required_within(over, confidence) + over
 
@@ -44,7 +44,7 @@ def missing_queries(queries: int, over: int) -> int:
 
 
 def failing(queries: int, over: int, confidence: float = CONFIDENCE) -> bool:
-    """Say whether it is certain that fewer than the share PERCENTILE are within the limit.
+    """Return True if it is certain that fewer than the share PERCENTILE are within the limit.
 
     It is the same test in the other direction: at that share, as many over the limit are seen with a probability of at
     most 1 - confidence.

@@ -71,6 +71,8 @@ _RULES = tuple(
 
 #: The mean and the least time per output token.
 _TPOT_MEAN, _TPOT_LEAST = "result_time_to_output_token_mean", "result_time_to_output_token_min"
+#: The beginnings of the keys of what a run measured.
+_RESULTS = ("result_", "early_stopping_latency_")
 #: LoadGen's words for an answer of one token, which has no time per output token (loadgen/logging.cc).
 _OF_ONE = "Number of tokens need to be greater than 1"
 
@@ -104,7 +106,7 @@ def undefined(log: DetailLog) -> list[str]:
 
 
 def negative(log: DetailLog) -> list[str]:
-    """Return the keys of the figures that are below 0, but for times per output token of answers of one token.
+    """Return the keys of all numbers of a result that are below 0, but for times per output token of one token.
 
     Of these LoadGen logs an error, and computes a number that means nothing (loadgen/logging.cc).
     """
@@ -112,8 +114,9 @@ def negative(log: DetailLog) -> list[str]:
     return [
         key
         for key in log.values
-        if log.is_negative(key)
-        and any(not (of_one_token and rule.name.startswith("tpot")) for rule, _ in _meanings(key))
+        if key.startswith(_RESULTS)
+        and log.is_negative(key)
+        and not (of_one_token and any(rule.name.startswith("tpot") for rule, _ in _meanings(key)))
     ]
 
 
@@ -131,7 +134,7 @@ def _logged(log: DetailLog) -> Iterator[LoggedFigure]:
 
 
 def _of_one_token(log: DetailLog, rule: _Rule, key: str) -> bool:
-    """Tell whether a figure is LoadGen's time per output token of answers of one token: negative, or a mean of such."""
+    """Return True if a figure is LoadGen's time per token of answers of one token: negative, or a mean of such."""
     return rule.name.startswith("tpot") and (
         log.is_negative(key) or (key == _TPOT_MEAN and log.is_negative(_TPOT_LEAST))
     )
@@ -168,7 +171,7 @@ def _short(name: str) -> str:
 
 
 def _derived(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[LoggedFigure]:
-    """Give the number of samples, the tokens of one, and how long the run lasted, to the six digits of LoadGen's rates.
+    """Yield the number of samples, the tokens of one, and the run's duration, to the six digits of LoadGen's rates.
 
     Offline is one query, whose latency is the duration; elsewhere LoadGen divides one sample less by the time.
     """

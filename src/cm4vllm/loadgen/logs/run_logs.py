@@ -105,7 +105,7 @@ def require_whole(folder: Path, mode: Mode) -> DetailLog:
 
 
 def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], int]]:
-    """Give each entry of an accuracy log: index in the dataset, token ids, number of tokens.
+    """Yield each entry of an accuracy log: index in the dataset, token ids, number of tokens.
 
     Raises RunFailed when the log is truncated or not one, and when its tokens were written with 64 bits.
     """
@@ -116,7 +116,7 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
 
 
 def read_label_log(path: Path, labels: str) -> Iterator[tuple[int, str, int]]:
-    """Give each entry of an accuracy log of int64 labels: index in the dataset, text, number of tokens.
+    """Yield each entry of an accuracy log of int64 labels: index in the dataset, text, number of tokens.
 
     `labels` are the characters that the log numbers. Raises RunFailed when the log is truncated or not one.
     """
@@ -131,7 +131,7 @@ def read_label_log(path: Path, labels: str) -> Iterator[tuple[int, str, int]]:
 
 
 def read_text_log(path: Path) -> Iterator[tuple[int, str, int]]:
-    """Give each entry of an accuracy log of UTF-8 text: index in the dataset, text, number of tokens.
+    """Yield each entry of an accuracy log of UTF-8 text: index in the dataset, text, number of tokens.
 
     Raises RunFailed when the log is truncated, not one, or its answers are no UTF-8.
     """

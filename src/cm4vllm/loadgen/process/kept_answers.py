@@ -23,7 +23,8 @@ import msgspec
 
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import mapped, sync_folder
-from cm4vllm.common.owned_folders import beside, make_way
+from cm4vllm.common.owned_folders import make_way
+from cm4vllm.common.ownership_notes import beside
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.common.repetition import repeated

@@ -224,7 +224,7 @@ def _set_audit(test: Any, wanted: Audit, settings: RunSettings) -> None:
 
 
 def _measures(test: Any, terms: Terms) -> bool:
-    """Tell whether LoadGen measures what the benchmark's rules limit, by these limits if any (mlperf.conf has ms)."""
+    """Return True if LoadGen measures what the benchmark's rules limit, by these limits if any (mlperf.conf has ms)."""
     limits, counts = terms.limits, bool(test.use_token_latencies) == terms.token_latencies
     if limits is None:
         return counts

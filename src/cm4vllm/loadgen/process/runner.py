@@ -171,7 +171,7 @@ def _begun_piece(settings: RunSettings, folder: Path, servers: RunServers) -> Pa
 
 
 def _is_here(server: ServerRecord) -> bool:
-    """Tell whether the servers run on this machine, and so use its GPUs."""
+    """Return True if the servers run on this machine, and so use its GPUs."""
     return server.simulated is None and all(
         is_loopback(urlsplit(endpoint).hostname or "localhost") for endpoint in server.endpoints
     )

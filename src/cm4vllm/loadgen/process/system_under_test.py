@@ -125,7 +125,7 @@ class SystemUnderTest:
         self.times.issued(now_ns, ((query[0], index, query[3]) for query, index in zip(queries, indices, strict=True)))
 
     def _give(self, samples: Sequence[Any]) -> None:
-        """Give LoadGen the answers of an earlier piece of the run."""
+        """Pass to LoadGen the answers of an earlier piece of the run."""
         now_ns, records = time.monotonic_ns(), self._library.records
         self.times.issued(now_ns, ((sample.id, sample.index, records[sample.index][2]) for sample in samples))
         for sample in samples:
@@ -255,5 +255,5 @@ class SystemUnderTest:
 
 
 def _is_crowded(causes: Iterable[str]) -> bool:
-    """Tell whether the server may have refused requests because they were too many at a time."""
+    """Return True if the server may have refused requests because they were too many at a time."""
     return any(cause.startswith(_CROWDED) for cause in causes)

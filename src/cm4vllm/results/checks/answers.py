@@ -205,6 +205,6 @@ def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
 
 
 def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:
-    """Give the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
+    """Yield the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
     cut = len(text) // 2
     yield from (match for match in pattern.finditer(text) if not match.start() - _JOINED < cut < match.end() + _JOINED)

@@ -37,7 +37,7 @@ def one_campaign(submission: Submission) -> Iterator[Fault]:
 
 
 def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
-    """Give each of our runs with its record, where the division has the rule MODEL in any category."""
+    """Yield each of our runs with its record, where the division has the rule MODEL in any category."""
     if any(
         submission.division == division and "MODEL" in rules.division_rules(division, category)
         for division in rules.Division
@@ -112,7 +112,7 @@ def lengths(submission: Submission, part: Part, run: RunRecord) -> Iterator[Faul
 
 
 def _facts(submission: Submission, campaign: CampaignRecord) -> Iterator[tuple[str, object, object]]:
-    """Give the facts that are stated in two places: name, value found (None for none), value in campaign.json."""
+    """Yield the facts that are stated in two places: name, value found (None for none), value in campaign.json."""
     asked = _flags(campaign.command)
     yield "the command's --division", asked.get("division"), campaign.division
     yield "the command's --execution_mode", asked.get("execution_mode"), campaign.execution_mode

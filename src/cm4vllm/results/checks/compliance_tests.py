@@ -79,7 +79,7 @@ def test_folder(submission: Submission, result: Result, wanted: ComplianceRules)
 def _passed(
     submission: Submission, result: Result, folder: Path, wanted: ComplianceRules, terms: Terms
 ) -> Iterator[Fault]:
-    """Give the parts of a passed test that a test's folder lacks."""
+    """Yield the parts of a passed test that a test's folder lacks."""
     for file in wanted.files:
         yield from _verified(submission, folder, file, terms)
     if wanted.run_logs != "required":
@@ -92,7 +92,7 @@ def _passed(
 
 
 def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> Iterator[Fault]:
-    """Give the faults of the run of a test, which has to keep the rules of a performance run."""
+    """Yield the faults of the run of a test, which has to keep the rules of a performance run."""
     seeds = rules.round_terms(terms.round).test_seeds.get(folder.name, terms.seeds)
     reader = Reader(submission.root)
     part = reader.performance((folder / _LOGS[0]).parent, msgspec.structs.replace(terms, seeds=seeds))
@@ -123,7 +123,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
 
 
 def _apart(folder: Path, terms: Terms) -> Iterator[str]:
-    """Give the faults in the scores of a test's answers: they are missing, or differ from the accuracy run's."""
+    """Yield the faults in the scores of a test's answers: they are missing, or differ from the accuracy run's."""
     scores = [scores_of(folder / name) for name in _SCORES]
     for target in terms.targets:
         tested, baseline = (values.get(target.label) for values in scores)

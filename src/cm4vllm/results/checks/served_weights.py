@@ -47,7 +47,7 @@ _NONE = ("", "none", "no", "n/a", "na", "-")
 
 
 def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, Result]]:
-    """Give each result whose weights are at hand and can be read: one of each model of a system."""
+    """Yield each result whose weights are at hand and can be read: one of each model of a system."""
     for served in submission.weights:
         seen = set()
         for result in served.results:

@@ -155,7 +155,7 @@ def types(submission: Submission, result: Result) -> Iterator[Fault]:
 
 
 def _other_types(home: Path, result: Result, said: str, where: str, fields: str) -> Iterator[Fault]:
-    """Give the types that the names of a result, or the one that calibration.md, states instead of the stated ones."""
+    """Yield the types that the names of a result, or the one that calibration.md, states instead of the stated ones."""
     stated = _types_of(_METHOD.findall(said))
     named = {name: _types_of(methods) for name in _names(result) if (methods := _METHOD.findall(name))}
     page = _types_of(_methods(home, result.division))
@@ -172,7 +172,7 @@ def _types_of(methods: Iterable[str]) -> set[str]:
 
 
 def _names(result: Result) -> Iterator[str]:
-    """Give the names of a result that may say how its weights were quantised, where its commands serve one model."""
+    """Yield the names of a result that may say how its weights were quantised, where its commands serve one model."""
     yield from (result.system, result.model, str(result.measurements.get("starting_weights_filename", "")))
     served = models_served(result.readme)
     yield from served if len(served) == 1 else ()

@@ -51,7 +51,7 @@ class EventStream(ABC):
 
     @property
     def done(self) -> bool:
-        """True when [DONE] has come."""
+        """Return True when [DONE] has come."""
         return self._done
 
     def _read(self, end: int) -> None:

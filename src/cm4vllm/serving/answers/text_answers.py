@@ -184,7 +184,7 @@ def _require_prompt(counted: int, sent: int, prompts: Prompts) -> None:
 
 
 def _texts(content: list[Any]) -> Iterator[str]:
-    """Give the texts of a content that is a list of parts."""
+    """Yield the texts of a content that is a list of parts."""
     for part in content:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):

@@ -153,7 +153,7 @@ def look(python: str, address: str, workers: int = 0) -> Cluster:
 
 
 def show(settings: RaySettings) -> Cluster:
-    """Say what the cluster has and whether a server of tp_size x pp_size GPUs fits. Raises UsageError when not."""
+    """Print what the cluster has and whether a server of tp_size x pp_size GPUs fits. Raises UsageError when not."""
     tensor, pipeline = settings.tp_size or 1, settings.pp_size or 1
     workers = tensor * pipeline
     cluster = look(settings.python, _address(settings), workers if workers > 1 else 0)
@@ -174,7 +174,7 @@ def show(settings: RaySettings) -> Cluster:
 
 
 def wait_in_foreground(path: str) -> None:
-    """Tell how the node is used and wait for Ctrl-C. Raises ServerDied when the node ends before."""
+    """Print how the node is used and wait for Ctrl-C. Raises ServerDied when the node ends before."""
     record = read_record(Path(path), RayRecord)
     if record.role == "head":
         say(f"on each other machine: cm run script --tags=run,ray-cluster,_worker --address={record.address}")

@@ -190,7 +190,7 @@ def _flags(asked: Asked, fit: Fit) -> str:
 
 
 def _layouts(asked: Asked) -> Iterator[tuple[int, int]]:
-    """Give tensor and pipeline sizes, the smallest groups first; heads and layers divide evenly among GPUs.
+    """Yield tensor and pipeline sizes, the smallest groups first; heads and layers divide evenly among GPUs.
 
     A group that does not fit into a node is on all GPUs of several nodes.
     """
