@@ -193,8 +193,8 @@ def later(text: str) -> list[str]:
 def test_nothing_is_used_that_the_least_python_lacks():
     folders = ("src", "script", "automation", "tests", "benchmarks", "docs/tools")
     files = [ROOT / "environment.py", *(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))]
-    found = {str(path): later(path.read_text(encoding="utf-8")) for path in files}
-    assert {path: words for path, words in found.items() if words} == {}
+    used = {str(path): later(path.read_text(encoding="utf-8")) for path in files}
+    assert {path: words for path, words in used.items() if words} == {}
     assert later("tar.extractall(a, filter='data')\nx = tarfile.data_filter\n") == ["extractall", "data_filter"]
     assert later("z.extractall(a)\nextract(a, b, filter=1)\nx.filter(y, filter=1)\n") == []
 
