@@ -193,12 +193,12 @@ class Reader:
             detail=log,
         )
 
-    def text(self, path: Path) -> str:
+    def text(self, path: Path, most: int = _MAX_TEXT) -> str:
         """Return the end of a text file, whatever its encoding; empty, and a problem, where it cannot be read."""
         try:
             with opened(path) as file:
-                file.seek(max(0, path.stat().st_size - _MAX_TEXT))
-                return file.read(_MAX_TEXT).decode(errors="replace")
+                file.seek(max(0, path.stat().st_size - most))
+                return file.read(most).decode(errors="replace")
         except OSError as error:
             self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
             return ""

@@ -26,6 +26,8 @@ __all__ = ["compliance_folders", "read_submission", "read_tree", "round_of", "su
 
 T = TypeVar("T")
 
+#: The most bytes of a page beside a result: the checks read it many times.
+_MAX_PAGE = 2**20
 #: The scenarios that a folder may be named after.
 _SCENARIOS = {name.lower(): name for name in Scenario}
 
@@ -171,8 +173,8 @@ class _Folder:
             if self.by_endpoints
             else self.reader.accuracy(self.folder / "accuracy", terms[Mode.ACCURACY]),
             measurements=self.reader.json(stated),
-            user_conf=self.reader.text(conf) if conf else "",
-            readme=self.reader.text(readme) if readme else "",
+            user_conf=self.reader.text(conf, _MAX_PAGE) if conf else "",
+            readme=self.reader.text(readme, _MAX_PAGE) if readme else "",
             files={name: self.reader.name(path) for name, path in files.items() if path},
             compliance=tuple(sorted(path.name for path in self._compliance() if path.is_dir())),
             test_runs=dict(self._test_runs()),
