@@ -211,7 +211,7 @@ def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_shared_memory_is_tried_without_another_process(tmp_path, monkeypatch, method):
-    """Where processes are not forked, Python starts one that tracks what they share, without -P."""
+    """Python starts a process without -P that tracks what processes share where they are not forked."""
     monkeypatch.chdir(tmp_path)
     program = (
         "import multiprocessing, multiprocessing.resource_tracker as tracker\n"
