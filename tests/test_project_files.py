@@ -196,7 +196,7 @@ def test_make_run_works_in_a_path_with_spaces_and_letters_that_are_not_ascii(tmp
     )
     assert (done.returncode, done.stderr) == (0, "")
     said = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
-    assert f"python: -m cm4vllm.engine.tools.register {checkout}" in said
+    assert f"python: -P -m cm4vllm.engine.tools.register {checkout}" in said
     assert "cm: run script --tags=run-mlperf,inference,_vllm --quiet --scenario=Offline" in said
     assert set(said[1::3]) == {str(programs)} and set(said[2::3]) == {str(checkout / ".cm")}
     # A shell would read a dollar or a backquote in the place of it once more.

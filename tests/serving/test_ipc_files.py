@@ -211,7 +211,7 @@ def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_shared_memory_is_tried_without_another_process(tmp_path, monkeypatch, method):
-    """Python starts a process without -P that tracks what processes share where they are not forked."""
+    """Python starts a process that tracks what others share where they are not forked, and starts it without -P."""
     monkeypatch.chdir(tmp_path)
     program = (
         "import multiprocessing, multiprocessing.resource_tracker as tracker\n"
