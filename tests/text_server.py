@@ -76,7 +76,8 @@ class TextServer:
     `counts` it has a usage, which has `extra` tokens more than the text of an answer that ends by itself, and with
     `counts_end` the token that ended it; `overcount` comes to each count. `reasoning` words of each answer come first,
     in the channel of that name. The n-th answer names `model`, and is `empty` or not; `reads` says how many tokens of a
-    prompt it counts. `usage` is more in each usage, `odd` changes each document.
+    prompt it counts. `usage` is more in each usage, `odd` changes each document. The first `together` words come in one
+    event, and the end `last_delay_s` after the last one.
     """
 
     refuses: tuple[str, ...] = ("min_tokens", "top_k", "return_token_ids", "ignore_eos")
@@ -99,6 +100,8 @@ class TextServer:
     error_event: bool = False
     fails: Callable[[int], bool] = lambda number: False
     wait_s: float = 0.0
+    last_delay_s: float = 0.0
+    together: int = 1
     model: Callable[[int], str] = lambda number: MODEL
     reads: Callable[[int, int], int] = lambda number, tokens: tokens
     usage: dict[str, Any] = field(default_factory=dict)
@@ -227,13 +230,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if asked.chat:
             self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        for part in self._parts(words):
+        first = "".join(words[: asked.together])
+        for part in self._parts([first, *words[asked.together :]] if first else []):
             if asked.wait_s:
                 threading.Event().wait(asked.wait_s)
             self._event({"id": "1", "choices": [{"index": 0, **part}]})
         if asked.error_event:
             self._event({"error": "the model died"})
         else:
+            if asked.last_delay_s:
+                threading.Event().wait(asked.last_delay_s)
             last = {"delta": {}} if asked.chat else {"text": ""}
             end = {"id": "1", "choices": [{"finish_reason": reason, "index": 0, **last}]}
             self._event({**end, "usage": usage} if asked.counts else end)

@@ -97,6 +97,14 @@ def test_streams_that_come_whole_make_the_latencies_doubtful(record):
     assert "2501 of 5000 answers came whole" in doubt and "proxy_buffering" in doubt
 
 
+@pytest.mark.parametrize(("scenario", "flag"), [("Server", "--server_target_qps"), ("Offline", "--max_in_flight")])
+def test_a_connection_that_waited_a_second_is_doubtful(record, scenario, flag):
+    assert client_doubts(record(scenario, longest_connect_s=0.89)) == []
+    [doubt] = client_doubts(record(scenario, longest_connect_s=1.04, retries=3))
+    assert "took 1.0 s to open (3 requests were sent again)" in doubt and flag in doubt
+    assert client_doubts(record(scenario, "accuracy", longest_connect_s=1.04)) == []
+
+
 @pytest.mark.parametrize("lag", ["issue_lag", "loop_lag"])
 def test_a_client_that_was_late_during_the_run_is_doubtful(record, lag):
     process = ProcessRecord(

@@ -48,6 +48,23 @@ def loadgens_rate(text, of, tmp_path):
         ("*.Server.ttft_latency = 5000\n", "Server", "the rules of llama3.1-8b have 2000"),
         ("llama3_1-8b.*.tpot_latency = 1\n", "Server", "the rules of llama3.1-8b have 100"),
         ("*.*.use_token_latencies = 0\n", "Server", "the rules of llama3.1-8b have 1"),
+        ("*.Server.target_latency_percentile = 50\n", "Server", "the rules of llama3.1-8b have 99"),
+        ("*.Server.target_latency_percentile = 0.99\n", "Server", "the rules of llama3.1-8b have 99"),
+        ("*.*.infer_token_latencies = 1\n", "Server", "the rules fix it"),
+        ("*.*.infer_token_latencies = 0\n", "Offline", "the rules fix it"),
+        ("*.*.token_latency_scaling_factor = 3\n", "Server", "the rules fix it"),
+        ("*.*.performance_issue_same = 1\n", "Offline", "it is for compliance tests"),
+        ("llama3_1-8b.*.performance_issue_unique = 1\n", "Server", "it is for compliance tests"),
+        ("*.Server.accuracy_log_sampling_target = 100\n", "Server", "it is for compliance tests"),
+        ("*.*.sample_concatenate_permutation = 0\n", "Offline", "the rules of llama3.1-8b have 1"),
+        ("*.*.mode = 2\n", "Offline", "each run has the mode"),
+        ("*.Server.mode = 0\n", "Server", "each run has the mode"),
+        ("*.Server.target_qps = 0\n", "Server", "greater than 0"),
+        ("*.Offline.target_qps = nan\n", "Offline", "greater than 0"),
+        ("*.Server.target_qps = -5\n", "Server", "greater than 0"),
+        ("*.Offline.target_qps = inf\n", "Offline", "greater than 0"),
+        ("*.Offline.min_duration = -1\n", "Offline", "of 0 or more"),
+        ("*.*.max_query_count = nan\n", "Server", "of 0 or more"),
     ],
 )
 def test_a_line_that_sets_nothing_or_another_limit_is_named(text, scenario, words):
@@ -55,6 +72,40 @@ def test_a_line_that_sets_nothing_or_another_limit_is_named(text, scenario, word
         require_usable_conf(text, run_of(scenario))
     assert words in caught.value.cause
     assert f"llama3_1-8b.{scenario}.SETTING = NUMBER" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("line", "scenario", "words"),
+    [
+        ("*.Server.min_duration = 1", "Server", "have 600000 at least"),
+        ("*.*.min_duration = 599999", "Offline", "have 600000 at least"),
+        ("*.*.max_duration = 60000", "Server", "have 600000 at least"),
+        ("*.Offline.min_query_count = 100", "Offline", "have 13368 at least"),
+        ("*.Offline.max_query_count = 100", "Offline", "have 13368 at least"),
+        ("*.*.performance_sample_count_override = 64", "Offline", "have 13368; a run"),
+    ],
+)
+def test_a_valid_run_has_the_least_length_of_the_rules_and_a_rehearsal_not(line, scenario, words):
+    require_usable_conf(line, run_of(scenario))
+    with pytest.raises(UsageError) as caught:
+        require_usable_conf(line, run_of(scenario), ExecutionMode.VALID)
+    assert words in caught.value.cause
+
+
+@pytest.mark.parametrize("execution", ExecutionMode)
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_the_values_of_the_rules_and_longer_runs_are_usable(execution, scenario):
+    lines = (
+        "*.Server.target_latency_percentile = 99",
+        "*.*.sample_concatenate_permutation = 1",
+        "*.*.performance_issue_same = 0",
+        "*.*.min_duration = 700000",
+        "*.*.max_duration = 0",
+        "*.*.performance_sample_count_override = 13368",
+        f"*.{scenario}.target_qps = 0.01",
+        "*.*.min_query_count = 300000",
+    )
+    require_usable_conf("\n".join(lines), run_of(scenario), execution)
 
 
 def test_all_lines_are_named_at_once():
@@ -97,5 +148,5 @@ def test_every_user_conf_that_is_written_here_is_usable(round_, scenario):
     for execution in ExecutionMode:
         of = run_of(scenario, "llama2-70b-99.9", round_)
         text = user_conf(of, execution, target_qps=12.3456789).text
-        require_usable_conf(text, of)
+        require_usable_conf(text, of, execution)
         assert rate_in(text, of) == 12.3456789

@@ -133,7 +133,15 @@ def test_the_users_own_user_conf_is_the_one_that_counts(by_own_conf):
 
 
 @pytest.mark.parametrize(
-    "line", ["llama3.1-8b.Server.target_qps = 200", "*.Server.target_qsp = 200", "*.Server.ttft_latency = 5000"]
+    "line",
+    [
+        "llama3.1-8b.Server.target_qps = 200",
+        "*.Server.target_qsp = 200",
+        "*.Server.ttft_latency = 5000",
+        "*.Server.target_latency_percentile = 50",
+        "*.*.mode = 2",
+        "*.Server.target_qps = nan",
+    ],
 )
 def test_a_user_conf_that_is_not_the_runs_is_refused_by_plan_and_run(env, tmp_path, line):
     own = tmp_path / "own.conf"
@@ -145,6 +153,15 @@ def test_a_user_conf_that_is_not_the_runs_is_refused_by_plan_and_run(env, tmp_pa
             with pytest.raises(UsageError) as caught:
                 begun(asked)
             assert line in caught.value.cause
+
+
+def test_a_valid_run_is_no_shorter_than_the_rules_have_it(env, tmp_path):
+    own = tmp_path / "own.conf"
+    own.write_text("*.Server.target_qps = 5\n*.Server.min_duration = 1\n")
+    asked = inputs(env, CM_MLPERF_USER_CONF=str(own), CM_MLPERF_LOADGEN_SCENARIO="Server", CM_MLPERF_RUN_STYLE="valid")
+    with pytest.raises(UsageError) as caught:
+        require_run(asked)
+    assert "min_duration = 1': the rules" in caught.value.cause
 
 
 def test_the_rate_of_a_user_conf_without_one_is_loadgens_own_and_said(env, tmp_path, capsys):

@@ -415,29 +415,33 @@ def test_tls_to_a_server_that_speaks_plain_http_is_named(upstream):
 
 @pytest.fixture(scope="module")
 def other_certificates(certificate, tmp_path_factory):
-    """A folder with a certificate for other names, and one that expired yesterday; each is its own authority."""
+    """A folder with certificates for other names, and one that expired yesterday; each is its own authority."""
     folder = tmp_path_factory.mktemp("certificates")
     key = folder / "key"
     new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:vllm.example,DNS:a.example"]
+    address = ["-addext", "subjectAltName=IP:192.0.2.7"]
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
     old = ["-signkey", folder / "old-key", "-extfile", folder / "names"]
     for words in (
         ["req", "-x509", *new, *names, "-days", "2", "-keyout", key, "-out", folder / "other"],
+        ["req", "-x509", *new, *address, "-days", "2", "-keyout", folder / "key-2", "-out", folder / "address"],
         ["req", *new, "-keyout", folder / "old-key", "-out", folder / "request"],
         ["x509", "-req", "-in", folder / "request", *old, "-days", "-1", "-out", folder / "old"],
     ):
         subprocess.run(["openssl", *words], check=True, capture_output=True)
     (folder / "other.pem").write_bytes(key.read_bytes() + (folder / "other").read_bytes())
+    (folder / "address.pem").write_bytes((folder / "key-2").read_bytes() + (folder / "address").read_bytes())
     (folder / "old.pem").write_bytes((folder / "old-key").read_bytes() + (folder / "old").read_bytes())
     return folder
 
 
-def test_a_name_that_does_not_fit_the_certificate_is_named(other_certificates):
-    file = other_certificates / "other.pem"
+@pytest.mark.parametrize(("name", "names"), [("other", "vllm.example, a.example"), ("address", "192.0.2.7")])
+def test_a_name_that_does_not_fit_the_certificate_is_named(other_certificates, name, names):
+    file = other_certificates / f"{name}.pem"
     with peer.running(tls=file) as url, pytest.raises(ServerUnsuitable, match="no TLS connection") as caught:
         probe(url, peer.MODEL, text=True, ca_file=str(file))
-    assert "its certificate is for vllm.example, a.example" in caught.value.cause
+    assert f"its certificate is for {names}" in caught.value.cause
     assert "--api_server with a name" in caught.value.remedy
     assert "--api_server_ca" not in caught.value.remedy
 

@@ -1,4 +1,6 @@
-"""A user.conf that the user gives, read as LoadGen reads it: lines that would set nothing are named before a run.
+"""A user.conf that the user gives, read as LoadGen reads it: lines that are of no use are named before a run.
+
+Of no use are those that would set nothing, and those that set another value than the rules have.
 
 LoadGen takes words between spaces, `NAME.SCENARIO.SETTING = NUMBER`, and passes over whatever it has no use for:
 another model's name, a setting that it does not have, `=` without spaces (loadgen/test_settings_internal.cc,
@@ -7,11 +9,12 @@ FromConfig).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.rules import Terms
+from cm4vllm.rules import ExecutionMode, Mode, Terms, issues_equally
 
 __all__ = ["rate_in", "require_usable_conf"]
 
@@ -56,6 +59,20 @@ _OF_SCENARIO = {
 }
 #: The settings that LoadGen takes from its own mlperf.conf alone.
 _FIXED = frozenset({"qsl_rng_seed", "sample_index_rng_seed", "schedule_rng_seed", "accuracy_log_probability"})
+#: The settings that a run here, or the benchmark's lines of mlperf.conf, have whatever a user.conf says.
+_OTHERS = {
+    "mode": "each run has the mode that its recipe gives it",
+    "infer_token_latencies": "the rules fix it, in mlperf.conf",
+    "token_latency_scaling_factor": "the rules fix it, in mlperf.conf",
+}
+#: The settings that are for runs of compliance tests alone (compliance, audit.config of each test).
+_OF_TESTS = frozenset({"performance_issue_same", "performance_issue_unique", "accuracy_log_sampling_target"})
+#: The percentiles that LoadGen judges, in percent (loadgen/mlperf.conf, *.SCENARIO.target_latency_percentile).
+_PERCENTILES = {"SingleStream": 90.0, "MultiStream": 99.0, "Server": 99.0}
+#: The bounds of a run that 0 leaves open.
+_UNBOUNDED = frozenset({"max_duration", "max_query_count"})
+#: The settings that must be greater than 0.
+_POSITIVE = frozenset({"target_qps", "target_latency"})
 #: LoadGen's rates where nothing states one: samples/s, and the expected latency in ms (loadgen/mlperf.conf).
 _RATE, _LATENCY_MS = 1.0, 10.0
 
@@ -76,10 +93,14 @@ class _Line:
         return f"line {self.number}, {self.text!r}"
 
 
-def require_usable_conf(text: str, terms: Terms) -> None:
-    """Raise UsageError for lines of a user.conf that set nothing, or another limit than the rules, all at once."""
+def require_usable_conf(text: str, terms: Terms, execution: ExecutionMode = ExecutionMode.TEST) -> None:
+    """Raise UsageError for the lines of a user.conf that are of no use, all at once.
+
+    Those are lines that set nothing, no usable number, or another value than the rules have: in any run, or in the
+    `execution` mode of valid runs.
+    """
     lines = list(_lines(text))
-    wrong = [f"{line.words}: {why}" for line in lines if (why := _why_not(line, lines, terms))]
+    wrong = [f"{line.words}: {why}" for line in lines if (why := _why_not(line, lines, terms, execution))]
     if wrong:
         raise UsageError(
             "lines of user.conf are not usable for this run",
@@ -127,7 +148,7 @@ def _number(word: str) -> float | None:
         return None
 
 
-def _why_not(line: _Line, lines: list[_Line], terms: Terms) -> str:
+def _why_not(line: _Line, lines: list[_Line], terms: Terms, execution: ExecutionMode) -> str:
     """Return why a line is not usable; empty for one that sets something, or is for other runs."""
     if not line.setting:
         return "it is not NAME.SCENARIO.SETTING = NUMBER alone, nor a comment that begins with '# '"
@@ -150,19 +171,56 @@ def _why_not(line: _Line, lines: list[_Line], terms: Terms) -> str:
             for other in lines
         )
         return "" if own else f"LoadGen's name of this benchmark is {terms.loadgen_name}"
-    return _other_limit(line, terms)
+    return _not_usable(line.value, line.setting, terms) or _against_rules(line.value, line.setting, terms, execution)
 
 
-def _other_limit(line: _Line, terms: Terms) -> str:
-    """Return which limit or measure the rules have where a line sets another one."""
-    limits = terms.limits
-    wanted: float | None = None
-    if line.setting == "use_token_latencies":
-        wanted = float(terms.token_latencies)
-    elif limits is not None and line.setting in ("ttft_latency", "tpot_latency"):
-        wanted = limits.ttft_ms if line.setting == "ttft_latency" else limits.tpot_ms
-    elif limits is not None and line.setting == "target_latency" and not terms.token_latencies:
-        wanted = limits.latency_ms
-    if wanted is None or line.value == wanted:
-        return ""
-    return f"the rules of {terms.benchmark} have {wanted:g}; a run with another is none of this benchmark"
+def _not_usable(value: float, setting: str, terms: Terms) -> str:
+    """Return why a value of a setting can be used by no run; empty where it can."""
+    if setting in _OTHERS:
+        return _OTHERS[setting]
+    least = setting in _POSITIVE and not (setting == "target_latency" and terms.token_latencies and terms.paced)
+    if not math.isfinite(value) or value < 0 or (least and value == 0):
+        return f"it must be a number {'greater than 0' if least else 'of 0 or more'}"
+    if setting in _OF_TESTS and value:
+        return "it is for compliance tests, whose audit.config sets it"
+    return ""
+
+
+def _against_rules(value: float, setting: str, terms: Terms, execution: ExecutionMode) -> str:
+    """Return what the rules have in the place of a value; empty where they allow it."""
+    valid = execution is ExecutionMode.VALID and terms.mode is Mode.PERFORMANCE
+    wanted = _fixed(terms, valid=valid).get(setting)
+    if wanted is not None and value != wanted:
+        return f"the rules of {terms.benchmark} have {wanted:g}; a run with another is none of this benchmark"
+    least = _least(terms).get(setting, 0) if valid else 0
+    if value < least and not (value == 0 and setting in _UNBOUNDED):
+        return (
+            f"the rules of {terms.benchmark} have {least:g} at least; a rehearsal (--execution_mode=test) may have less"
+        )
+    return ""
+
+
+def _fixed(terms: Terms, *, valid: bool) -> dict[str, float | None]:
+    """Return the values that the rules fix, None for those that they do not; `valid` runs have more of them."""
+    limits, paced = terms.limits, terms.paced
+    fixed: dict[str, float | None] = {
+        "use_token_latencies": float(terms.token_latencies),
+        "target_latency_percentile": _PERCENTILES.get(terms.loadgen_scenario),
+        "sample_concatenate_permutation": 1.0 if issues_equally(terms.round, terms.benchmark) else None,
+    }
+    if limits is not None:
+        fixed |= {"ttft_latency": limits.ttft_ms, "tpot_latency": limits.tpot_ms}
+    if limits is not None and paced and not terms.token_latencies:
+        fixed["target_latency"] = limits.latency_ms
+    if valid:
+        loaded = "performance_sample_count_override"
+        fixed[loaded] = float(terms.user_conf.get(loaded, terms.samples))
+    return fixed
+
+
+def _least(terms: Terms) -> dict[str, float]:
+    """Return the least values of a valid performance run; 0 leaves what is _UNBOUNDED without a bound."""
+    queries = max(terms.user_conf.get("min_query_count", 0), terms.min_samples)
+    queries = max(queries, 1 if terms.early_stopping else terms.min_queries)
+    duration = terms.min_duration_ms
+    return {"min_duration": duration, "max_duration": duration, "min_query_count": queries, "max_query_count": queries}

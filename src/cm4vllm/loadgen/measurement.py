@@ -227,7 +227,7 @@ def _given_conf(inputs: RunInputs) -> str:
             cause=str(error),
             remedy="name a file that can be read, or none: the rules give one",
         ) from error
-    require_usable_conf(text, inputs.terms)
+    require_usable_conf(text, inputs.terms, ExecutionMode.parse(inputs.execution_mode))
     return text
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cm4vllm.common.records import Record
 
 __all__ = [
@@ -91,10 +93,11 @@ class TextCounts(Record, frozen=True, kw_only=True):
 
     `answers` were compared: all of an accuracy run, a sample of a performance run, none where the server counts none.
     `apart` is the sum over them of the tokens by which both differ; of an answer that ended by itself the server may
-    count one more, the token that ended it, which is in no text. `least_more` is by how many more tokens the server
-    counts each of them at least: tokens of a format that are in no text. `first_tokens` are in the first pieces of
-    their texts. `unsent` says what an answer shows of generated tokens that were not sent. `prompts_changed` are
-    prompts whose text the tokenizer reads as other ids. Versions before wrote the last three here.
+    count one more, the token that ended it, which is in no text. `more` counts the answers by how many more tokens the
+    server counts in them: from -1, for fewer, to one more than tokens of a format can be, for all beyond.
+    `first_tokens` are in the first pieces of their texts. `unsent` says what an answer shows of generated tokens that
+    were not sent. `prompts_changed` are prompts whose text the tokenizer reads as other ids. Versions before wrote the
+    last three here, and in `least_more` the least of `more`.
     """
 
     answers: int
@@ -102,6 +105,7 @@ class TextCounts(Record, frozen=True, kw_only=True):
     tokenizer_tokens: int
     apart: int
     least_more: int = 0
+    more: dict[int, int] = {}
     first_tokens: int = 0
     unsent: str = ""
     prompts_changed: int = 0
@@ -109,26 +113,46 @@ class TextCounts(Record, frozen=True, kw_only=True):
     server_prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
 
+    @classmethod
+    def of_answer(cls, server_tokens: int, tokenizer_tokens: int, *, more: int, first: int, unsent: str) -> TextCounts:
+        """Return the counts of one answer, in which the server counts so many `more` tokens."""
+        return cls(
+            answers=1,
+            server_tokens=server_tokens,
+            tokenizer_tokens=tokenizer_tokens,
+            apart=abs(more),
+            more={max(-1, min(more, FORMAT_TOKENS + 1)): 1},
+            first_tokens=first,
+            unsent=unsent if more > 0 else "",
+        )
+
     @property
     def format_tokens(self) -> int:
-        """The tokens of each answer that the server counts and that are in no text: a constant few, or 0."""
-        return self.least_more if self.least_more <= FORMAT_TOKENS else 0
+        """The tokens that the server counts and that are in no text, the same in most answers: a constant few, or 0."""
+        more = self._more
+        most = max(more, key=lambda tokens: (more[tokens], -tokens), default=0)
+        return most if 0 <= most <= FORMAT_TOKENS else 0
 
     @property
     def difference(self) -> float | None:
         """The part of the server's tokens by which both differ, but for format_tokens; None without a comparison."""
-        apart = self.apart - self.answers * self.format_tokens
+        constant = self.format_tokens
+        # Beyond both ends of `more`, the constant changes each distance by as much as at the end.
+        apart = self.apart + sum(n * (abs(more - constant) - abs(more)) for more, n in self._more.items())
         return apart / self.server_tokens if self.server_tokens else None
 
+    @property
+    def _more(self) -> dict[int, int]:
+        return self.more or {self.least_more: self.answers}
+
     def plus(self, other: TextCounts) -> TextCounts:
-        """Return the counts of both, which are each of one answer at least, or of none."""
-        least = [counts.least_more for counts in (self, other) if counts.answers]
+        """Return the counts of both."""
         return TextCounts(
             answers=self.answers + other.answers,
             server_tokens=self.server_tokens + other.server_tokens,
             tokenizer_tokens=self.tokenizer_tokens + other.tokenizer_tokens,
             apart=self.apart + other.apart,
-            least_more=min(least, default=0),
+            more=dict(sorted((Counter(self.more) + Counter(other.more)).items())),
             first_tokens=self.first_tokens + other.first_tokens,
             unsent=self.unsent or other.unsent,
         )

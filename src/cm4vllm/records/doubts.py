@@ -159,7 +159,7 @@ def _prompt_doubts(run: RunRecord) -> Iterator[Doubt]:
     if dialect.prompts is Prompts.TEXT and most > 0:
         yield Doubt(
             f"the server counts more tokens of prompts than were sent: {client.more_words}",
-            "see whether it begins each text with a token that the text has already (add_bos_token)",
+            "see whether it begins or ends each text with a token that the text has already (add_bos_token)",
         )
     if dialect.prompts is Prompts.CHAT and most - least > TEMPLATE_SPREAD:
         yield Doubt(

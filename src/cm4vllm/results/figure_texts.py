@@ -104,7 +104,7 @@ def _text_counts(run: RunRecord) -> Iterator[str]:
         return
     if text.difference is not None:
         more = (
-            f", where it counts {text.format_tokens} tokens more in each, which are in no text"
+            f", where it counts {text.format_tokens} tokens more in most of them, which are in no text"
             if text.format_tokens
             else ""
         )

@@ -1,6 +1,7 @@
 """Servers that are odd and legal pass the probe and the run alike; what makes a figure wrong is refused or said."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from word_runs import SAMPLES, expected, logged
 
 from cm4vllm.common.errors import RunFailed, ServerUnsuitable
+from cm4vllm.loadgen.client.connection import Address, Server
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.records.doubts import client_doubts
 from cm4vllm.records.logs.run_logs import read_performance
@@ -187,20 +189,94 @@ def test_connections_are_opened_in_steps():
     assert client.counts.longest_connect_s > 0
 
 
-@pytest.mark.parametrize("named", ["1", "0.2", "Sun, 06 Nov 2094 08:49:37 GMT"])
-def test_a_busy_server_is_asked_again_when_it_says_in_an_accuracy_run(monkeypatch, named):
+@pytest.mark.parametrize(("clients", "at_a_time"), [(1, 16), (8, 2), (64, 1)])
+@pytest.mark.parametrize("spare", [0, 40])
+def test_the_clients_of_a_run_share_the_connections_of_a_step(clients, at_a_time, spare):
+    """Spare connections are opened before the run, those of requests as these come."""
+    opening, most = 0, 0
+
+    async def script(send, client):
+        [server] = client._servers
+        server.address.connect_s = 0.0
+        server.openings = Server(server.address, b"", clients).openings
+        connect = server.address.connect
+
+        async def counted(connection):
+            nonlocal opening, most
+            opening += 1
+            most = max(most, opening)
+            await connect(connection)
+            opening -= 1
+
+        server.address.connect = counted
+        await client.prepare()
+        if not spare:
+            await send(range(60))
+
+    with FakeVllm() as server:
+        client, ledger = drive(
+            server, [], script=script, clients=clients, spare=spare, max_in_flight=None if spare else 60
+        )
+    assert ledger.causes == {} and client.counts.connections >= 40
+    assert most == at_a_time
+
+
+HINTS = b"HTTP/1.1 103 Early Hints\r\nretry-after: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "named", "pieces", "begin"),
+    [
+        (429, "1", 0, b""),
+        (503, "0.2", 0, b""),
+        (429, "Sun, 06 Nov 2094 08:49:37 GMT", 0, b""),
+        (429, "1", 40, b""),
+        (503, "1", 11, b""),
+        (502, "1", 0, HINTS),
+        (504, "0.2", 30, HINTS),
+    ],
+)
+def test_a_busy_server_is_asked_again_when_it_says_in_an_accuracy_run(monkeypatch, status, named, pieces, begin):
     monkeypatch.setattr("cm4vllm.loadgen.client.client.LONGEST_WAIT_S", 0.3)
-    refused = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: %b\r\ncontent-length: 0\r\n\r\n" % named.encode()
+    refused = b"%bHTTP/1.1 %d Not Now\r\nserver: x\r\nRetry-After: %b\r\ncontent-length: 0\r\n\r\n"
+    refused %= begin, status, named.encode()
     busy = Behaviour()
 
     def raw(number, body):
-        return refused if server._in_flight > 8 or number < 20 else None
+        refuses = server._in_flight > 8 or number < 10
+        busy.split = pieces if refuses else 0
+        return refused if refuses else None
 
     busy.raw, busy.token_delay_s = raw, 0.001
     with FakeVllm(busy) as server:
-        client, ledger = drive(server, range(100), max_in_flight=32, patient=True)
-    exactly_once(ledger, range(100))
-    assert ledger.causes == {} and client.counts.retries > 20
+        client, ledger = drive(server, range(50), max_in_flight=16, patient=True)
+    exactly_once(ledger, range(50))
+    assert ledger.causes == {} and client.counts.retries >= 10
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+@pytest.mark.parametrize("encoding", ["gzip", "Deflate", "identity"])
+def test_answers_that_a_gateway_compresses_are_named(stream_interval, encoding):
+    def raw(number, body):
+        content = b"".join(stream_events(body, [1, 2, 3], Behaviour(), Fault.NONE))
+        if not stream_interval:
+            usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 3}
+            choice = {"token_ids": [1, 2, 3], "finish_reason": "stop"}
+            content = json.dumps({"choices": [choice], "usage": usage}).encode()
+        content = content if encoding == "identity" else gzip.compress(content)
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\ncontent-length: %d\r\n\r\n"
+        return head % (encoding.encode(), len(content)) + content
+
+    with FakeVllm(Behaviour(raw=raw)) as server:
+        _, ledger = drive(server, [1], stream_interval=stream_interval)
+    if encoding == "identity":
+        assert ledger.causes == {}
+    else:
+        assert ledger.causes[1] == f"the answer is compressed ({encoding.lower()}), and was asked for as it is"
+
+
+def test_answers_are_asked_for_as_they_are():
+    assert b"\r\nAccept-Encoding: identity\r\n" in Address("http://host:1", "127.0.0.1", 1).head("/v1/completions")
 
 
 def test_a_measured_run_does_not_wait_for_a_busy_server_and_names_the_flag(tmp_path, make_settings):
@@ -215,7 +291,13 @@ def test_a_measured_run_does_not_wait_for_a_busy_server_and_names_the_flag(tmp_p
 # --- What is stated of prompts and of the model ----------------------------------------------------------------------
 
 
-CACHED = [{"prompt_tokens_details": {"cached_tokens": 15}}, {"prompt_cache_hit_tokens": 1}, {"cached_tokens": 3.0}]
+CACHED = [
+    {"prompt_tokens_details": {"cached_tokens": 15}},
+    {"prompt_cache_hit_tokens": 1},
+    {"cached_tokens": 3.0},
+    {"cache_read_input_tokens": 15},
+    {"input_tokens_details": {"cached_tokens": 15}},
+]
 
 
 @pytest.mark.parametrize("cached", CACHED)
@@ -269,10 +351,11 @@ def test_prompts_that_are_cut_fail_the_run(tmp_path, settings_for, cut, chat):
     assert "the server counts fewer prompt tokens than were sent" in caught.value.cause
 
 
-def test_one_token_more_in_each_prompt_is_said_with_the_constant(tmp_path, settings_for):
-    with TextServer(template_tokens=1) as server:
+@pytest.mark.parametrize("more", [1, 2])
+def test_the_tokens_that_begin_and_end_each_prompt_are_said_with_the_constant(tmp_path, settings_for, more):
+    with TextServer(template_tokens=more) as server:
         record = run(settings_for(server, "Offline", "performance"), tmp_path / "run")
-    assert any("1 more in each" in doubt for doubt in client_doubts(record))
+    assert any(f"{more} more in each" in doubt for doubt in client_doubts(record))
     assert record.faults == ()
 
 
@@ -297,20 +380,38 @@ def test_many_tokens_in_the_first_event_are_said(tmp_path, make_settings, first,
     assert 0 < record.client.first_event_tokens <= first
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.3])
-def test_the_time_from_the_last_token_to_the_end_is_stated(tmp_path, make_settings, delay_s):
-    with FakeVllm(Behaviour(last_delay_s=delay_s)) as server:
-        record = run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
+@pytest.mark.parametrize(("together", "said"), [(1, False), (4, True), (64, True)])
+def test_much_text_in_the_first_event_is_said(tmp_path, settings_for, together, said):
+    with TextServer() as server:
+        settings = settings_for(server, "Server", "performance")
+        server.together = together
+        record = run(settings, tmp_path / "run")
+    assert any("first event" in doubt for doubt in client_doubts(record)) is said
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.3])
+def test_the_time_from_the_last_token_to_the_end_is_stated(tmp_path, make_settings, settings_for, delay_s, text):
+    if text:
+        with TextServer() as server:
+            settings = settings_for(server, "Server", "performance")
+            server.last_delay_s = delay_s
+            record = run(settings, tmp_path / "run")
+    else:
+        with FakeVllm(Behaviour(last_delay_s=delay_s)) as server:
+            record = run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
     assert record.client.end_lag_ms is not None
     # The client may have seen the last token some ms after the server had sent it.
-    assert (record.client.end_lag_ms >= 200) is bool(delay_s)
+    assert (record.client.end_lag_ms >= 100) is bool(delay_s)
     assert any("after its last token" in doubt for doubt in client_doubts(record)) or not delay_s
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("counts_end", [True, False])
-def test_empty_answers_of_an_accuracy_run_are_logged_as_empty(tmp_path, settings_for, scenario, counts_end):
-    with TextServer(counts_end=counts_end) as server:
+@pytest.mark.parametrize("takes", [(), ("min_tokens",)])
+def test_empty_answers_of_an_accuracy_run_are_logged_as_empty(tmp_path, settings_for, scenario, counts_end, takes):
+    refused = tuple(name for name in TextServer().refuses if name not in takes)
+    with TextServer(counts_end=counts_end, refuses=refused) as server:
         settings = settings_for(server, scenario)
         before = len(server.bodies)
         server.empty = lambda number: number - before in (3, 20, 40)
@@ -319,6 +420,34 @@ def test_empty_answers_of_an_accuracy_run_are_logged_as_empty(tmp_path, settings
     assert len(answers) == SAMPLES and record.client.failed == 0
     assert sum(not ids for ids in answers.values()) == 3
     assert all(ids == expected(index) for index, ids in answers.items() if ids)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("counted", [0, 1])
+def test_empty_lists_of_ids_in_an_accuracy_run_are_logged_as_empty(tmp_path, make_settings, scenario, counted):
+    def raw(number, body):
+        if number % 10 != 3 or not began:
+            return None
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": counted}
+        choice = {"index": 0, "token_ids": [], "finish_reason": "stop"}
+        content = json.dumps({"choices": [choice], "usage": usage}).encode()
+        if body.get("stream"):
+            content = b"data: %b\n\ndata: [DONE]\n\n" % content
+        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
+
+    began = False
+    with FakeVllm(Behaviour(pages=PAGES, raw=raw)) as server:
+        settings = served(
+            make_settings, server, scenario, "accuracy", stream_interval=16 if scenario == "Server" else 0
+        )
+        began = True
+        record = run(settings, tmp_path / "run")
+        asked = [body for body in server.bodies if body["max_tokens"] == settings.max_tokens]
+        with pytest.raises(RunFailed, match="requests of the"):
+            run(served(make_settings, server, scenario), tmp_path / "performance")
+    answers = logged(tmp_path / "run")
+    assert record.client.failed == 0 and len(answers) <= len(asked)
+    assert 0 < sum(not ids for ids in answers.values()) < len(answers) / 5
 
 
 @pytest.mark.parametrize("empty", [range(10**6), range(10, 12)])
@@ -338,8 +467,10 @@ def test_tokens_of_a_format_are_no_other_tokenizer(tmp_path, settings_for, words
     monkeypatch.setattr("text_server.answer_words", lambda prompt, most: answer_words(prompt, 100))
     with TextServer(counts_end=False) as server:
         settings = settings_for(server, "Offline", "performance")
-        server.extra = lambda count: more
+        server.extra = lambda count: more if count else 1
         check_tokenizer(settings.server, words[1])
+        begun = len(server.bodies)
+        server.empty = lambda number: number == begun + 20
         record = run(settings, tmp_path / "run")
     assert record.client.text.difference < 0.02
 

@@ -31,6 +31,10 @@ def cut_to_8(reader):
     reader.enable_truncation(8)
 
 
+def cut_to_110(reader):
+    reader.enable_truncation(110)
+
+
 def cut_and_padded(reader):
     reader.enable_truncation(110, stride=2, strategy="only_first")
     reader.enable_padding(length=110)
@@ -72,7 +76,10 @@ def answer_ids(index, most=128):
     return tokenizer().encode("".join(answer_words(prompt_text(index), 2 * most)[:most])).ids
 
 
-@pytest.mark.parametrize("save", [padded, padded_to_a_multiple, cut_to_8, cut_and_padded])
+SAVED = [padded, padded_to_a_multiple, cut_to_8, cut_to_110, cut_and_padded]
+
+
+@pytest.mark.parametrize("save", SAVED)
 def test_what_was_saved_with_a_tokenizer_changes_neither_ids_nor_counts(tmp_path, settings_of, save):
     with TextServer(counts=False) as server:
         run(settings_of(server, "Offline", "accuracy", save), tmp_path / "run")
@@ -80,12 +87,29 @@ def test_what_was_saved_with_a_tokenizer_changes_neither_ids_nor_counts(tmp_path
     assert logged == {index: answer_ids(index) for index in range(SAMPLES)}
 
 
-def test_the_tokens_of_a_server_that_counts_none_are_those_of_its_text(tmp_path, settings_of):
+@pytest.mark.parametrize("save", SAVED)
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_the_tokens_of_a_server_that_counts_none_are_those_of_its_text(tmp_path, settings_of, save, scenario):
     with TextServer(counts=False) as server:
-        record = run(settings_of(server, "Offline", "performance", padded), tmp_path / "run")
+        settings = replace(
+            settings_of(server, scenario, "performance", save), stream_interval=int(scenario == "Server")
+        )
+        record = run(settings, tmp_path / "run")
     mean = sum(len(answer_ids(index)) for index in range(SAMPLES)) / SAMPLES
     assert record.client.completion_tokens / record.client.completed == mean
-    assert read_performance(tmp_path / "run").figures["tokens_per_sample"] == pytest.approx(mean, rel=1e-3)
+    figures = read_performance(tmp_path / "run").figures
+    if scenario == "Offline":
+        assert figures["tokens_per_sample"] == pytest.approx(mean, rel=1e-3)
+    else:
+        assert figures["tpot_mean"] > 0
+
+
+@pytest.mark.parametrize("save", SAVED)
+def test_the_counts_of_a_server_agree_with_those_of_a_saved_tokenizer(tmp_path, settings_of, save):
+    with TextServer() as server:
+        record = run(settings_of(server, "Offline", "performance", save), tmp_path / "run")
+    assert record.client.text.difference == 0
+    assert record.client.least_more == record.client.most_more == 0
 
 
 def test_a_tokenizer_is_opened_in_one_place_only():

@@ -242,9 +242,9 @@ def answer(words, tokens, reason="stop"):
 def test_the_token_that_ends_an_answer_may_be_counted_or_not(tmp_path, tokens, reason, apart):
     counted = texts(tmp_path, every=True)
     assert counted.tokens_of(answer(10, tokens, reason)) == array("i", tokenizer().encode(answer(10, 0).text).ids)
-    more = apart if tokens > 10 else 0
+    more = apart if tokens > 10 else min(0, tokens - 10)
     assert counted.counts() == TextCounts(
-        answers=1, server_tokens=tokens, tokenizer_tokens=10, apart=apart, least_more=more
+        answers=1, server_tokens=tokens, tokenizer_tokens=10, apart=apart, more={more: 1}
     )
 
 
@@ -304,6 +304,43 @@ def test_a_constant_few_tokens_more_in_each_answer_are_no_other_tokenizer(tmp_pa
     assert counted.counts().difference > 0
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [answer(0, 1)],
+        [answer(40, 40, "length")],
+        [answer(0, 0), answer(40, 36, "length"), answer(40, 45, "length")],
+        [answer(40, 80, "length")],
+    ],
+    ids=["an empty one", "equal counts", "fewer and more", "many more"],
+)
+@pytest.mark.parametrize("format_tokens", [4, 16])
+def test_a_few_odd_answers_hide_no_constant(tmp_path, odd, format_tokens):
+    counted = texts(tmp_path, every=True)
+    for each in [*odd, *[answer(40, 40 + format_tokens, "length")] * 255]:
+        counted.tokens_of(each)
+    counts = counted.counts()
+    assert counts.format_tokens == format_tokens
+    apart = sum(
+        abs(each.stated.tokens - len(each.text.split()) - (each == answer(0, 1)) - format_tokens) for each in odd
+    )
+    assert counts.difference == pytest.approx(apart / counts.server_tokens)
+    assert counts.difference < 0.02
+
+
+def test_answers_of_which_half_has_a_constant_have_none(tmp_path):
+    counted = texts(tmp_path, every=True)
+    for number in range(100):
+        counted.tokens_of(answer(40, 40 + 4 * (number % 2), "length"))
+    assert counted.counts().difference > 0.02
+
+
+def test_the_least_of_an_earlier_version_is_its_constant():
+    old = TextCounts(answers=10, server_tokens=440, tokenizer_tokens=400, apart=45, least_more=4)
+    assert (old.format_tokens, old.difference) == (4, 5 / 440)
+    assert replace(old, least_more=17).difference == 45 / 440
+
+
 def test_many_tokens_more_in_each_answer_are_another_tokenizer(tmp_path):
     counted = texts(tmp_path, every=True)
     counted.tokens_of(answer(10, 27, "length"))
@@ -311,10 +348,10 @@ def test_many_tokens_more_in_each_answer_are_another_tokenizer(tmp_path):
 
 
 def test_the_counts_of_several_workers_are_added_up():
-    counts = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, least_more=5)
+    counts = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, more={5: 1})
     none = TextCounts(answers=0, server_tokens=0, tokenizer_tokens=0, apart=0)
-    other = replace(counts, least_more=3, unsent="x")
-    assert added_up([counts, None, none, other], prompts_changed=2) == TextCounts(
-        answers=2, server_tokens=4, tokenizer_tokens=6, apart=2, least_more=3, unsent="x", prompts_changed=2
+    other = replace(counts, more={3: 1}, unsent="x")
+    assert added_up([counts, None, none, other, other], prompts_changed=2) == TextCounts(
+        answers=3, server_tokens=6, tokenizer_tokens=9, apart=3, more={3: 2, 5: 1}, unsent="x", prompts_changed=2
     )
     assert added_up([None], prompts_changed=2) is None

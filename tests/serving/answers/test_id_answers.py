@@ -194,7 +194,9 @@ WHOLE_STREAM = event(choices=[choice([1])]) + event(choices=[choice([2], "stop")
         (WHOLE_STREAM + DONE + event(error={"message": "the engine died"}), "goes on after"),
         (WHOLE_STREAM + event(choices=[choice([3])]) + DONE, "goes on after its finish_reason"),
         (WHOLE_STREAM + event(choices=[choice([], "abort")]) + DONE, "goes on after its finish_reason"),
-        (b"hello\n\n" + WHOLE_STREAM + DONE, "is no event"),
+        (b"<p>hello</p>\n\n" + WHOLE_STREAM + DONE, "is no event"),
+        (b'{"choices": []}\n\n' + WHOLE_STREAM + DONE, "is no event"),
+        (b'error: {"code": 500, "message": "the engine died"}\n\n' + WHOLE_STREAM + DONE, "the engine died"),
         (WHOLE_STREAM.replace(b"data: ", b"data: data: ", 1) + DONE, "not a completion"),
         (WHOLE_STREAM.replace(b"\n\ndata: ", b",", 1) + DONE, "not a completion"),
         (WHOLE_STREAM.replace(b"\n\ndata: ", b"", 1) + DONE, "not a completion"),
@@ -264,9 +266,15 @@ def test_choices_that_come_one_after_the_other_are_refused():
 def test_what_is_no_completion_is_an_answer_error_and_nothing_else(garbage):
     with pytest.raises(AnswerError):
         whole_answer(garbage, 3, LIMITS)
-    for stream in (garbage, b"data: %b\n\n" % garbage + DONE, WHOLE_STREAM + b"data: %b\n\n" % garbage + DONE):
+    for stream in (garbage, b"data: %b\n\n" % garbage + DONE):
         with pytest.raises(AnswerError):
             read([stream])
+    among_others = WHOLE_STREAM + b"data: %b\n\n" % garbage + DONE
+    if garbage in (b"[]", b"null"):  # which states nothing
+        assert read([among_others]) == ([1, 2], [1])
+        return
+    with pytest.raises(AnswerError):
+        read([among_others])
     assert isinstance(error_message(garbage), str)
 
 

@@ -83,8 +83,25 @@ def in_each(**more):
 ODD_DOCUMENTS = {
     "finish_reason is empty until the end": with_choice(finish_reason=""),
     "finish_reason is the word null": with_choice(finish_reason="null"),
+    **{
+        f"finish_reason is {value!r} until the end": with_choice(finish_reason=value)
+        for value in ("None", " ", False, "NULL", 0, {}, [])
+    },
+    **{f"index is {value!r}": with_choice(index=value) for value in (0.0, "0", "0.0", "", False)},
+    "index is text in each event": lambda docs: with_choice(index="0")(
+        [{**doc, "choices": [{**choice, "index": "0"} for choice in doc["choices"]]} for doc in docs]
+    ),
     "finish_reason is empty after the end": lambda docs: [*docs[:2], {"choices": [choice("ids", "", "")]}, docs[2]],
     "the usage has no choices": lambda docs: [*docs[:2], {"usage": usage()}],
+    **{
+        f"the usage has choices {value!r}": lambda docs, value=value: [*docs[:2], {"choices": value, "usage": usage()}]
+        for value in ({}, False, "")
+    },
+    "a message before the answer": lambda docs: [{"message": "queued"}, *docs],
+    "a message between": lambda docs: [docs[0], {"type": "status", "message": {"code": 0}}, *docs[1:]],
+    "a message that is a ping": lambda docs: [docs[0], {"type": "ping", "message": "keep-alive"}, *docs[1:]],
+    "delta is a list": lambda docs: [*docs[:2], {"choices": [{"index": 0, "delta": []}]}, docs[2]],
+    "delta is text": lambda docs: [*docs[:2], {"choices": [{"index": 0, "delta": ""}]}, docs[2]],
     "choices are null": lambda docs: [*docs[:2], {"choices": None, "usage": usage()}],
     "an event without anything": lambda docs: [{}, *docs],
     "a first event of a content filter": lambda docs: [
@@ -107,6 +124,14 @@ ODD_DOCUMENTS = {
     "error is empty": in_each(error=""),
     "error is an empty object": in_each(error={}),
     "error is false": in_each(error=False),
+    "error has null alone": in_each(error={"message": None, "code": None}),
+    "error has empty fields": in_each(error={"message": "", "code": 0, "type": "null", "param": {}}),
+    "error is the word null": in_each(error="null"),
+    "error is the word none": in_each(error=" None "),
+    "error is a list of nothing": in_each(error=[None]),
+    "reasoning is an empty object": with_choice(reasoning={}, reasoning_content=[]),
+    "reasoning is false": with_choice(reasoning=False, delta={"content": "a", "reasoning": {}}),
+    "counts are empty behind the end": lambda docs: [*docs, {"choices": [], "usage": {"completion_tokens": ""}}],
 }
 
 
@@ -134,6 +159,25 @@ ODD_STREAMS = {
     "a ping with JSON": lambda form: between(form, b'event: ping\ndata: {"type": "ping"}\n\n'),
     "a ping with JSON that has a cost": lambda form: between(form, b'event: ping\ndata: {"cost": "0"}\n\n'),
     "a heartbeat that is no JSON": lambda form: between(form, b"event: heartbeat\ndata: still here\n\n"),
+    "a ping with a message": lambda form: between(
+        form, b'event: ping\ndata: {"type":"ping","message":"keep-alive"}\n\n'
+    ),
+    "a ping without an error": lambda form: between(form, b'event: ping\ndata: {"error":"none"}\n\n'),
+    "a first event that is a ping with choices": lambda form: (
+        b"event: ping\n" + event({"choices": [choice(form, "x" * 7)]}) + streamed(documents(form))
+    ),
+    "a ping with choices": lambda form: between(form, b"event: keepalive\n" + event({"choices": [choice(form, "xx")]})),
+    "a ping with an error": lambda form: between(form, b'event:status\ndata:{"error":{"message":"busy"}}\n\n'),
+    "a ping behind the end": lambda form: streamed(documents(form)) + b'event: ping\ndata: {"message": "x"}\n\n',
+    "an end with a name": lambda form: b"".join(map(event, documents(form))) + b"event: done\n" + DONE,
+    "data that is null": lambda form: between(form, b"data: null\n\n"),
+    "data that is an empty list": lambda form: between(form, b"data: []\n\n"),
+    "data that is false": lambda form: event(b"false") + streamed(documents(form)),
+    "a field of another name": lambda form: between(form, b"foo: bar\n\n"),
+    "fields of other names in an event": lambda form: (
+        b'x-request-id: {"error": "none"}\ntime\n' + between(form, b"error:\nErrors: 0\nretry\n: \n")
+    ),
+    "a line without a field": lambda form: between(form, b"still here\n"),
     "a comment": lambda form: between(form, b": OPENROUTER PROCESSING\n\n"),
     "a comment as data": lambda form: between(form, b"data: : OPENROUTER PROCESSING\n\n"),
     "a ping with a date": lambda form: between(form, b"event: ping\ndata: 2023-02-20 08:40:33.556053\n\n"),
@@ -193,6 +237,15 @@ def test_a_whole_answer_is_read_with_the_same_oddities(form):
         (lambda docs: event(docs[0]) + b'event: error\ndata: {"x": 1}\n\n' + DONE, "error event"),
         (lambda docs: event(docs[0]) + b"event: message\ndata: still here\n\n" + DONE, "not a completion in JSON"),
         (lambda docs: streamed(docs) + event(docs[0]), "goes on after"),
+        (lambda docs: streamed([*docs[:1], {"message": "no memory is left", "type": "OutOfMemoryError"}]), "memory is"),
+        (lambda docs: streamed([{"statusCode": 429, "message": "Rate limit is exceeded"}, *docs]), "Rate limit"),
+        (lambda docs: streamed([{"message": "quota is used up"}]), "the server answered: quota is used up"),
+        (lambda docs: event({"message": "quota is used up"}), "the server answered: quota is used up"),
+        (lambda docs: streamed(in_each(error={"code": 500, "message": None})(docs)), "500"),
+        (lambda docs: streamed(with_choice(index="1")(docs)), "more than one choice"),
+        (lambda docs: streamed(with_choice(index=1.0)(docs)), "more than one choice"),
+        (lambda docs: event(docs[0]) + b'event: error\ndata: {"message": "none"}\n\n' + DONE, "error event"),
+        (lambda docs: streamed(with_choice(finish_reason=True)(docs)), "goes on after"),
     ],
 )
 def test_what_is_wrong_is_still_refused(form, stream, words):
@@ -201,7 +254,7 @@ def test_what_is_wrong_is_still_refused(form, stream, words):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("named", ["stop", "eos_token", "stop_sequence"])
+@pytest.mark.parametrize("named", ["stop", "eos_token", "stop_sequence", "eos", "STOP", "end_turn", "COMPLETE"])
 def test_the_words_of_other_servers_for_an_end_by_a_token(form, named):
     docs = documents(form)
     docs[1]["choices"][0]["finish_reason"] = named
@@ -209,8 +262,26 @@ def test_the_words_of_other_servers_for_an_end_by_a_token(form, named):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("named", ["length", "LENGTH", "MAX_TOKENS", "model_length"])
+def test_the_words_of_other_servers_for_an_end_at_the_length(form, named):
+    docs = with_usage(completion_tokens=2)(documents(form))
+    docs[1]["choices"][0]["finish_reason"] = named
+    with pytest.raises(AnswerError, match="'length' before max_tokens"):
+        read(form, streamed(docs))
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "cached", [{"prompt_tokens_details": {"cached_tokens": 2}}, {"prompt_cache_hit_tokens": 2}, {"cached_tokens": 2.0}]
+    "cached",
+    [
+        {"prompt_tokens_details": {"cached_tokens": 2}},
+        {"prompt_cache_hit_tokens": 2, "prompt_cache_miss_tokens": 1},
+        {"cached_tokens": 2.0},
+        {"cache_read_input_tokens": 2, "cache_creation_input_tokens": 3},
+        {"input_tokens_details": {"cached_tokens": "2"}},
+        {"prompt_tokens_details": {"cacheReadTokens": 2, "cache_write_tokens": 3}},
+        {"cachedContentTokenCount": 2},
+    ],
 )
 def test_cached_tokens_are_read_wherever_a_server_states_them(form, cached):
     assert read(form, streamed(with_usage(**cached)(documents(form))))[1].cached_tokens == 2

@@ -60,7 +60,7 @@ class Sink(Protocol):
     def first_token(self, key: int, token: int) -> None:
         """The first token of `key` arrived; at most once for each key, and only for streamed answers.
 
-        `token` is 0 where the server gives text: the first of it arrived.
+        `token` is 0 where the server gives text, the first of which arrived, and -1 where nothing of it is known.
         """
 
     def completed(self, completions: Sequence[Completion]) -> None:
@@ -77,8 +77,8 @@ class Client:
     several servers the one with the fewest open requests is used. `sent` is called with the time at which a request
     was issued, when it is written to a connection for the first time, or one is being opened for it. After `prepare`,
     `spare` connections to each server are kept open beside those in use, so that no handshake counts as the server's
-    time to the first token. A `patient` client, whose times are not measured, asks again when a busy server says. With
-    `texts` the servers give text alone, which it turns into tokens.
+    time to the first token. So many `clients` open connections side by side. A `patient` client, whose times are not
+    measured, asks again when a busy server says. With `texts` the servers give text alone, which it turns into tokens.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Client:
         stall_s: float | None = None,
         sent: Callable[[int], None] | None = None,
         spare: int = 0,
+        clients: int = 1,
         patient: bool = False,
         texts: Texts | None = None,
     ) -> None:
@@ -107,7 +108,7 @@ class Client:
         self._spare = spare
         self._patient = patient
         content_type = FORM if api is Api.TRANSCRIPTIONS else "application/json"
-        self._servers = [Server(address, address.head(api.path, content_type)) for address in addresses]
+        self._servers = [Server(address, address.head(api.path, content_type), clients) for address in addresses]
         self._max_in_flight = max_in_flight
         self._stall_s = stall_s or (STALL_STREAMED_S if self.streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
@@ -195,12 +196,11 @@ class Client:
         now = self._loop.time()
         return min(self._servers, key=lambda server: (server is failed or server.avoid_until > now, server.in_flight))
 
-    async def _connect(self, server: Server) -> Connection:
+    async def _connect(self, server: Server, *, in_steps: bool) -> Connection:
         """Return a new connection, which may be closed again already. Raises OSError."""
         connection = Connection(self._connections.discard, self._poller)
         self._connections.add(connection)
         self.counts.connections += 1
-        in_steps = self._max_in_flight is not None  # else requests, and so connections, come at the run's rate
         if in_steps:
             await server.openings.acquire()
         begin = self._loop.time()
@@ -219,7 +219,7 @@ class Client:
     async def _open_spare(self, server: Server) -> None:
         server.opening += 1
         try:
-            self.release(await self._connect(server), server)
+            self.release(await self._connect(server, in_steps=True), server)
         except OSError:
             pass  # the next request will find out, and report why
         finally:
@@ -237,8 +237,9 @@ class Client:
                     self._start_task(self._open_spare(server))
 
     async def _connect_and_send(self, request: InFlightRequest, server: Server) -> None:
+        in_steps = self._max_in_flight is not None  # else requests, and so connections, come at the run's rate
         try:
-            connection = await self._connect(server)
+            connection = await self._connect(server, in_steps=in_steps)
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             request.connection_failed(f"cannot connect to the server: {reason}", answered=False)

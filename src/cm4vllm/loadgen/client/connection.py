@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import socket
 import ssl
 import time
@@ -26,14 +25,13 @@ from cm4vllm.loadgen.client.stream_poller import HTTP_ERRORS, StreamPoller
 
 __all__ = ["Address", "Connection", "ResponseHandler", "Server", "resolve"]
 
-#: Connections to one server that are opened in one step, of so many seconds: short queues of servers that listen hold
-#: so many, and the system drops what comes beyond that, and sends it again after a second.
+#: Connections to one server that all clients of a run open in one step, of so many seconds: short queues of servers
+#: that listen hold so many, and the system drops what comes beyond that, and sends it again after a second.
 OPENED_AT_A_TIME, STEP_S = 16, 0.01
 #: Times as many are opened at a time over a network on which a connection takes so many steps, at most.
 _MOST_STEPS = 32
-#: The statuses with which a server that is busy names a time (RFC 9110, section 10.2.3).
-_BUSY = (b"429", b"503")
-_RETRY_AFTER = re.compile(rb"\r\nretry-after:([^\r\n]*)", re.IGNORECASE)
+#: The headers that are read: the time that a busy server names (RFC 9110, section 10.2.3), and how a body is encoded.
+_RETRY_AFTER, _ENCODING = b"retry-after", b"content-encoding"
 
 
 class ResponseHandler(Protocol):
@@ -77,7 +75,9 @@ class Address:
         self._server_name = parts.hostname if tls else None
         self._prefix = "" if self._socket else parts.path
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._head = (f"Host: {host_header(endpoint)}\r\nAccept: */*\r\n{more}Content-Length: ").encode()
+        self._head = (
+            f"Host: {host_header(endpoint)}\r\nAccept: */*\r\nAccept-Encoding: identity\r\n{more}Content-Length: "
+        ).encode()
 
     def head(self, path: str, content_type: str = "application/json") -> bytes:
         """Return the request line and headers of a POST, up to the length of its body."""
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, lost: Callable[[Connection], None], poller: StreamPoller | None = None) -> None:
         self.open = False
-        self.idle_since = self.retry_after_s = 0.0
+        self.idle_since = 0.0
         self._lost = lost
         self._poller = poller
         self._descriptor = -1
@@ -142,6 +142,7 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._handed_over = 0
         self._unasked = False
+        self._headers: dict[bytes, bytes] = {}
         # Bound before the parser is made: it takes what it finds then, and a list's method costs no Python call.
         self.on_body = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
@@ -157,6 +158,17 @@ class Connection(asyncio.Protocol):
     def collected(self) -> int:
         """The number of pieces that have not been handed over."""
         return len(self._pieces)
+
+    @property
+    def retry_after_s(self) -> float:
+        """The seconds after which the server asks to be asked again; 0 where it names none."""
+        return _retry_after_s(self._headers.get(_RETRY_AFTER, b"").decode("latin-1").strip())
+
+    @property
+    def encoding(self) -> str:
+        """The encoding of a body that is not sent as it is; empty for one that is."""
+        named = self._headers.get(_ENCODING, b"").decode("latin-1").strip().lower()
+        return "" if named == "identity" else named
 
     def send(self, handler: ResponseHandler, request: bytes) -> None:
         """Send `request`; `handler` receives the response."""
@@ -202,9 +214,7 @@ class Connection(asyncio.Protocol):
             self._descriptor = sock.fileno()
 
     def data_received(self, data: bytes) -> None:
-        if not self._answered:
-            self._answered = True
-            self.retry_after_s = _retry_after_s(data) if data[9:12] in _BUSY else 0.0
+        self._answered = True
         if self._handler is None:
             self._close_unasked()
             return
@@ -234,8 +244,13 @@ class Connection(asyncio.Protocol):
     # httptools
 
     def on_message_begin(self) -> None:
+        self._headers.clear()
         if self._handler is None:  # behind the end of an answer, in the same read
             self._close_unasked()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(name) in (len(_RETRY_AFTER), len(_ENCODING)):
+            self._headers[name.lower()] = value
 
     def on_message_complete(self) -> None:
         if 100 <= self._parser.get_status_code() < 200:
@@ -285,16 +300,18 @@ class Connection(asyncio.Protocol):
 class Server:
     """One server: its connections that are idle, the last used one last, and what is open on the others.
 
-    `opening` is the number of spare connections that are being opened; `openings` are the places in a step.
+    `opening` is the number of spare connections that are being opened; `openings` are the places in a step that this
+    one of several `clients` has.
     """
 
     __slots__ = ("_head", "address", "avoid_until", "idle", "in_flight", "opening", "openings")
 
-    def __init__(self, address: Address, head: bytes) -> None:
+    def __init__(self, address: Address, head: bytes, clients: int = 1) -> None:
         self.address = address
         self.idle: deque[Connection] = deque()
         self.in_flight = self.opening = 0
-        self.openings = asyncio.Semaphore(OPENED_AT_A_TIME * min(_MOST_STEPS, 1 + int(address.connect_s / STEP_S)))
+        at_a_time = OPENED_AT_A_TIME * min(_MOST_STEPS, 1 + int(address.connect_s / STEP_S))
+        self.openings = asyncio.Semaphore(max(1, at_a_time // clients))
         self.avoid_until = 0.0
         self._head = head
 
@@ -324,19 +341,15 @@ class Server:
             self.idle.popleft().close()
 
 
-def _retry_after_s(head: bytes) -> float:
-    """Return the seconds after which a server that is busy asks to be asked again; 0 where it names none."""
-    named = _RETRY_AFTER.search(head)
-    if named is None:
-        return 0.0
-    text = named[1].decode("latin-1").strip()
+def _retry_after_s(named: str) -> float:
+    """Return the seconds of a Retry-After header, which names them or a date; 0 for anything else."""
     try:
-        return max(0.0, float(text))
+        return max(0.0, float(named))
     except ValueError:
         pass
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
+        return max(0.0, parsedate_to_datetime(named).timestamp() - time.time())
+    except (ValueError, OverflowError):
         return 0.0
 
 

@@ -7,9 +7,9 @@ from array import array
 from typing import TYPE_CHECKING
 
 from cm4vllm.loadgen.client.connection import Connection, Server
-from cm4vllm.loadgen.client.text_tokens import Encoded
+from cm4vllm.loadgen.client.text_tokens import EMPTY, Encoded
 from cm4vllm.loadgen.client.wire import most_bytes
-from cm4vllm.serving.answers.event_stream import AnswerError, refusal_words
+from cm4vllm.serving.answers.event_stream import AnswerError, cleaned, refusal_words
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import FinishReason
 from cm4vllm.serving.answers.text_answers import TextReader, whole_text
@@ -157,8 +157,14 @@ class InFlightRequest:
             self._body = b""
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
-            if not self._client.waits(self, connection.retry_after_s):
-                self._retry_or_fail(cause, again=status >= 500 or status == 429)
+            again = status >= 500 or status == 429
+            if not (again and self._client.waits(self, connection.retry_after_s)):
+                self._retry_or_fail(cause, again=again)
+            return None
+        if connection.encoding:
+            self._client.fail(
+                self, f"the answer is compressed ({cleaned(connection.encoding)}), and was asked for as it is"
+            )
             return None
         if self.last_token_at:
             self._client.end_lags.append((time.monotonic() - self.last_token_at) * 1e3)
@@ -174,25 +180,27 @@ class InFlightRequest:
         """Read the whole answer. Raises AnswerError when it does not add up."""
         client, reader = self._client, self._reader
         limits, texts = client.limits, client.texts
+        tokens: array[int] | Encoded | int
         if texts is None:
             if isinstance(reader, StreamReader):
                 listed = reader.finish(self.prompt_tokens, limits)
             else:
                 listed = whole_answer(self._body, self.prompt_tokens, limits)
             client.counts.take(listed.stated, self.prompt_tokens, listed.first_tokens)
-            return listed.tokens, listed.finish_reason
-        if isinstance(reader, TextReader):
-            answer = reader.finish(self.prompt_tokens, limits)
+            tokens, reason = listed.tokens or EMPTY, listed.finish_reason
         else:
-            answer = whole_text(self._body, self.prompt_tokens, limits, texts.dialect)
-        tokens = texts.tokens_of(answer)
-        client.counts.take(answer.stated, self.prompt_tokens, 0)
+            if isinstance(reader, TextReader):
+                answer = reader.finish(self.prompt_tokens, limits)
+            else:
+                answer = whole_text(self._body, self.prompt_tokens, limits, texts.dialect)
+            tokens, reason = texts.tokens_of(answer), answer.finish_reason
+            client.counts.take(answer.stated, self.prompt_tokens, 0)
         if reader is not None and not self.first_token_seen:
-            # Its tokens have no text: the first of them arrived with the end, at the latest.
+            # Its tokens have no text, or it has only the one that ended it: it came with the end, at the latest.
             self.first_token_seen = True
             self.first_token_at = time.monotonic()
-            client.sink.first_token(self.key, 0)
-        return tokens, answer.finish_reason
+            client.sink.first_token(self.key, -1)
+        return tokens, reason
 
     def _retry_or_fail(self, cause: str, *, again: bool) -> None:
         if again and self.retries < MAX_RETRIES:

@@ -25,10 +25,12 @@ from cm4vllm.serving.answers.text_answers import TextAnswer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["MOST_APART", "Encoded", "TextSettings", "Texts", "added_up", "prompt_texts", "require_agreement"]
+__all__ = ["EMPTY", "MOST_APART", "Encoded", "TextSettings", "Texts", "added_up", "prompt_texts", "require_agreement"]
 
 #: The difference allowed between the counts of a server and of the model's tokenizer, as a part of the server's.
 MOST_APART = 0.02
+#: Tokens that a server may add to each text: one that begins it, and one that ends it.
+_ADDED = 2
 #: Answers of a performance run that are kept to be compared when it is over, and their characters, at most.
 _KEPT, _KEPT_CHARACTERS = 1000, 1 << 22
 
@@ -44,6 +46,10 @@ class Encoded:
 
     def __len__(self) -> int:
         return self._tokens
+
+
+#: An answer of one token, the one that ended it: scored as empty, as the references do.
+EMPTY = Encoded(b"", 1)
 
 
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +102,7 @@ class Texts:
             if not ids:
                 raise AnswerError("the answer has no text, so that its tokens cannot be counted")
             return len(ids)
-        # An empty answer is one token, the one that ended it: scored as empty, as the references do.
-        return array("i", ids) if ids else Encoded(b"", max(1, tokens))
+        return array("i", ids) if ids else Encoded(b"", tokens) if tokens > 1 else EMPTY
 
     def counts(self) -> TextCounts:
         """Return the counts, with the answers that were kept for them."""
@@ -123,16 +128,9 @@ class Texts:
             return
         # The token that ends an answer is in no text; some servers count it, some do not.
         more = tokens - count - (answer.finish_reason == "stop" and tokens > count)
+        first = len(self._ids(answer.first))
         self._counts = self._counts.plus(
-            TextCounts(
-                answers=1,
-                server_tokens=tokens,
-                tokenizer_tokens=count,
-                apart=abs(more),
-                least_more=max(0, more),
-                first_tokens=len(self._ids(answer.first)),
-                unsent=answer.unsent if more > 0 else "",
-            )
+            TextCounts.of_answer(tokens, count, more=more, first=first, unsent=answer.unsent)
         )
 
     def _keep(self, answer: TextAnswer) -> None:
@@ -204,8 +202,8 @@ def require_agreement(settings: RunSettings, client: ClientRecord) -> None:
     if dialect.prompts is not Prompts.TEXT or not dialect.usage:
         return
     sent, counted, least, most = client.prompt_tokens, client.server_prompt_tokens, client.least_more, client.most_more
-    begins_twice = least == most == 1
-    if counted - sent > MOST_APART * sent and not begins_twice:
+    added = least is not None and least == most and 0 < least <= _ADDED
+    if counted - sent > MOST_APART * sent and not added:
         raise ServerUnsuitable(
             f"the server reads prompts as other tokens than the tokenizer of {settings.model.name}",
             cause=f"it counts {counted:,} tokens where the prompts that were sent have {sent:,} "

@@ -66,6 +66,7 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _SharedBodies) ->
         max_in_flight=settings.max_in_flight,
         sent=metrics.add_issue_lag if at_once else None,
         spare=SPARE if at_once else 0,
+        clients=settings.workers,
         patient=settings.patient,
         texts=texts,
     )
@@ -193,7 +194,7 @@ class _RecordSink:
 
     def first_token(self, key: int, token: int) -> None:
         # At once, not with the others of this turn: LoadGen's clock runs until it arrives.
-        self._link.write(HEADER.pack(key, self._first, token))
+        self._link.write(HEADER.pack(key, self._first if token >= 0 else Kind.FIRST_TEXT, token))
 
     def completed(self, completions: Sequence[Completion]) -> None:
         self._link.write(b"".join([part for completion in completions for part in _record(*completion)]))

@@ -60,7 +60,8 @@ class Kind(IntEnum):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a worker. `max_in_flight` is its own share; None: no bound. `patient`: no time is measured.
+    """The settings of one of several `workers`. `max_in_flight` is its own share; None: no bound. `patient`: no time is
+    measured.
 
     `text` says how answers are read that are text; None where they list token ids.
     The key and the headers that `access` names are not among the settings: the worker reads them from its environment.
@@ -74,6 +75,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int
     limits: AnswerLimits
     max_in_flight: int | None
+    workers: int = 1
     patient: bool = False
     text: TextSettings | None = None
 

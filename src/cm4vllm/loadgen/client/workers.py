@@ -70,7 +70,12 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
     server = settings.server
     # A server need not keep a parameter that it does not take.
     least = 0 if server.dialect and "min_tokens" in server.dialect.left_out else settings.min_tokens
-    limits = AnswerLimits(min_tokens=least, max_tokens=settings.max_tokens, max_model_len=server.max_model_len)
+    limits = AnswerLimits(
+        min_tokens=least,
+        max_tokens=settings.max_tokens,
+        max_model_len=server.max_model_len,
+        empty=settings.logs_answers,
+    )
     text = None
     if server.dialect is not None:
         text = TextSettings(
@@ -93,6 +98,7 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
             stream_interval=settings.stream_interval,
             limits=limits,
             max_in_flight=share,
+            workers=workers,
             patient=settings.mode is Mode.ACCURACY,
             text=text,
         )

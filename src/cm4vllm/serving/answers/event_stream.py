@@ -1,22 +1,37 @@
 """The events of a stream, `data: {...}` lines that end with `data: [DONE]`, and the errors in a server's answers.
 
 Read as the standard of server-sent events has it (HTML, section 9.2): a byte order mark at the beginning, comments,
-events without data and data of several lines are legal. An event whose name is of another kind than a message may hold
-anything. Servers that send several documents without an empty line between them are read too.
+fields of other names, events without data and data of several lines are legal. An event whose name is of another kind
+than a message may hold anything, and is passed over. Servers that send several documents without an empty line between
+them are read too.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["AnswerError", "EventStream", "NotJson", "cleaned", "error_message", "error_words", "refusal_words"]
+__all__ = [
+    "AnswerError",
+    "EventStream",
+    "Gathered",
+    "NotJson",
+    "cleaned",
+    "error_message",
+    "error_words",
+    "refusal_words",
+]
 
 #: Characters of a server's own words that are kept of them.
 _MOST_TEXT = 300
+#: The names of events that are messages.
+_MESSAGES = (b"", b"message")
+#: The begins of documents, in JSON or HTML, that stand in the place of a stream.
+_DOCUMENTS = (b"{", b"[", b"<")
+_DONE_EVENT = b"data: [DONE]\n\n"
+_BETWEEN = b"\n\ndata: "
 
 
 class AnswerError(Exception):
@@ -34,18 +49,34 @@ class NotJson(AnswerError):
     """A document of an answer that is no completion in JSON."""
 
 
-class EventStream(ABC):
-    """The bytes of one stream, whatever pieces they come in, read as events line by line.
+class Gathered(Protocol):
+    """An answer, as far as its documents have been taken. `said` are words of the server that ended nothing so far."""
+
+    said: str
+
+    def add_one(self, raw: bytes) -> None:
+        """Take the next document. Raises NotJson where it is none, AnswerError where it is one of no whole answer."""
+
+    def add_all(self, documents: list[bytes], joined: bytes) -> bool:
+        """Take the next documents, two at least; `joined` has them with commas between.
+
+        Returns False, and takes nothing, where they cannot be read all at once. Raises AnswerError.
+        """
+
+
+class EventStream:
+    """The bytes of one stream, whatever pieces they come in, read as events line by line, and many usual ones at once.
 
     What is wrong with them is raised at the end of the stream.
     """
 
-    __slots__ = ("_begun", "_buffer", "_done", "_error", "_name", "_parts_of_event")
+    __slots__ = ("_begun", "_buffer", "_done", "_error", "_gathered", "_name", "_parts_of_event")
 
-    def __init__(self) -> None:
+    def __init__(self, gathered: Gathered) -> None:
         self._buffer = bytearray()
         self._begun = self._done = False
         self._error: AnswerError | None = None
+        self._gathered = gathered
         self._name = b""  # of the present event
         self._parts_of_event: list[bytes] = []  # the lines of a document that is not whole yet
 
@@ -63,25 +94,49 @@ class EventStream(ABC):
         if not self._begun and raw:
             self._begun, raw = True, raw.removeprefix(BOM_UTF8)
         try:
-            self._read_lines(raw)
+            if not self._read_usual(raw):
+                self._read_lines(raw)
         except AnswerError as error:
             self._error = error
+
+    def _read_usual(self, raw: bytes) -> bool:
+        """Take up several events of a line of data and an empty line each; return False where `raw` is anything else.
+
+        Raises AnswerError.
+        """
+        if self._done or self._name or self._parts_of_event or not raw.startswith(b"data: {"):
+            return False
+        done = raw.endswith(_DONE_EVENT)
+        documents = raw[6 : -len(_DONE_EVENT) if done else None].removesuffix(b"\n\n").split(_BETWEEN)
+        joined = b",".join(documents)
+        if len(documents) < 2 or b"\n" in joined or b"\r" in joined:
+            return False
+        if not self._gathered.add_all(documents, joined):
+            return False
+        self._done = done
+        return True
 
     def _read_lines(self, raw: bytes) -> None:
         """Take up whole lines. Raises AnswerError."""
         for line in raw.splitlines():
-            if not line:
+            if line.startswith(b"data:"):
+                self._take(line[5:].strip(b" \t"))
+            elif line:
+                self._take_field(line)
+            elif self._name or self._parts_of_event:
                 self._end_event()
-                continue
-            field, _, value = line.partition(b":")
-            if field == b"data":
-                self._take(value.strip(b" \t"))
-            elif field == b"event":
-                self._name = value.strip(b" \t").lower()
-                if b"error" in self._name:
-                    raise AnswerError("the server sent an error event")
-            elif field not in (b"", b"id", b"retry"):  # without a name: a comment
-                raise AnswerError(error_message(line) or "a line of the stream is no event")
+
+    def _take_field(self, line: bytes) -> None:
+        """Take up a line that has no data. Raises AnswerError."""
+        field, _, value = line.partition(b":")
+        if field == b"event":
+            self._name = value.strip(b" \t").lower()
+            if b"error" in self._name:
+                raise AnswerError("the server sent an error event")
+        elif field == b"error" and (words := error_words(_fields(value))):  # as llama.cpp's server names it
+            raise AnswerError(words)
+        elif line.startswith(_DOCUMENTS):
+            raise AnswerError(error_message(line) or "a line of the stream is no event")
 
     def _take(self, data: bytes) -> None:
         """Take up the data of a line: a document, or a part of one. Raises AnswerError."""
@@ -90,41 +145,32 @@ class EventStream(ABC):
         if data == b"[DONE]":
             self._end_event()
             self._done = True
+        elif self._name not in _MESSAGES:
+            return
         elif self._done:
             raise AnswerError("the stream goes on after [DONE]")
         elif self._parts_of_event:
             self._parts_of_event.append(data)
         else:
             try:
-                self._add(data)
+                self._gathered.add_one(data)
             except NotJson:
                 self._parts_of_event.append(data)
 
     def _end_event(self) -> None:
         """Take up a document of several lines. Raises AnswerError."""
-        name, parts = self._name, self._parts_of_event
-        if name or parts:
-            self._name, self._parts_of_event = b"", []
+        parts, self._name, self._parts_of_event = self._parts_of_event, b"", []
         if parts:
-            try:
-                self._add(b"\n".join(parts))
-            except NotJson:
-                if name in (b"", b"message"):
-                    raise
-
-    @abstractmethod
-    def _add(self, data: bytes) -> None:
-        """Take up one document. Raises NotJson where it is none, AnswerError where it is one of no whole answer."""
+            self._gathered.add_one(b"\n".join(parts))
 
     def _require_whole(self, *, done: bool = True) -> None:
         """Take up what is left. Raises AnswerError for a stream that is wrong, or with `done` has no [DONE]."""
         self._read(len(self._buffer))
-        if self._error is None:
-            self._end_event()
-        else:
+        if self._error is not None:
             raise self._error
+        self._end_event()
         if done and not self._done:
-            raise AnswerError("the stream ended without [DONE]")
+            raise AnswerError(self._gathered.said or "the stream ended without [DONE]")
 
 
 def _fields(raw: bytes | bytearray) -> dict[str, Any]:
@@ -150,7 +196,7 @@ def error_words(error: Any) -> str:
     """Return the message of an `error` object; empty without one."""
     if not error:
         return ""
-    message = error.get("message", error) if isinstance(error, dict) else error
+    message = (error.get("message") or error) if isinstance(error, dict) else error
     return f"the server answered: {cleaned(str(message))}"
 
 

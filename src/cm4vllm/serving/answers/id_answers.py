@@ -14,20 +14,21 @@ import re
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from cm4vllm.serving.answers.event_stream import AnswerError, EventStream
 from cm4vllm.serving.answers.stated import (
-    NO_REASONS,
     AnswerLimits,
+    Choice,
+    Decoders,
+    Document,
     FinishReason,
+    Named,
     Parts,
     Stated,
     decoded,
-    finish_reason,
-    refuse,
 )
 
 __all__ = ["Answer", "NoTokenIds", "StreamReader", "lists_ids", "whole_answer"]
@@ -35,8 +36,6 @@ __all__ = ["Answer", "NoTokenIds", "StreamReader", "lists_ids", "whole_answer"]
 #: The first token id of a list. Generated text cannot pass for it: JSON escapes the quotes inside strings.
 _FIRST = re.compile(rb'"token_ids"\s*:\s*\[\s*(\d{1,10})\s*[,\]]')
 _MOST_ID = 2**31 - 1
-_DONE_LINE = b"data: [DONE]\n\n"
-_BETWEEN = b"\n\ndata: "
 _LINE_BEGINS = (b"data:", BOM_UTF8 + b"data:")
 
 
@@ -56,36 +55,11 @@ class Answer(NamedTuple):
     first_tokens: int = 0
 
 
-class _Choice(msgspec.Struct, gc=False):
-    index: int | None = None
+class _Choice(Choice, gc=False):
     token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=_MOST_ID)]] | None = None
-    finish_reason: str | None = None
 
 
-class _Document(msgspec.Struct, gc=False):
-    """A whole answer, or one event of a stream. `message` is that of an error without a name."""
-
-    choices: list[_Choice] | None = None
-    usage: Any = None
-    error: Any = None
-    message: Any = None
-
-
-class _Named(_Document, gc=False):
-    """A document with the name of the model: of each event it would cost a fifteenth of the whole reading."""
-
-    model: Any = None
-
-
-class _Name(msgspec.Struct, gc=False):
-    """The name of the model alone."""
-
-    model: Any = None
-
-
-_decoder = msgspec.json.Decoder(_Named)
-_decode_list = msgspec.json.Decoder(list[_Document]).decode
-_decode_name = msgspec.json.Decoder(_Name).decode
+_DECODERS = Decoders(msgspec.json.Decoder(Named[_Choice]), msgspec.json.Decoder(list[Document[_Choice]]))
 
 
 def whole_answer(body: bytes, prompt_tokens: int, limits: AnswerLimits) -> Answer:
@@ -96,57 +70,45 @@ def whole_answer(body: bytes, prompt_tokens: int, limits: AnswerLimits) -> Answe
 
 
 def lists_ids(body: bytes) -> bool:
-    """Return True if an answer that is no stream lists token ids. Raises AnswerError."""
-    return any(choice.token_ids is not None for choice in decoded(body, _decoder).choices or ())
+    """Tell whether an answer that is no stream lists token ids. Raises AnswerError."""
+    return any(choice.token_ids is not None for choice in decoded(body, _DECODERS.one).choices or ())
 
 
-class _IdParts(Parts):
-    """The part of an answer read so far; the answer's documents are added in order."""
+class _IdParts(Parts[_Choice]):
+    """The part of an answer read so far; `first_tokens` came with the first document that had any."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("first_tokens", "tokens")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_DECODERS)
         self.tokens = array("i")
+        self.first_tokens = 0
 
-    def add_one(self, raw: bytes) -> None:
-        """Take the next document with the name of its model. Raises AnswerError."""
-        document = decoded(raw, _decoder)
-        self.add((document,))
-        self.take_model(document.model)
-
-    def add(self, documents: Sequence[_Document]) -> None:
-        """Take the next documents. Raises AnswerError."""
-        extend = self.tokens.extend
+    def _add(self, documents: Sequence[Document[_Choice]], raw: bytes) -> None:
+        ids: list[int] = []
         for document in documents:
-            if document.error:
-                refuse(document.error)
-            if document.usage is not None:
-                self.take_usage(document.usage)
-            choices = document.choices
-            if not choices:
-                refuse(document.message)
+            choice = self._choice(document, raw)
+            if choice is None:
                 continue
-            choice = choices[0]
-            if choice.index or len(choices) > 1:
-                raise AnswerError("the answer has more than one choice")
-            if self.reason is not None and (choice.token_ids or choice.finish_reason not in (*NO_REASONS, self.reason)):
-                raise AnswerError("the answer goes on after its finish_reason")
-            if choice.token_ids:
-                extend(choice.token_ids)
-            if choice.finish_reason not in NO_REASONS:
-                self.reason = choice.finish_reason
+            listed = choice.token_ids
+            if choice.finish_reason is not None or self.reason is not None:
+                self._end(choice.finish_reason, goes_on=bool(listed))
+            if listed:
+                if not self.first_tokens:
+                    self.first_tokens = len(listed)
+                ids += listed
+        self.tokens.fromlist(ids)
 
     def answer(self, prompt_tokens: int, limits: AnswerLimits, first_tokens: int = 0) -> Answer:
         """Return the answer, if it is whole and keeps to `limits`. Raises AnswerError."""
-        stated, count, reason = self.stated(), len(self.tokens), finish_reason(self.reason)
+        stated, count, reason = self.stated(), len(self.tokens), self.finish_reason()
         if stated.tokens < 0:
             raise AnswerError("the answer has no usage.completion_tokens")
-        if not count and stated.tokens:
-            raise NoTokenIds("the answer lists no token_ids, so its tokens cannot be known exactly")
-        if not count:
+        if not count and not limits.ends_at_once(stated.tokens, reason):
+            if stated.tokens:
+                raise NoTokenIds("the answer lists no token_ids, so its tokens cannot be known exactly")
             raise AnswerError("the answer has no tokens")
-        if count != stated.tokens:
+        if count and count != stated.tokens:
             raise AnswerError(
                 "the answer's token_ids and its usage.completion_tokens disagree",
                 f"it listed {count} ids and reported {stated.tokens}",
@@ -163,14 +125,13 @@ class _IdParts(Parts):
 class StreamReader(EventStream):
     """Gathers the bytes of one stream, and gives its answer at the end."""
 
-    __slots__ = ("_first", "_first_tokens", "_parts", "_searched")
+    __slots__ = ("_first", "_parts", "_searched")
 
     def __init__(self) -> None:
-        super().__init__()
         self._parts = _IdParts()
+        super().__init__(self._parts)
         self._searched = 0  # the begin of the first line that has not been searched for a token
         self._first = -1
-        self._first_tokens = 0
 
     @property
     def token_count(self) -> int:
@@ -195,8 +156,8 @@ class StreamReader(EventStream):
     def finish(self, prompt_tokens: int, limits: AnswerLimits) -> Answer:
         """Return the whole answer. Raises AnswerError when the stream is not whole or does not add up."""
         self._require_whole()
-        answer = self._parts.answer(prompt_tokens, limits, self._first_tokens)
-        if answer.tokens[0] != self._first:
+        answer = self._parts.answer(prompt_tokens, limits, self._parts.first_tokens)
+        if answer.tokens and answer.tokens[0] != self._first:
             raise AnswerError("the stream's first token could not be read when it came")
         return answer
 
@@ -206,7 +167,9 @@ class StreamReader(EventStream):
         token = _FIRST.search(buffer, self._searched)
         while token is not None:
             begin = max(buffer.rfind(b"\n", 0, token.start()), buffer.rfind(b"\r", 0, token.start())) + 1
-            if buffer.startswith(_LINE_BEGINS, begin) and int(token[1]) <= _MOST_ID:
+            # The events before it, which have none, may name this one: those are read line by line.
+            unnamed = not self._name and buffer.find(b"event", 0, begin) < 0
+            if unnamed and buffer.startswith(_LINE_BEGINS, begin) and int(token[1]) <= _MOST_ID:
                 self._first = int(token[1])
                 return self._first
             token = _FIRST.search(buffer, token.end())
@@ -221,47 +184,3 @@ class StreamReader(EventStream):
     def _read(self, end: int) -> None:
         self._searched = 0
         super()._read(end)
-
-    def _read_lines(self, raw: bytes) -> None:
-        documents = self._documents_of_plain_events(raw)
-        if documents is None:
-            super()._read_lines(raw)
-            return
-        if not self._first_tokens:
-            self._first_tokens = next((len(ids) for document in documents if (ids := _ids(document))), 0)
-        self._parts.add(documents)
-
-    def _add(self, data: bytes) -> None:
-        self._parts.add_one(data)
-        if not self._first_tokens:
-            self._first_tokens = len(self._parts.tokens)
-
-    def _documents_of_plain_events(self, raw: bytes) -> list[_Document] | None:
-        """Return the events in `raw`, decoded at once, where each line is an event in vLLM's form; None otherwise."""
-        done = raw.endswith(_DONE_LINE)
-        events = raw[6 : -len(_DONE_LINE) if done else None].removesuffix(b"\n\n")
-        if self._done or self._name or self._parts_of_event or not raw.startswith(b"data: {") or b"\r" in events:
-            return None
-        joined = events.replace(_BETWEEN, b",")
-        if b"\n" in joined:
-            return None
-        try:
-            documents = _decode_list(b"[%b]" % joined)
-        except Exception:  # what is wrong is found line by line
-            return None
-        if len(documents) != (len(events) - len(joined)) // (len(_BETWEEN) - 1) + 1:
-            return None  # a line with more than one document
-        # Of the first event and of the last: those between are the same server's.
-        parts = self._parts
-        if not parts.models:
-            end = events.find(_BETWEEN)
-            parts.take_model(_decode_name(events[: end if end >= 0 else None]).model)
-        if done and (begin := events.rfind(_BETWEEN)) >= 0:
-            parts.take_model(_decode_name(events[begin + len(_BETWEEN) :]).model)
-        self._done = done
-        return documents
-
-
-def _ids(document: _Document) -> list[int]:
-    """Return the token ids of an event."""
-    return (document.choices and document.choices[0].token_ids) or []

@@ -1,31 +1,45 @@
 """The parts of every answer beside its tokens: its end, its limits, the name of its model, its usage.
 
 Documents are decoded strictly first, which is fast. What that refuses is decoded again by Python's own reader, which
-takes what servers write that is no JSON (NaN, Infinity, a byte order mark). A value that is not needed is not judged,
-and one that is null is not stated.
+takes what servers write that is no JSON (NaN, Infinity, a byte order mark), and without what is empty, of whatever
+kind. A value that is not needed is not judged, and one that is null or empty is not stated.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from cm4vllm.serving.answers.event_stream import AnswerError, NotJson, cleaned, error_message, error_words
 
-__all__ = ["NO_REASONS", "AnswerLimits", "FinishReason", "Parts", "Stated", "decoded", "finish_reason", "refuse"]
+__all__ = ["AnswerLimits", "Choice", "Decoders", "Document", "FinishReason", "Named", "Parts", "Stated", "decoded"]
 
 #: The ends of a whole answer: a token that ends it, or the length that was asked for. "abort", "error" and whatever
 #: else a server may say stand for an answer that was cut.
 FinishReason = Literal["stop", "length"]
-#: The values of a finish_reason that stand for none: some servers write an empty text, or the word.
-NO_REASONS = (None, "", "null")
-#: The words of text-generation-inference for an end by a token, or by a text that was asked for
-#: (huggingface/text-generation-inference, docs/openapi.json, FinishReason).
-_SAME = {"eos_token": "stop", "stop_sequence": "stop"}
-#: The places of a usage that say how many tokens of the prompt came from a cache: of OpenAI, DeepSeek and Moonshot.
-_CACHED = (("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens", ""), ("cached_tokens", ""))
+#: The words of other servers for these ends, in lower case: text-generation-inference (docs/openapi.json), Together,
+#: Anthropic, Cohere and Gemini, Mistral.
+_SAME = {
+    **dict.fromkeys(("eos", "eos_token", "stop_sequence", "end_turn", "complete"), "stop"),
+    **dict.fromkeys(("max_tokens", "model_length"), "length"),
+}
+#: Words that stand for no value.
+_NO_WORDS = ("", "null", "none")
+#: An error that is a whole document, by its kind or its status. JSON escapes the quotes inside strings, so that no
+#: generated text can pass for it.
+_ERROR_DOCUMENT = re.compile(
+    rb'"(?:object|type)"\s*:\s*"\w*error"|"(?:code|status|statusCode)"\s*:\s*"?[45]\d\d\b', re.IGNORECASE
+)
+#: The counts of a usage that are totals; others may be parts of them.
+_TOTALS = ("prompt_tokens", "completion_tokens", "total_tokens")
+#: Parts of the names of tokens that came from a cache: cached_tokens (OpenAI), prompt_cache_hit_tokens (DeepSeek),
+#: cache_read_input_tokens (Anthropic). Those that were put into one, or were not found in it, are others.
+_CACHED, _NOT_CACHED = ("cach", "token"), ("creat", "writ", "miss", "stor")
 #: Bytes of a document that is no JSON that are shown.
 _BEGIN = 60
 
@@ -33,30 +47,69 @@ T = TypeVar("T")
 
 
 class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on the length of an answer in tokens: those of the request, and the server's own."""
+    """Limits on the length of an answer in tokens: those of the request, and the server's own.
+
+    With `empty` an answer may have no tokens but the one that ended it, which not all servers count.
+    """
 
     min_tokens: int
     max_tokens: int
     max_model_len: int
+    empty: bool = False
 
     def require_kept(self, prompt_tokens: int, tokens: int, reason: FinishReason) -> None:
         """Raise AnswerError for an answer of `tokens` that is too short, too long, or cut before its length."""
-        if tokens < self.min_tokens:
+        if tokens < self.min_tokens and not self.ends_at_once(tokens, reason):
             raise AnswerError("the answer has fewer tokens than min_tokens")
         if tokens > self.max_tokens:
             raise AnswerError("the answer has more tokens than max_tokens")
         if reason == "length" and tokens < self.max_tokens and prompt_tokens + tokens < self.max_model_len:
             raise AnswerError("the answer ends with finish_reason 'length' before max_tokens and the model's length")
 
+    def ends_at_once(self, tokens: int, reason: FinishReason) -> bool:
+        """Return True for an answer of `tokens` that is empty, where that is an answer."""
+        return self.empty and tokens <= 1 and reason == "stop"
 
-def finish_reason(named: str | None) -> FinishReason:
-    """Return the reason that a whole answer has for its end. Raises AnswerError for every other."""
-    if named is None:
-        raise AnswerError("the answer has no finish_reason")
-    known = _SAME.get(named, named)
-    if known not in ("stop", "length"):
-        raise AnswerError(f"the answer was cut: its finish_reason is {cleaned(named)!r}")
-    return cast(FinishReason, known)
+
+class Choice(msgspec.Struct, gc=False):
+    """The fields of a choice that all servers have."""
+
+    index: Any = None
+    finish_reason: Any = None
+
+
+C = TypeVar("C", bound=Choice)
+
+
+class Document(msgspec.Struct, Generic[C], gc=False):
+    """A whole answer, or one event of a stream. `message` is that of an error without a name, or of something else."""
+
+    choices: list[C] | None = None
+    usage: Any = None
+    error: Any = None
+    message: Any = None
+
+
+class Named(Document[C], Generic[C], gc=False):
+    """A document with the name of the model: of each event it would cost a fifteenth of the whole reading."""
+
+    model: Any = None
+
+
+class _Name(msgspec.Struct, gc=False):
+    """The name of the model alone."""
+
+    model: Any = None
+
+
+_NAME = msgspec.json.Decoder(_Name)
+
+
+class Decoders(NamedTuple, Generic[C]):
+    """The decoders of one document, and of a list of them."""
+
+    one: msgspec.json.Decoder[Named[C]]
+    many: msgspec.json.Decoder[list[Document[C]]]
 
 
 class Stated(NamedTuple):
@@ -73,52 +126,166 @@ class Stated(NamedTuple):
     models: tuple[str, ...] = ()
 
 
-class Parts:
-    """The part of an answer read so far, but for its tokens: its end, its usage, and the names of its model."""
+class Parts(ABC, Generic[C]):
+    """The part of an answer read so far: its end, its usage, the name of its model; subclasses have its tokens.
 
-    __slots__ = ("models", "reason", "usage")
+    `said` are words of the server that are the reason where the answer does not go on.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_decoders", "_last", "models", "reason", "said", "usage")
+
+    def __init__(self, decoders: Decoders[C]) -> None:
         self.reason: str | None = None
+        self.said = ""
         self.usage: dict[str, Any] = {}
         self.models: tuple[str, ...] = ()
+        self._decoders = decoders
+        self._last = b""
 
-    def take_usage(self, usage: Any) -> None:
-        """Take a usage; one whose counts are null states nothing."""
-        if isinstance(usage, dict) and usage.get("completion_tokens") is not None:
-            self.usage = usage
+    def add_one(self, raw: bytes) -> None:
+        """Take the next document. Raises NotJson, AnswerError."""
+        document = decoded(raw, self._decoders.one)
+        self._take_model(document.model)
+        self._add((document,), raw)
 
-    def take_model(self, name: Any) -> None:
+    def add_all(self, documents: list[bytes], joined: bytes) -> bool:
+        """Take the next documents, two at least; `joined` has them with commas between.
+
+        The name of the model is read of the first one and the last: those between are the same server's. Returns
+        False, and takes nothing, where they cannot be read all at once. Raises AnswerError.
+        """
+        try:
+            read = self._decoders.many.decode(b"[%b]" % joined)
+            if len(read) != len(documents):  # an event with more than one document
+                return False
+            if not self.models:
+                self._take_model(_NAME.decode(documents[0]).model)
+        except Exception:  # what is wrong is found line by line
+            return False
+        self._last = documents[-1]
+        self._add(read, joined)
+        return True
+
+    @abstractmethod
+    def _add(self, documents: Sequence[Document[C]], raw: bytes) -> None:
+        """Take the next documents, which are in `raw`. Raises AnswerError."""
+
+    def _choice(self, document: Document[C], raw: bytes) -> C | None:
+        """Take what a document has beside tokens; return its choice, None where it has none. Raises AnswerError."""
+        if document.error:
+            _refuse(document.error)
+        if document.usage is not None:
+            self._take_usage(document.usage)
+        choices = document.choices
+        if not choices:
+            if document.message is not None:
+                self._take_message(document.message, raw)
+            return None
+        choice = choices[0]
+        if len(choices) > 1 or (choice.index and not _is_zero(choice.index)):
+            raise AnswerError("the answer has more than one choice")
+        return choice
+
+    def _take_usage(self, usage: Any) -> None:
+        """Take a usage; one without a count of tokens states nothing."""
+        if isinstance(usage, dict):
+            count = usage.get("completion_tokens")
+            if type(count) is int or not _is_nothing(count):
+                self.usage = usage
+
+    def _end(self, named: Any, *, goes_on: bool) -> None:
+        """Take the finish_reason of a choice that has tokens where it `goes_on`. Raises AnswerError."""
+        reason = named if named in ("stop", "length") else _reason(named)
+        if self.reason is not None and (goes_on or reason not in (None, self.reason)):
+            raise AnswerError("the answer goes on after its finish_reason")
+        self.reason = reason or self.reason
+
+    def _take_message(self, message: Any, raw: bytes) -> None:
+        """Take a message without an answer: an error, or a word of a server that goes on. Raises AnswerError."""
+        words = "" if _is_nothing(message) else error_words(message)
+        if words and _ERROR_DOCUMENT.search(raw):
+            raise AnswerError(words)
+        self.said = words or self.said
+
+    def _take_model(self, name: Any) -> None:
         """Take the name that a document gives to the model; some begin with an empty one."""
         if isinstance(name, str) and name and name not in self.models and len(self.models) < 2:
             self.models += (name,)
+
+    def finish_reason(self) -> FinishReason:
+        """Return the reason that the whole answer has for its end. Raises AnswerError for every other."""
+        if self.reason is None:
+            raise AnswerError(self.said or "the answer has no finish_reason")
+        if self.reason not in ("stop", "length"):
+            raise AnswerError(f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}")
+        return cast(FinishReason, self.reason)
 
     def stated(self) -> Stated:
         """Return what the server states. Raises AnswerError where a count of tokens is no number of tokens."""
         usage = self.usage
         prompt, tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        cached = reasoning = 0
-        for outer, inner in _CACHED:
-            if part := usage.get(outer):
-                cached = max(cached, _lenient_count(part, inner))
-        if part := usage.get("completion_tokens_details"):
-            reasoning = _lenient_count(part, "reasoning_tokens")
-        return Stated(
-            _count("prompt_tokens", prompt), _count("completion_tokens", tokens), cached, reasoning, self.models
-        )
+        more = [(name.lower(), value) for name, value in usage.items() if value and name not in _TOTALS]
+        cached, reasoning = _parts_of(more) if more else (0, 0)
+        models = self.named() if self._last else self.models
+        return Stated(_count("prompt_tokens", prompt), _count("completion_tokens", tokens), cached, reasoning, models)
+
+    def named(self) -> tuple[str, ...]:
+        """Return the names of the model, two at most. Raises NotJson."""
+        if self._last:
+            self._take_model(decoded(self._last, _NAME).model)
+        return self.models
 
 
-def refuse(error: Any) -> None:
+def _parts_of(counts: list[tuple[str, Any]]) -> tuple[int, int]:
+    """Return the tokens out of a cache, and those of reasoning, among named counts and objects of such."""
+    cached = reasoning = 0
+    for outer, value in counts:
+        for inner, count in value.items() if isinstance(value, dict) else (("", value),):
+            name = f"{outer}.{inner}".lower()
+            if all(word in name for word in _CACHED) and not any(word in name for word in _NOT_CACHED):
+                cached = max(cached, _lenient_count(count))
+            elif "reasoning" in name:
+                reasoning = max(reasoning, _lenient_count(count))
+    return cached, reasoning
+
+
+def _refuse(error: Any) -> None:
     """Raise AnswerError for the error that a document has; an empty one is none."""
-    if error:
+    if not _is_nothing(error):
         raise AnswerError(error_words(error))
+
+
+def _reason(named: Any) -> str | None:
+    """Return a finish_reason as OpenAI names it where it is one of these, in lower case; None where it is none."""
+    if not named or _is_nothing(named):
+        return None
+    word = str(named).strip().lower()
+    return _SAME.get(word, word)
+
+
+def _is_nothing(value: Any) -> bool:
+    """Return True if a value stands for none: null, false, a word for it, or an object that has only such."""
+    if isinstance(value, str):
+        return value.strip().lower() in _NO_WORDS
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return all(not each or (isinstance(each, str) and _is_nothing(each)) for each in inner)
+    return value is None or value is False
+
+
+def _is_zero(index: Any) -> bool:
+    """Return True for an index of 0 in any form: 0.0, or text."""
+    try:
+        return float(index) == 0
+    except (TypeError, ValueError):
+        return False
 
 
 def _count(name: str, value: Any) -> int:
     """Return a count of tokens, -1 where it is not stated. 12.0 and "12" are 12. Raises AnswerError."""
     if type(value) is int and value >= 0:
         return value
-    if value is None:
+    if _is_nothing(value):
         return -1
     try:
         number = float(value)
@@ -130,11 +297,10 @@ def _count(name: str, value: Any) -> int:
     return count
 
 
-def _lenient_count(part: Any, name: str) -> int:
-    """Return a count, with a name that of a field; 0 where it is not stated, or is none."""
-    value = part.get(name) if name and isinstance(part, dict) else part
+def _lenient_count(value: Any) -> int:
+    """Return a count; 0 where it is not stated, or is none."""
     try:
-        return max(0, _count(name, value))
+        return max(0, _count("", value))
     except AnswerError:
         return 0
 
@@ -146,9 +312,16 @@ def decoded(raw: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     except Exception as error:  # msgspec raises more than its own errors: RecursionError, UnicodeDecodeError
         first = str(error)
     try:
-        return msgspec.convert(json.loads(raw), decoder.type)
+        return msgspec.convert(json.loads(raw, object_hook=_without_empty) or {}, decoder.type)
     except Exception as error:
         if "token_ids" in f"{first} {error}":
             raise AnswerError("the answer's token_ids are not 32-bit integers of 0 or more") from None
         message, begin = error_message(raw), cleaned(bytes(raw[:_BEGIN]).decode(errors="replace"))
         raise NotJson(message or "the answer is not a completion in JSON", "" if message else repr(begin)) from None
+
+
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that state something; a number does, and so does a list of ids."""
+    return {
+        name: value for name, value in fields.items() if value or type(value) in (int, float) or name == "token_ids"
+    }

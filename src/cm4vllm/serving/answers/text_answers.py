@@ -7,23 +7,14 @@ the server counts its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.serving.answers.event_stream import AnswerError, EventStream
-from cm4vllm.serving.answers.stated import (
-    NO_REASONS,
-    AnswerLimits,
-    FinishReason,
-    Parts,
-    Stated,
-    decoded,
-    finish_reason,
-    refuse,
-)
+from cm4vllm.serving.answers.stated import AnswerLimits, Choice, Decoders, Document, FinishReason, Named, Parts, Stated
 
 __all__ = ["TextAnswer", "TextReader", "whole_text"]
 
@@ -50,27 +41,15 @@ class _Part(msgspec.Struct, gc=False):
     function_call: Any = None
 
 
-class _Choice(msgspec.Struct, gc=False):
-    index: int | None = None
+class _Choice(Choice, gc=False):
     text: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     delta: _Part | None = None
     message: _Part | None = None
-    finish_reason: str | None = None
 
 
-class _Document(msgspec.Struct, gc=False):
-    """A whole answer, or one event of a stream. `message` is that of an error without a name."""
-
-    choices: list[_Choice] | None = None
-    usage: Any = None
-    error: Any = None
-    message: Any = None
-    model: Any = None
-
-
-_decoder = msgspec.json.Decoder(_Document)
+_DECODERS = Decoders(msgspec.json.Decoder(Named[_Choice]), msgspec.json.Decoder(list[Document[_Choice]]))
 #: The ends of an answer that is a call of a tool.
 _CALLS = ("tool_calls", "function_call")
 
@@ -78,41 +57,29 @@ _CALLS = ("tool_calls", "function_call")
 def whole_text(body: bytes, prompt_tokens: int, limits: AnswerLimits | None, dialect: Dialect) -> TextAnswer:
     """Return an answer that is no stream, as TextReader.finish. Raises AnswerError when it is not whole."""
     parts = _TextParts()
-    parts.add(body)
+    parts.add_one(body)
     return parts.answer(prompt_tokens, limits, dialect)
 
 
-class _TextParts(Parts):
+class _TextParts(Parts[_Choice]):
     """The part of an answer read so far; the answer's documents are added in order."""
 
     __slots__ = ("pieces", "reasoned", "tools")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_DECODERS)
         self.pieces: list[str] = []
         self.reasoned = self.tools = False
 
-    def add(self, raw: bytes) -> None:
-        """Take the next document. Raises AnswerError."""
-        document = decoded(raw, _decoder)
-        refuse(document.error)
-        if document.usage is not None:
-            self.take_usage(document.usage)
-        self.take_model(document.model)
-        if not document.choices:
-            refuse(document.message)
-            return
-        choice = document.choices[0]
-        if choice.index or len(document.choices) > 1:
-            raise AnswerError("the answer has more than one choice")
-        begun = len(self.pieces)
-        self._add_texts(choice)
-        if self.reason is not None and (
-            len(self.pieces) > begun or choice.finish_reason not in (*NO_REASONS, self.reason)
-        ):
-            raise AnswerError("the answer goes on after its finish_reason")
-        if choice.finish_reason not in NO_REASONS:
-            self.reason = choice.finish_reason
+    def _add(self, documents: Sequence[Document[_Choice]], raw: bytes) -> None:
+        for document in documents:
+            choice = self._choice(document, raw)
+            if choice is None:
+                continue
+            begun = len(self.pieces)
+            self._add_texts(choice)
+            if choice.finish_reason is not None or self.reason is not None:
+                self._end(choice.finish_reason, goes_on=len(self.pieces) > begun)
 
     def _add_texts(self, choice: _Choice) -> None:
         """Add the texts of a choice; what a model writes while it reasons is generated and counted like the rest."""
@@ -134,8 +101,8 @@ class _TextParts(Parts):
         """Return the answer, if it is whole and, with `limits`, keeps to them. Raises AnswerError."""
         if self.reason in _CALLS:
             raise AnswerError(f"the answer is a call of a tool (finish_reason {self.reason}), and no text")
-        reason, text = finish_reason(self.reason), "".join(self.pieces)
-        stated = self.stated() if dialect.usage else Stated(models=self.models)
+        reason, text = self.finish_reason(), "".join(self.pieces)
+        stated = self.stated() if dialect.usage else Stated(models=self.named())
         if limits is not None and dialect.usage:
             _require_counts(stated, text, prompt_tokens, limits, dialect, reason)
         return TextAnswer(text, reason, stated, self.pieces[0] if self.pieces else "", self._unsent(stated))
@@ -197,9 +164,9 @@ class TextReader(EventStream):
     __slots__ = ("_begun_text", "_dialect", "_parts")
 
     def __init__(self, dialect: Dialect) -> None:
-        super().__init__()
-        self._dialect = dialect
         self._parts = _TextParts()
+        super().__init__(self._parts)
+        self._dialect = dialect
         self._begun_text = False
 
     @property
@@ -227,6 +194,3 @@ class TextReader(EventStream):
         """
         self._require_whole(done=self._dialect.done)
         return self._parts.answer(prompt_tokens, limits, self._dialect)
-
-    def _add(self, data: bytes) -> None:
-        self._parts.add(data)
