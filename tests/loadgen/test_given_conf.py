@@ -105,7 +105,9 @@ def test_the_values_of_the_rules_and_longer_runs_are_usable(execution, scenario)
         f"*.{scenario}.target_qps = 0.01",
         "*.*.min_query_count = 300000",
     )
-    require_usable_conf("\n".join(lines), run_of(scenario), execution)
+    text = "\n".join(lines)
+    require_usable_conf(text, run_of(scenario), execution)
+    assert rate_in(text, run_of(scenario)) == 0.01
 
 
 def test_all_lines_are_named_at_once():
