@@ -70,7 +70,7 @@ class Note:
         return cls()
 
     def marks(self, folder: Path) -> bool:
-        """Tell whether this is the mark of a folder that a command is making, or was making when it was killed."""
+        """Return True if this is the mark of a folder that a command is making, or was making when it was killed."""
         return bool(self.made) and self.made == identity(folder)
 
 
@@ -99,7 +99,7 @@ def beside(target: Path, ending: str, beginning: str = "") -> Path:
 
 
 def is_working_folder(target: Path) -> bool:
-    """Tell whether a path leads to the working folder."""
+    """Return True if a path leads to the working folder."""
     with contextlib.suppress(OSError):
         return target.samefile(Path.cwd())
     return False
@@ -121,8 +121,8 @@ def entries(folder: Path) -> Files:
     todo = [""]
     while todo:
         place = todo.pop()
-        with os.scandir(folder / place) as found:
-            for entry in found:
+        with os.scandir(folder / place) as listing:
+            for entry in listing:
                 name = place + entry.name
                 if entry.is_dir(follow_symlinks=False):
                     listed[f"{name}/"] = []
@@ -144,7 +144,7 @@ def _figures(path: Path) -> list[int]:
 
 
 def is_as_noted(path: Path, noted: object) -> bool:
-    """Tell whether a file is the one that was noted; a folder never is one."""
+    """Return True if a file is the one that was noted; a folder never is one."""
     if not noted:
         return False
     try:

@@ -225,7 +225,7 @@ def _accelerators() -> list[Accelerator]:
 
 @cache
 def _integrated() -> list[Integrated]:
-    return msgspec.yaml.decode((_TABLES / "integrated_gpus.yaml").read_bytes(), type=list[Integrated])
+    return msgspec.yaml.decode(bytes_of(_TABLES / "integrated_gpus.yaml"), type=list[Integrated])
 
 
 @cache
