@@ -45,17 +45,18 @@ def _set_session(process: int, niceness: int) -> None:
     """Set the niceness of the session of a process, where the kernel makes a scheduling group of each session.
 
     The kernel takes one such value from a user every 0.1 s, for all sessions (proc_sched_autogroup_set_nice in
-    kernel/sched/autogroup.c), and answers EAGAIN to others.
+    kernel/sched/autogroup.c), and answers EAGAIN to others. So what was written is read again.
     """
+    group = Path(f"/proc/{process}/autogroup")
     for _ in range(_TRIES):
         try:
-            Path(f"/proc/{process}/autogroup").write_text(str(niceness), encoding="utf-8")
-        except BlockingIOError:
-            time.sleep(_PAUSE_S)
+            with contextlib.suppress(BlockingIOError):
+                group.write_text(str(niceness), encoding="utf-8")
+            if group.read_text(encoding="utf-8").split()[-1:] == [str(niceness)]:
+                return
         except OSError:
             return
-        else:
-            return
+        time.sleep(_PAUSE_S)
     warn(f"the session of the server's process {process} keeps its priority: the kernel took no other one")
 
 
