@@ -34,34 +34,44 @@ def readable(raw):
     return json.loads(text, strict=False, parse_int=lambda digits: int(digits[:400]))
 
 
+def is_error(error):
+    """Tell whether an error is one: it is none where it is empty, or has only empty fields."""
+    fields = error.values() if isinstance(error, dict) else [error]
+    return any(field and str(field).strip().lower() not in ("", "null", "none") for field in fields)
+
+
 def plain_reading(body, prompt_tokens, *, streamed):
-    """Return the tokens of an answer, None where it must not count. An empty error is none."""
-    tokens, reasons, counts, done = [], set(), None, False
+    """Return the tokens of an answer, None where it must not count."""
+    tokens, reasons, counts, done, name = [], set(), None, False, b""
     for line in re.split(rb"\r\n|\n|\r", body) if streamed else [b"data:" + body]:
         field, _, value = line.partition(b":")
+        if not line or field == b"event":
+            name = value.strip().lower()
+            if b"error" in name:
+                return None
         if field != b"data":
-            if field not in (b"", b"event", b"id", b"retry") or (field == b"event" and b"error" in value.lower()):
+            if line[:1] in (b"{", b"[", b"<"):
                 return None
             continue
         if value.strip() == b"[DONE]":
-            done = True
+            done, name = True, b""
             continue
-        if streamed and not value.strip():
+        if streamed and (not value.strip() or name not in (b"", b"message")):
             continue
         if done:
             return None
         try:
-            document = readable(value)
-            if document.get("error"):
+            document = readable(value) or {}
+            if is_error(document.get("error")):
                 return None
             usage = document.get("usage")
             if isinstance(usage, dict) and usage.get("completion_tokens") is not None:
                 counts = usage["completion_tokens"], usage.get("prompt_tokens")
             for choice in document.get("choices") or ():
-                if choice.get("index") not in (0, None) or len(document["choices"]) != 1:
+                if choice.get("index") not in (0, None, "0") or len(document["choices"]) != 1:
                     return None
                 tokens += choice.get("token_ids") or []
-                reasons.add(choice.get("finish_reason") or None)
+                reasons.add(str(choice.get("finish_reason") or "").lower() or None)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
     usable = all(type(token) is int and 0 <= token < 2**31 for token in tokens)
@@ -198,6 +208,7 @@ class Faults:
             b"\n",
             b"event: error\n",
             b"xyz" + end,
+            b"event: ping\n",
             b"data: [DONE]\n\n",
             b"data:\n\n",
             b': "token_ids":[5]' + end,

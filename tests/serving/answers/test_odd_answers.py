@@ -128,7 +128,7 @@ ODD_DOCUMENTS = {
     "error has empty fields": in_each(error={"message": "", "code": 0, "type": "null", "param": {}}),
     "error is the word null": in_each(error="null"),
     "error is the word none": in_each(error=" None "),
-    "error is a list of nothing": in_each(error=[None]),
+    "error is an empty list": in_each(error=[]),
     "reasoning is an empty object": with_choice(reasoning={}, reasoning_content=[]),
     "reasoning is false": with_choice(reasoning=False, delta={"content": "a", "reasoning": {}}),
     "counts are empty behind the end": lambda docs: [*docs, {"choices": [], "usage": {"completion_tokens": ""}}],

@@ -264,13 +264,12 @@ def _reason(named: Any) -> str | None:
 
 
 def _is_nothing(value: Any) -> bool:
-    """Return True if a value stands for none: null, false, a word for it, or an object that has only such."""
+    """Return True if a value stands for none: null, false, a word for it, or an object that has only such or zeros."""
     if isinstance(value, str):
         return value.strip().lower() in _NO_WORDS
-    if isinstance(value, dict | list):
-        inner = value.values() if isinstance(value, dict) else value
-        return all(not each or (isinstance(each, str) and _is_nothing(each)) for each in inner)
-    return value is None or value is False
+    if isinstance(value, dict):
+        return all(not each or (isinstance(each, str) and _is_nothing(each)) for each in value.values())
+    return value is None or value is False or value == []
 
 
 def _is_zero(index: Any) -> bool:
