@@ -38,8 +38,8 @@ AUDIT = $(BIN)/python tests/audit.py $(BIN)/pip-audit requirements-test.txt
 
 # Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile all anew.
 setup: $(VENV)/.installed
-	@$(BIN)/python -m compileall -q src automation script
-	@$(BIN)/python -m cm4vllm.engine.tools.register "$$PWD"
+	@$(BIN)/python -P -m compileall -q src automation script
+	@$(BIN)/python -P -m cm4vllm.engine.tools.register "$$PWD"
 
 run: setup
 	@$(BIN)/cm run script --tags=run-mlperf,inference,_vllm --quiet $(ARGS)
@@ -48,20 +48,20 @@ run: setup
 # the tests are compiled by one process: else each of those that run them would compile them all.
 test: setup $(VENV)/.installed-test
 	@$(MAKE) --no-print-directory check & checked=$$!; \
-	test -d tests/__pycache__ || PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only --quiet > /dev/null; \
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS); \
+	test -d tests/__pycache__ || PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest --collect-only --quiet > /dev/null; \
+	$(BIN)/python -P -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS); \
 	tested=$$?; wait $$checked || { echo "make check failed: see above" >&2; exit 1; }; exit $$tested
 
 test-long: setup $(VENV)/.installed-test
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
+	@$(BIN)/python -P -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 # The folder of the data is open to all users, because tests start programs as another one.
 # A process that a test kills leaves data that cannot be read: the first command warns of it and leaves it out.
 coverage: setup $(VENV)/.installed-test
 	@data=$$(mktemp -d) && trap 'rm -rf "$$data"' EXIT && chmod 1777 "$$data" && export COVERAGE_FILE="$$data/data"; \
-	$(BIN)/coverage run --source="$$PWD/src/cm4vllm" -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not timing" $(ARGS); \
+	$(BIN)/python -P -m coverage run --source="$$PWD/src/cm4vllm" -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not timing" $(ARGS); \
 	tested=$$?; $(BIN)/coverage combine --quiet && rm -f "$$data"/data.* && $(BIN)/coverage report && $(BIN)/coverage json --quiet -o "$$data/json" && \
-	$(BIN)/python -c 'import json, sys; t = json.load(open(sys.argv[1]))["totals"]; print("branches of src: {covered_branches:,} of {num_branches:,} run; statements: {covered_lines:,} of {num_statements:,}".format(**t))' "$$data/json"; \
+	$(BIN)/python -P -c 'import json, sys; t = json.load(open(sys.argv[1]))["totals"]; print("branches of src: {covered_branches:,} of {num_branches:,} run; statements: {covered_lines:,} of {num_statements:,}".format(**t))' "$$data/json"; \
 	exit $$tested
 
 check: $(VENV)/.installed-test

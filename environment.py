@@ -17,6 +17,10 @@ import os
 import subprocess
 import sys
 
+TYPE_CHECKING = False  # as typing.TYPE_CHECKING, whose module the oldest Pythons lack
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
 LEAST = (3, 11, 2)
 RECORD = "environment.json"
 #: Which compiled modules a Python can import: this differs between versions, builds and processors.
@@ -25,7 +29,7 @@ KIND = "import sysconfig; print(sysconfig.get_config_var('SOABI'), end='')"
 REFUSED = '$"`\\:\n'
 
 
-def main(words):
+def main(words: "list[str]") -> None:
     """Have the environment and, in it, the packages of the requirements files that the command line names."""
     this_python = words[:1] == ["--this-python"]
     folder, requirements = words[this_python], words[this_python + 1 :]
@@ -55,7 +59,7 @@ def main(words):
             )
 
 
-def read_record(folder):
+def read_record(folder: str) -> "dict[str, Any]":
     """Return the record of an environment; empty where there is none that can be read."""
     try:
         with open(os.path.join(folder, RECORD), encoding="utf-8") as file:
@@ -65,7 +69,7 @@ def read_record(folder):
     return record if isinstance(record, dict) else {}
 
 
-def why_again(folder, record, this_python):
+def why_again(folder: str, record: "dict[str, Any]", this_python: bool) -> str:
     """Return the reason for which an environment must be made, or made again; empty where it is whole."""
     if not os.path.isdir(folder):
         return "it is missing"
@@ -85,18 +89,18 @@ def why_again(folder, record, this_python):
     return ""
 
 
-def base():
+def base() -> str:
     """Return the program of the present Python, outside of any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def digest(name):
+def digest(name: str) -> str:
     """Return the SHA-256 of a file."""
     with open(name, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def require_surroundings(folder):
+def require_surroundings(folder: str) -> None:
     """Refuse, before anything is installed, surroundings in which the installed programs could not run."""
     place = os.path.abspath(folder)
     if sys.version_info < LEAST:
@@ -111,7 +115,7 @@ def require_surroundings(folder):
         refuse("HOME is not set, and this user has no home folder", "export HOME=FOLDER, with one that can be written")
 
 
-def refuse(what, remedy):
+def refuse(what: str, remedy: str) -> "NoReturn":
     """End with an error."""
     sys.exit("error: {}\n  remedy: {}".format(what, remedy))
 

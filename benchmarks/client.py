@@ -33,8 +33,8 @@ from clients.programs import AT_ONCE, FLOOR, MOCK, Pace, Stamps, compiled, floor
 from clients.real_vllm import bench_serve
 from clients.real_vllm_groups import executors, vllm, ways
 from clients.task import Result, Task, perform
-from cm4vllm.loadgen.logs.early_stopping import percentile
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
+from cm4vllm.records.logs.early_stopping import percentile
 from figures import Figure, arguments, figure, interleaved, left_out, ratios, report
 
 SECONDS_OF_LATENCY = 6
@@ -167,7 +167,7 @@ def latency(bench: Bench) -> Iterator[Figure]:
 
 
 def watching(bench: Bench) -> Iterator[Figure]:
-    """Give the cost of watching a Server run at 51,200 tokens/s, beside the processor time of the client."""
+    """Yield the cost of watching a Server run at 51,200 tokens/s, beside the processor time of the client."""
     task = Task(port=0, queries=bench.queries(800 * 24), tokens=64, streamed=True, in_flight=1, qps=800.0)
     cases = {
         name: _case(bench, name, "loadgen", task, Pace(ttft_ms=20.0, interval_ms=20.0))

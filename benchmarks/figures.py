@@ -89,7 +89,7 @@ def arguments(description: str, *, rounds: int, parts: Collection[str] = ()) -> 
 
 
 def left_out(name: str, why: str) -> None:
-    """Say that something is not measured, and why."""
+    """Print that something is not measured, and why."""
     print(f"{name}: left out: {why}", file=sys.stderr)
 
 

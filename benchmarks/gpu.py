@@ -33,9 +33,9 @@ from clients.generate import TOKENS
 from clients.real_vllm import Made, RealVllm
 from cm4vllm.assets.models import ModelSettings, provide
 from cm4vllm.hardware.gpu import detect_gpus
-from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
-from cm4vllm.serving.records import Api
+from cm4vllm.records.machine import GpuFacts
+from cm4vllm.records.server import Api
 from cm4vllm.serving.vllm_choice import DEVICES
 from figures import Figure, arguments, figure, left_out, ratios, report
 
@@ -97,7 +97,7 @@ def detected(hour: Hour) -> Iterator[Figure]:
 
 
 def compared(gpus: Sequence[GpuFacts], said: str) -> Iterator[Figure]:
-    """Give the figures of the GPUs `gpus` beside what nvidia-smi `said`, a line of CSV for each."""
+    """Yield the figures of the GPUs `gpus` beside what nvidia-smi `said`, a line of CSV for each."""
     listed = [[cell.strip() for cell in row] for row in csv.reader(said.splitlines()) if row]
     print(
         f"detected: {', '.join(gpu.name for gpu in gpus) or 'no GPU'}; nvidia-smi: "

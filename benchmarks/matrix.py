@@ -33,7 +33,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cm4vllm.assets import dummy
-from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.stand_ins import STAND_INS
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import LimitTooLow
@@ -43,9 +42,9 @@ from cm4vllm.common.records import now, read_record
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.loadgen.logs.run_logs import read_performance
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.rules import Mode, benchmark_terms, round_names, terms
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.rules import Mode, benchmark_terms, catalogue, round_names, terms
 from figures import CM, Figure, figure, report
 from matrix_cells import Cell, Cells, Ran, page, reasons, table
 
@@ -219,7 +218,7 @@ def error_of(text: str) -> str:
 
 
 def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
-    """Give the figures of the cells that ran, and the share of those that ran or were refused."""
+    """Yield the figures of the cells that ran, and the share of those that ran or were refused."""
     for done in ran:
         if not done.error:
             yield figure(f"{done.cell.name}, time", [done.took_s], "s")

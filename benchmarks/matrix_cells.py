@@ -57,7 +57,7 @@ class Ran(Record, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """True if the cell ended with an error that is no refusal."""
+        """Return True if the cell ended with an error that is no refusal."""
         return bool(self.error) and not self.refused
 
     @property
@@ -124,14 +124,14 @@ def _word(ran: Ran | None) -> str:
 
 
 def reasons(ran: Sequence[Ran]) -> Iterator[str]:
-    """Give why cells did not run, each in a paragraph."""
+    """Yield why cells did not run, each in a paragraph."""
     for cell_run in ran:
         if cell_run.error:
             yield f"\n{cell_run.cell.name} {_word(cell_run)}: {cell_run.error}"
 
 
 def _where(ran: Sequence[Ran]) -> Iterator[str]:
-    """Give the dates, the machines and the commands."""
+    """Yield the dates, the machines and the commands."""
     by_machine = sorted(ran, key=lambda cell_run: (cell_run.machine, cell_run.date))
     for number, (machine, group) in enumerate(groupby(by_machine, lambda cell_run: cell_run.machine)):
         if number:

@@ -23,11 +23,12 @@ from clients.task import Task
 from clients.through_loadgen import settings_of
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.client.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.metrics import METRICS_FILE, MetricsSample, ServerMetrics, Timing
+from cm4vllm.records.run import RUN_FILE
+from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.report.summary import MAX_BYTES
-from cm4vllm.serving.server_metrics import INTERVAL_S, METRICS_FILE, MetricsSample, ServerMetrics, Timing
+from cm4vllm.serving.server_metrics import INTERVAL_S
 from figures import arguments, figure, report
 
 QUERIES, RATE, TOKENS = 400_000, 60.0, 40
@@ -35,7 +36,7 @@ LIMIT_S = 5.0
 PAGE = """
 import sys, time
 from pathlib import Path
-from cm4vllm.report.report_contents import load
+from cm4vllm.results.campaign_results import load
 from cm4vllm.report.summary import render
 wall, cpu = time.monotonic(), time.process_time()
 page = render(load(Path(sys.argv[1])))

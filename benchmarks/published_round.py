@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cm4vllm.hardware.system_description import KEYS
+from cm4vllm.records.described_system import KEYS
 from cm4vllm.rules import round_terms
 from figures import Figure, arguments, figure, report
 
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 READ = """
 import resource, sys
 from pathlib import Path
-from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.records.logs.detail_log import read_detail_log
 assert read_detail_log(Path(sys.argv[1])).values["result_validity"] == "VALID"
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
@@ -116,7 +116,7 @@ def line(key: str, value: object, at: float) -> str:
 
 
 def result(draw: random.Random, home: Path, system: str, model: str, scenario: str) -> Iterator[tuple[Path, str]]:
-    """Give the files of one result with their texts: the result's, its measurements' and its compliance tests'."""
+    """Yield the files of one result with their texts: the result's, its measurements' and its compliance tests'."""
     below = Path(system) / model / scenario
     run, accuracy = home / "results" / below / "performance" / "run_1", home / "results" / below / "accuracy"
     yield run / "mlperf_log_detail.txt", log(draw, draw.choice(LOG_BYTES))

@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def covered(self) -> bool:
-        """True if the interval holds the true rate."""
+        """Return True if the interval holds the true rate."""
         return self.low is not None and self.high is not None and self.low <= 1 <= self.high
 
     @property
@@ -96,7 +96,7 @@ class Outcome:
 
 
 def cases(rounds: int, first: int = 1) -> Iterator[Case]:
-    """Give `rounds` systems of each kind."""
+    """Yield `rounds` systems of each kind."""
     for seed in range(first, first + rounds):
         draw, full = random.Random(seed), FullLength(FULL_S, seed)  # noqa: S311 - a simulation
         yield Case("queue", Queue(draw.randint(1, 16), draw.uniform(0.05, 0.4)), WIDE, full)
@@ -128,7 +128,7 @@ def drifting(case: Case) -> Case:
 
 
 def valid(case: Case, rate: float, noise: int) -> bool:
-    """Say whether a full-length run is valid, with the noise of the number `noise`."""
+    """Return True if a full-length run is valid, with the noise of the number `noise`."""
     return full_length_run_is_valid(case.in_the_end, case.limits, rate, case.full, noise=9000 + noise)
 
 
@@ -175,7 +175,7 @@ SETTINGS_S, MINUTES, START_S = 200.0, 60.0, (30.0, 90.0)
 
 
 def settings_systems(count: int, first: int = 1) -> Iterator[tuple[Paged, LatencyLimits | None, int]]:
-    """Give `count` systems, the limits of every other one, and their seeds."""
+    """Yield `count` systems, the limits of every other one, and their seeds."""
     for seed in range(first, first + count):
         draw = random.Random(1000 + seed)  # noqa: S311 - a simulation
         system = Paged(
@@ -228,7 +228,7 @@ class SettingsOutcome:
 
     @property
     def covered(self) -> bool:
-        """True if the best of the tried candidates is within the bound."""
+        """Return True if the best of the tried candidates is within the bound."""
         return self.bound is not None and 1 / self.tried <= self.bound * EQUAL
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cm4vllm.results.campaign_record import CampaignRecord
+from cm4vllm.records.campaign import CampaignRecord
 
 
 def campaign_record(**values: Any) -> CampaignRecord:

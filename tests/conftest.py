@@ -29,6 +29,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # takes to load numpy, in hundreds of processes. Nothing here multiplies matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Those of a hook of git name its repository, which the git of a test would write to.
+for _name in [name for name in os.environ if name.startswith("GIT_")]:
+    del os.environ[_name]
 
 #: Names a file that every test locks while it runs: together with the others, or alone. Empty in a single process.
 LOCK = "CM4VLLM_TESTS_LOCK"
@@ -76,7 +79,7 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
-        """Gives each process a group of tests at a time: those of a file, unless they are marked otherwise."""
+        """Hands each process a group of tests at a time: those of a file, unless they are marked otherwise."""
 
         groups: dict[str, str] | None = None
 

@@ -64,7 +64,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 1024
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of clients that go away."""
+        """Ignore clients that go away."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cm4vllm.hardware.records import GpuFacts, MigFacts
+from cm4vllm.records.machine import GpuFacts, MigFacts
 
 
 def gpus(count, vendor="NVIDIA", mig=0, partitions=0, **given):

@@ -129,7 +129,7 @@ def require_cluster(kind: str) -> None:
 
 @contextmanager
 def namespace_cluster(folder: Path, kind: str, *, private: Path | None = None):
-    """Give two nodes with an sshd or a slurmd each, until the end of the block.
+    """Yield two nodes with an sshd or a slurmd each, until the end of the block.
 
     The folder `private` is another, empty one on the second node.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.run import RUN_FILE
 
 ROOT = Path(__file__).parents[1]
 JOB = ROOT / "benchmarks/fault_injection/job.py"
@@ -46,7 +46,7 @@ class SmallJob:
             time.sleep(0.05)
 
     def is_measuring(self, process):
-        """Say whether a process has begun the performance run."""
+        """Return True if a process has begun the performance run."""
         state = read_ledger(self.out).states.get("Offline performance")
         return (
             state is not None

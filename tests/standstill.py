@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 
 __all__ = ["repeat_after_standstill"]
 

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from syntax import parsed
 
-SRC = Path(__file__).resolve().parents[1] / "src" / "cm4vllm"
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "cm4vllm"
 PACKAGES = (
     "common",
     "engine",
     "rules",
+    "records",
     "hardware",
     "assets",
     "serving",
@@ -36,19 +42,29 @@ PACKAGES = (
 #: The parts of packages, in their order; what is not named, as the front of the engine, comes after them all.
 PARTS = {
     "engine": ("format", "run", "cache", "plan", "tools"),
-    "loadgen": (
-        "logs",
-        "records",
-        "doubts",
-        "client",
-        "user_conf",
-        "given_conf",
-        "settings",
-        "identity",
-        "wheel",
-        "limits",
-        "process",
-    ),
+    "loadgen": ("client", "user_conf", "given_conf", "settings", "identity", "wheel", "limits", "process"),
+}
+#: The packages that measure and write records, and those that read records and judge them.
+MEASURING = {"hardware", "assets", "serving", "loadgen", "power", "accuracy", "compliance"}
+READING = {"results", "submission", "report"}
+#: What the reading side imports of the measuring side, each with its reason.
+CROSSING = {
+    ("submission.system_records", "hardware.machine_facts"): "a tree alone is described on the machine it is made on",
+    ("submission.system_records", "hardware.system_description"): "the description is made with the tree",
+    ("submission.system_records", "hardware.system_file"): "the submitter's file of the system is read with the tree",
+    ("submission.system_records", "hardware.nvml"): "the driver names the GPUs that a server uses",
+    ("submission.gpus_in_use", "hardware.used_gpus"): "the variables of the driver say which GPUs a server sees",
+    ("submission.campaign_software", "hardware.machine_facts"): "the facts beside a result have the keys of detection",
+    ("submission.campaign_software", "hardware.os_release"): "the facts beside a result have the keys of detection",
+    (
+        "submission.capsule.this_environment",
+        "hardware.machine_facts",
+    ): "a replay is compared with the machine it runs on",
+    (
+        "submission.capsule.this_environment",
+        "hardware.system_description",
+    ): "a replay is compared with its own description",
+    ("submission.capsule.replay", "serving.searchable_options"): "a replay of a search names the options searched",
 }
 #: Packages that know nothing of each other.
 STRANGERS = {("rules", "engine")}
@@ -90,7 +106,7 @@ def those_that_run(nodes: list[ast.AST]) -> list[ast.AST]:
 
 
 def imports_of(nodes: Iterable[ast.AST], name: str) -> Iterator[str]:
-    """Give the modules of the package that a module imports."""
+    """Yield the modules of the package that a module imports."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cm4vllm":
             base = node.module.removeprefix("cm4vllm").removeprefix(".")
@@ -155,12 +171,39 @@ def test_a_module_imports_only_what_comes_before_it():
     assert {name: others for name, others in imports.items() if others} == {}
 
 
+def test_what_judges_does_not_import_what_measures():
+    """Imports for type checkers count: `check` and `compare` work where nothing can be served."""
+    crossing = {
+        (name, other)
+        for name in MODULES
+        if name.partition(".")[0] in READING
+        for other in module(name).imported
+        if other.partition(".")[0] in MEASURING
+    }
+    assert crossing == CROSSING.keys()
+
+
+@pytest.mark.parametrize(
+    "recipe", ["check-mlperf-results", "compare-mlperf-results", "explore-mlperf-results", "verify-mlperf"]
+)
+def test_commands_that_judge_start_without_a_package_that_measures(recipe):
+    names = [
+        node.module
+        for node in ast.walk(parsed((ROOT / "script" / recipe / "customize.py").read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cm4vllm.")
+    ]
+    assert names
+    program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\nprint(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-P", "-c", program], text=True).split()
+    assert {name.split(".")[1] for name in loaded if name.startswith("cm4vllm.")} & MEASURING == set()
+
+
 def test_no_modules_import_each_other_in_a_circle():
     assert circles({name: module(name).imported_to_run for name in MODULES if name}) == []
 
 
 def test_the_checks_find_what_they_look_for():
-    assert upward("loadgen.logs.run_logs", frozenset({"report.table", "common.errors"})) == ["report.table"]
+    assert upward("records.logs.run_logs", frozenset({"report.table", "common.errors"})) == ["report.table"]
     assert upward("engine.format.meta", frozenset({"engine.run.request", "common.errors"})) == ["engine.run.request"]
     assert upward("loadgen.client.wire", frozenset({"loadgen.process.main"})) == ["loadgen.process.main"]
     assert upward("rules.terms", frozenset({"engine.format.meta"})) == ["engine.format.meta"]
@@ -179,7 +222,7 @@ def test_files_of_others_are_read_as_plain_files():
     """A tree or a results folder of somebody else may have a pipe or a device in the place of any file."""
     places = [
         f"{path.relative_to(SRC)}:{number}"
-        for package in ("compliance", "results", "submission", "report")
+        for package in ("records", "compliance", "results", "submission", "report")
         for path in sorted((SRC / package).rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if re.search(r"\.read_(text|bytes)\(", line) and "files(" not in line  # of the package itself
@@ -203,7 +246,7 @@ ROUND = re.compile(r"v\d(\.\d)?")
 
 
 def named_rounds(nodes: Iterable[ast.AST]) -> Iterator[int]:
-    """Give the lines in which a value is compared with a round's name, or looked up by one."""
+    """Yield the lines in which a value is compared with a round's name, or looked up by one."""
     for node in nodes:
         parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         parts += [node.slice] if isinstance(node, ast.Subscript) else []

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.common import processes
+from cm4vllm.common.checkout_environment import _install
+from cm4vllm.common.errors import InstallError
 from commands import need
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,9 +55,10 @@ def checkout(tmp_path):
 
 
 def environ(**more):
-    """Return the environment of a user whose cache is their own; without those of the tests themselves."""
+    """Return the environment of a user whose cache is their own, without files of pip's settings; not that of tests."""
     left = ("PYTHONPATH", "CM_REPOS", "MAKEFLAGS", "MAKELEVEL", "PYTHON")
-    return {key: value for key, value in os.environ.items() if key not in left} | more
+    kept = {key: value for key, value in os.environ.items() if key not in left}
+    return kept | {"PIP_CONFIG_FILE": os.devnull} | more
 
 
 def make(folder, *words, before=(), target=".venv/.installed", **env):
@@ -288,8 +292,52 @@ def test_variables_that_mislead_python_and_pip_are_named_and_not_used(checkout, 
         PIP_PREFIX=str(elsewhere),
     )
     assert code == 0 and is_whole(checkout), said
-    assert "PYTHONPATH and PYTHONHOME are not used" in said and "PIP_TARGET, PIP_USER" in said
+    assert "PYTHONPATH and PYTHONHOME are not used" in said and "PIP_PREFIX, PIP_TARGET, PIP_USER" in said
     assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "variables"),
+    [
+        ("[global]\ntarget = {elsewhere}\n", {"PIP_DRY_RUN": "1"}),
+        long("[install]\nprefix = {elsewhere}\n", {}),
+        long("[install]\nroot = {elsewhere}\n", {}),
+        long("", {"PIP_CACHE_DIR": "/dev/null/cache", "UV_CACHE_DIR": "/dev/null/cache"}),
+    ],
+)
+def test_settings_of_pip_leave_no_environment_empty(checkout, tmp_path, file, variables):
+    elsewhere, conf = tmp_path / "elsewhere", tmp_path / "pip.conf"
+    conf.write_text(file.format(elsewhere=elsewhere))
+    code, said = make(checkout, PIP_CONFIG_FILE=str(conf), **variables)
+    assert code == 0 and is_whole(checkout), said
+    assert not elsewhere.exists()
+
+
+def test_an_installation_that_installed_nothing_is_no_whole_environment(tmp_path):
+    """A program that ends well and does nothing takes the place of pip, as one with such settings would."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib/python3.11/site-packages/Some_Package-1.dist-info").mkdir(parents=True)
+    (tmp_path / "bin/python").symlink_to(shutil.which("true"))
+    lock = tmp_path / "requirements.txt"
+    lock.write_text("some-package==1 \\\n    --hash=sha256:12\nother==2\nthird==3 ; sys_platform == 'win32'\n")
+    with pytest.raises(InstallError, match=r"pip has ended well, and other of .* are not in"):
+        _install(lambda *words: processes.run(words), tmp_path, [str(lock)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("most", [4, 8, 16, 60])
+def test_too_few_processes_are_named_or_enough(most):
+    need("setpriv")
+    if os.geteuid():
+        pytest.skip("only root may become another user")
+    with tempfile.TemporaryDirectory() as open_folder:
+        Path(open_folder).chmod(0o777)
+        checkout = checkout_at(Path(open_folder) / "checkout")
+        subprocess.run(["chown", "-R", "54322", open_folder], check=True)
+        limited = ["setpriv", "--reuid=54322", "--clear-groups", "sh", "-c", f'ulimit -u {most}; exec "$@"', "sh"]
+        code, said = make(checkout, "PYTHON=/usr/bin/python3", before=limited, HOME=open_folder, PATH=os.defpath)
+    assert "Traceback" not in said, said
+    assert code == 0 or "ulimit -u" in said or re.search(r"make: .*Resource temporarily unavailable", said), said
 
 
 @pytest.mark.long

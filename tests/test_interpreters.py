@@ -2,23 +2,27 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from cm4vllm.common.processes import run, safe_environment, spawned_safely
+from cm4vllm.serving.supervisor import start_supervised
 from test_architecture import MODULES
 from traps import imported, set_traps
 
+ROOT = Path(__file__).resolve().parents[1]
 #: What begins the command line of an interpreter, where it is a name or an attribute.
 _INTERPRETERS = {"python", "executable", "own"}
 _SAFE = {"-P", "-I", "--version"}
 
 
 def commands(tree):
-    """Give the parts of each list that begins with, or has after words of `env`, an interpreter and then an option."""
+    """Yield the parts of each list that begins with, or has after words of `env`, an interpreter and then an option."""
     for node in ast.walk(tree):
         if isinstance(node, ast.List):
             for at, part in enumerate(node.elts[:-1]):
@@ -67,6 +71,27 @@ def test_processes_of_a_pool_find_nothing(trapped):
         assert list(pool.map(abs, [-1, -2])) == [1, 2]
     assert not imported(trapped)
     assert dict(os.environ) == before
+
+
+def test_a_supervised_program_finds_nothing_in_its_folder(trapped, tmp_path_factory):
+    """The client of MLPerf Endpoints works in the folder of its points."""
+    place = tmp_path_factory.mktemp("supervised")
+    program = "import dataclasses, json, multiprocessing, subprocess, sys, yaml; print('read')\n"
+    program += "subprocess.run([sys.executable, '-c', 'import dataclasses, json'], check=True)"
+    words = [sys.executable, "-P", "-c", program]
+    log = place / "log"
+    with start_supervised(
+        words, {}, spec=place / "spec", log=log, state=place / "state", grace_s=1.0, cwd=trapped
+    ) as supervisor:
+        assert supervisor.wait(30) == 0
+    assert log.read_text() == "read\n"
+    assert not imported(trapped)
+
+
+def test_make_and_the_workflow_start_no_interpreter_that_looks_there():
+    """A module of Python's own name beside the Makefile would run at `make setup`."""
+    words = (ROOT / "Makefile").read_text() + (ROOT / ".ci/run").read_text()
+    assert re.findall(r"/python (-\w)", words).count("-P") == len(re.findall(r"/python -", words)) >= 8
 
 
 def test_the_traps_work(trapped):

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -53,6 +54,34 @@ def functions_of(path: Path) -> set[str]:
 
 def test_a_project_file_names_no_path_of_a_machine_and_no_package_host():
     assert {name: private for name in HABITS if (private := PRIVATE.findall(read(name)))} == {}
+
+
+def test_tests_do_not_write_to_the_repository_of_a_hook_of_git(tmp_path):
+    """git sets these variables for its hooks, which may run `make test`."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q", tmp_path / "x"], check=True)
+    subprocess.run([*git, "-C", tmp_path / "x", "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    before = _files_of(tmp_path / "x")
+    variables = {
+        "GIT_DIR": f"{tmp_path}/x/.git",
+        "GIT_WORK_TREE": f"{tmp_path}/x",
+        "GIT_INDEX_FILE": f"{tmp_path}/x/.git/index",
+    }
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", f"--basetemp={tmp_path}/base"]
+    done = subprocess.run(
+        [*words, "tests/common/test_git_objects.py", "-k", "a_changed_file_is_found"],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert _files_of(tmp_path / "x") == before
+
+
+def _files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("text", ["see /home/me/x", "cd /mnt/y", "https://pypi.example/simple"])
@@ -147,6 +176,29 @@ def test_the_least_python_that_is_named_is_one_that_the_workflow_runs():
     assert {name for name in pages if f"Python {least}" in re.sub(r"\s+", " ", read(name))} == set(pages)
 
 
+#: What bug fix releases after the least Python added, which no type checker knows: words of a call, and attributes.
+LATER_WORDS = {"extract": "filter", "extractall": "filter", "unpack_archive": "filter", "parseaddr": "strict"}
+LATER_NAMES = {"data_filter", "tar_filter", "fully_trusted_filter", "SetReparseDeferralEnabled"}
+
+
+def later(text: str) -> list[str]:
+    nodes = list(ast.walk(parsed(text)))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    words = [
+        call.func.attr for call in calls if LATER_WORDS.get(call.func.attr, "") in {word.arg for word in call.keywords}
+    ]
+    return words + [node.attr for node in nodes if isinstance(node, ast.Attribute) and node.attr in LATER_NAMES]
+
+
+def test_nothing_is_used_that_the_least_python_lacks():
+    folders = ("src", "script", "automation", "tests", "benchmarks", "docs/tools")
+    files = [ROOT / "environment.py", *(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))]
+    used = {str(path): later(path.read_text(encoding="utf-8")) for path in files}
+    assert {path: words for path, words in used.items() if words} == {}
+    assert later("tar.extractall(a, filter='data')\nx = tarfile.data_filter\n") == ["extractall", "data_filter"]
+    assert later("z.extractall(a)\nextract(a, b, filter=1)\nx.filter(y, filter=1)\n") == []
+
+
 #: In place of the environment's programs: writes how it was called, and the first folder of PATH.
 SAID = '#!/bin/sh\nprintf "%s\\n" "${0##*/}: $*" "${PATH%%:*}" "$CM_REPOS" >> "$SAID"\n'
 
@@ -167,7 +219,7 @@ def test_make_run_works_in_a_path_with_spaces_and_letters_that_are_not_ascii(tmp
     )
     assert (done.returncode, done.stderr) == (0, "")
     said = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
-    assert f"python: -m cm4vllm.engine.tools.register {checkout}" in said
+    assert f"python: -P -m cm4vllm.engine.tools.register {checkout}" in said
     assert "cm: run script --tags=run-mlperf,inference,_vllm --quiet --scenario=Offline" in said
     assert set(said[1::3]) == {str(programs)} and set(said[2::3]) == {str(checkout / ".cm")}
     # A shell would read a dollar or a backquote in the place of it once more.

@@ -1,7 +1,8 @@
 """Every place that removes, replaces or ends something: what it may touch, and the mark by which it knows that.
 
 A call that is not listed fails: what a user has may be removed by `common/owned_folders.py` alone, which knows it by
-its note. A name's pattern, an age or a place is no mark.
+its note. A name's pattern, an age or a place is no mark. What is written over a file is not listed here: nearly all
+writes go to folders in the making, and no name of a call shows which.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def removals(path: Path) -> Counter[str]:
 
 
 def is_path_replaced(call: ast.Call) -> bool:
-    """Tell whether a call is Path.replace(target): texts take two arguments, times and records take keywords."""
+    """Return True if a call is Path.replace(target): texts take two arguments, times and records take keywords."""
     alone = len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
     return alone and ast.unparse(call.func).endswith(".replace")
 
@@ -101,9 +102,14 @@ PLACES = {
     "common/git_objects.py": ({"kill": 1}, "a git that it started", "its Popen object"),
     "common/kept_values.py": ({"replace": 1}, "a value below our folder in the user's cache", "the cache is ours"),
     "common/owned_folders.py": (
-        {"rename": 6, "rmdir": 3, "rmtree": 2, "unlink": 5},
-        "results, folders in the making, files that a user named",
-        "the note beside them: size and time of each file; the inode and the lock of a folder in the making",
+        {"rename": 6, "rmdir": 4, "unlink": 6},
+        "results, files that a user named; of a killed command one file, where it makes no more",
+        "the note beside them: size and time of each file; inode, time of birth and lock of a folder in the making",
+    ),
+    "common/ownership_notes.py": (
+        {"rmtree": 1, "unlink": 1},
+        "notes; folders of random names for temporary files, which a killed command left",
+        "the note's name; inode, time of birth and lock of the folder",
     ),
     "common/processes.py": ({"kill": 1, "killpg": 1}, "a process that it started; itself", "its Popen object"),
     "common/records.py": ({"unlink": 1}, "a record", "its fields; anything else is moved to a new name"),

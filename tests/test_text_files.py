@@ -38,7 +38,7 @@ def in_the_locale(tree: ast.AST) -> Iterator[int]:
 
 
 def is_bytes_open(node: ast.Call) -> bool:
-    """Tell whether a call opens a file, or could, in a mode that is written there and holds a `b`."""
+    """Return True if a call opens a file, or could, in a mode that is written there and holds a `b`."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     words = (part for part in modes_of(node) for part in ast.walk(part) if isinstance(part, ast.Constant))
     return name == "open" and any(isinstance(word.value, str) and "b" in word.value for word in words)
@@ -51,7 +51,7 @@ def modes_of(node: ast.Call) -> list[ast.expr]:
 
 
 def is_text_open(node: ast.Call) -> bool:
-    """Tell whether a call is `open(path, mode)` or `path.open(mode)` for text."""
+    """Return True if a call is `open(path, mode)` or `path.open(mode)` for text."""
     is_method = isinstance(node.func, ast.Attribute) and node.func.attr == "open"
     if not is_method and not (isinstance(node.func, ast.Name) and node.func.id == "open"):
         return False

@@ -13,8 +13,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.loadgen.client.worker_messages import WorkerSettings
 from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
+from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits
-from cm4vllm.serving.records import Api
 
 __all__ = ["Ours"]
 

@@ -20,9 +20,9 @@ from clients.generate import TOKENS
 from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
+from cm4vllm.records.server import Api
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
-from cm4vllm.serving.records import Api
 from cm4vllm.serving.vllm_choice import gpus_for
 
 __all__ = ["Made", "RealVllm", "Served", "await_health", "bench_serve"]

@@ -16,15 +16,15 @@ import mlperf_loadgen
 
 from clients.closed_loop import Client, Done, First
 from clients.task import PROMPTS, Result, Task, prompt
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.records import Api, ServerRecord
 
 __all__ = ["ours", "peer", "settings_of"]
 

@@ -19,8 +19,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign import job as campaign
 from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.settings import CampaignSettings, Job
@@ -29,10 +27,12 @@ from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.redaction import vault
 from cm4vllm.loadgen import measurement
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, measure
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.serving.launch import end
 from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.server_probe import probe

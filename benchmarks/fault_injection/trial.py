@@ -27,8 +27,8 @@ from cm4vllm.campaign.live.status import STATUS_FILE
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.loadgen.logs.run_logs import read_performance
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.run import RUN_FILE
 
 __all__ = ["END_S", "JOB_S", "LOOK_S", "MARK", "Fault", "JobKind", "Trial", "clock_library"]
 
@@ -174,7 +174,7 @@ class Trial:
         self.moment_s = time.monotonic() - began
 
     def in_run(self) -> bool:
-        """Say whether the run has done its share of samples, or has ended before that was seen."""
+        """Return True if the run has done its share of samples, or has ended before that was seen."""
         name = self.run.replace("/", " ")
         state = read_ledger(self.out).states.get(name)
         if state is None or state.last.state in (State.PLANNED, State.RUNNING):
@@ -217,7 +217,7 @@ class Trial:
         return runs
 
     def says(self, fault: str) -> None:
-        """Give the fast server a fault from now on; an empty text ends it."""
+        """Set a fault of the fast server from now on; an empty text ends it."""
         (self.folder / _FAULT_FILE).write_text(fault, encoding="utf-8")
 
     def set_clock(self, seconds: float) -> None:
@@ -247,7 +247,7 @@ class Trial:
         self.wrong += list(self._odd_times())
 
     def _odd_times(self) -> Iterator[str]:
-        """Say where a time or a rate is not what the monotonic clock says."""
+        """Yield each time or rate that is not what the monotonic clock says."""
         with contextlib.suppress(OSError):
             for line in (self.out / LEDGER_FILE).read_bytes().splitlines():
                 took_s = json.loads(line).get("took_s") if line.endswith(b"}") else None

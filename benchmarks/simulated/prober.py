@@ -18,9 +18,9 @@ import numpy as np
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
-from cm4vllm.loadgen.logs.arrivals import arrivals
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.results.rate_search_record import ProbeRecord
+from cm4vllm.records.logs.arrivals import arrivals
+from cm4vllm.records.searches.rate_search import ProbeRecord
 from cm4vllm.rules import LatencyLimits
 from simulated.systems import Drift, Drifting, Served, System
 
@@ -62,7 +62,7 @@ class SimulatedProber:
 def full_length_run_is_valid(
     system: System, limits: LatencyLimits, rate: float, full: FullLength, *, noise: int
 ) -> bool:
-    """Say what LoadGen would say of a full-length run at `rate`, whose noise has the number `noise`.
+    """Return True if LoadGen would call a full-length run valid at `rate`, whose noise has the number `noise`.
 
     Of a run with too few queries for LoadGen's test 1 % may be late.
     """
@@ -86,7 +86,7 @@ def _served(system: System, rate: float, full: FullLength, noise: int) -> Served
 
 
 def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:
-    """Give what a client would report every TICK_S, to the last answer."""
+    """Yield what a client would report every TICK_S, to the last answer."""
     order = np.argsort(served.done, kind="stable")
     timed = np.stack([served.issued, served.ttft_ms, served.tpot_ms, 1000 * (served.done - served.issued)], axis=1)
     answers = [Timed(*values) for values in timed[order].tolist()]

@@ -17,7 +17,7 @@ from cm4vllm.campaign.search.possible_gain import PARTS, interval_of_parts
 from cm4vllm.campaign.search.search_space import Candidate
 from cm4vllm.campaign.search.server_bench import first_rate
 from cm4vllm.common.errors import InvalidResult
-from cm4vllm.results.settings_search_record import TRIAL, Evaluation, Score, geometric_mean
+from cm4vllm.records.searches.settings_search import TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.rules import LatencyLimits
 from simulated.prober import SimulatedProber
 from simulated.systems import Paged

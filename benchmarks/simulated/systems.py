@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cm4vllm.campaign.rehearsal.batching import Batch, drawn_factors, step_factors
 from cm4vllm.campaign.rehearsal.profile import ServerTimes
-from cm4vllm.loadgen.logs.arrivals import Times
+from cm4vllm.records.logs.arrivals import Times
 
 __all__ = ["Batching", "Drift", "Drifting", "Paged", "Queue", "Served", "System", "simulated"]
 

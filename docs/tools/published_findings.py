@@ -18,7 +18,7 @@ __all__ = ["by_code", "by_folder", "covered"]
 
 
 def covered(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
-    """Give what was checked in each round."""
+    """Yield what was checked in each round."""
     yield from _table(
         ("round", "files", "submissions", "results", "rules applied", *(f"{level}s" for level in Severity)),
         (
@@ -36,7 +36,7 @@ def covered(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
 
 
 def by_code(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
-    """Give the number of findings of each code and severity in each round, errors first."""
+    """Yield the number of findings of each code and severity in each round, errors first."""
     counted = [Counter((finding.severity, finding.code) for finding in tree.findings) for _, tree in trees]
     order = sorted(set().union(*counted), key=lambda key: (list(Severity).index(key[0]), key[1]))
     rows = ((f"`{code}`", level, *(counts[level, code] for counts in counted)) for level, code in order)
@@ -44,7 +44,7 @@ def by_code(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
 
 
 def by_folder(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
-    """Give the errors of each submission, by code, with the number of its findings."""
+    """Yield the errors of each submission, by code, with the number of its findings."""
     yield from _table(
         ("round", "folder", "code", "errors"),
         (

@@ -1,4 +1,4 @@
-"""Says how a model is best served on a machine, before anything is loaded."""
+"""Finds how a model is best served on a machine, before anything is loaded."""
 
 from typing import Any
 

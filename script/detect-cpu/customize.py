@@ -1,4 +1,4 @@
-"""Gives the processors of this machine."""
+"""The processors of this machine."""
 
 from typing import Any
 

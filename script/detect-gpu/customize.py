@@ -1,4 +1,4 @@
-"""Gives the GPUs of this machine; a machine without a driver has none."""
+"""The GPUs of this machine; a machine without a driver has none."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gives the memory of this machine."""
+"""The memory of this machine."""
 
 from typing import Any
 

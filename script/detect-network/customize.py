@@ -1,4 +1,4 @@
-"""Gives the network cards of this machine, without their addresses."""
+"""The network cards of this machine, without their addresses."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gives the operating system of this machine."""
+"""The operating system of this machine."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gives the disks of this machine."""
+"""The disks of this machine."""
 
 from typing import Any
 

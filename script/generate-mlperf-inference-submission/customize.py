@@ -16,10 +16,12 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.files import typed_path, write_json, write_text
+    from cm4vllm.common.files import typed_path, write_json
+    from cm4vllm.common.owned_folders import write_noted
     from cm4vllm.common.progress import say
+    from cm4vllm.records.software import SCRIPTS_FILE
     from cm4vllm.report.tree_texts import tree_asked
-    from cm4vllm.submission.campaign_software import SCRIPTS_FILE, scripts_that_ran
+    from cm4vllm.submission.campaign_software import scripts_that_ran
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE
     from cm4vllm.submission.result_removal import remove_results
     from cm4vllm.submission.tree import build_tree
@@ -47,7 +49,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         for out in folders
     ]
     for results in asked:
-        write_text(results.out / CAPSULE_FILE, results.capsule)
+        write_noted(results.out / CAPSULE_FILE, results.capsule)
     tree = build_tree(*asked, tree=tree, add=env.get("CM_MLPERF_SUBMISSION_ADD", "") == "yes")
     say(f"submission tree: {tree}")
     env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = str(tree)

@@ -1,4 +1,4 @@
-"""Gives the path of PTDaemon, or of the simulated one."""
+"""The path of PTDaemon, or of the simulated one."""
 
 from pathlib import Path
 from typing import Any

@@ -13,10 +13,10 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
     from cm4vllm.accuracy.scorer_needs import accuracy_folder, ready_graders
     from cm4vllm.accuracy.scoring import score_run
     from cm4vllm.common.progress import say_text
+    from cm4vllm.records.accuracy import ACCURACY_FILE
     from cm4vllm.report.run_table import score_table
 
     env = i["env"]

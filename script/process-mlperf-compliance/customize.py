@@ -13,8 +13,8 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.compliance.records import COMPLIANCE_FILE
     from cm4vllm.compliance.verification import compliance_folder, require_passed, verify_run
+    from cm4vllm.records.compliance import COMPLIANCE_FILE
 
     folder = compliance_folder(i["env"])
     require_passed(verify_run(folder, speech_packages=i["env"].get("CM_SPEECH_PACKAGES", "")))

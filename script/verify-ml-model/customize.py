@@ -7,9 +7,9 @@ from typing import Any
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.model_identity import identified
     from cm4vllm.assets.models import MODEL_FILE, model_env
-    from cm4vllm.assets.records import ModelRecord
     from cm4vllm.common.errors import UsageError
     from cm4vllm.common.records import read_record, write_record
+    from cm4vllm.records.assets import ModelRecord
 
     env = i["env"]
     if not env.get("CM_ML_MODEL_RECORD"):

@@ -10,13 +10,14 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
-from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.client import ClientRecord
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.run import RunRecord, RunSettings
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, terms
-from cm4vllm.serving.records import ServerRecord
 
 TEXT = "the ship from Riga Oslo landed sailed late ten tons of salt silk timber on Monday Friday . , ! ? n't"
 

@@ -17,7 +17,7 @@ from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.common.errors import InstallError, ModelError
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.run import RunRecord
 
 WORDS = [
     "the",

@@ -57,7 +57,7 @@ def test_what_pydantic_refuses_has_no_category(text, category):
 
 
 def generated(count):
-    """Give pairs of an answer and the right category: right, half right, and damaged in many ways."""
+    """Yield pairs of an answer and the right category: right, half right, and damaged in many ways."""
     draw = random.Random(7)
     values = (True, False, 0, 1, 2, 0.0, 1.0, 0.5, "true", "OFF", "t", "maybe", " yes", None, [], {}, -1, 10**30)
     for _ in range(count):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.common.records import read_record
+from cm4vllm.records.accuracy import AccuracyRecord
 
 ROOT = Path(__file__).parents[2]
 CM = Path(sys.executable).with_name("cm")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed
 from cm4vllm.common.records import read_record
+from cm4vllm.records.accuracy import AccuracyRecord
 from cm4vllm.rules import Mode, Scenario, terms
 
 OUTPUTS = ["the ship from Riga landed . ", "the ship sailed on Monday .", "ten tons of salt"]

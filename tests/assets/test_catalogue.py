@@ -3,11 +3,10 @@
 import msgspec
 import pytest
 
-from cm4vllm.assets.catalogue import CatalogueDataset, CatalogueModel, catalogue, published_digests
 from cm4vllm.assets.models import ModelSettings, provide
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import UsageError
-from cm4vllm.rules import benchmark_terms, round_names
+from cm4vllm.rules import CatalogueDataset, CatalogueModel, benchmark_terms, catalogue, published_digests, round_names
 
 FACTS = {CatalogueModel: {"note", "sources"}, CatalogueDataset: {"sources"}}
 

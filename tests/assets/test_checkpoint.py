@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint, unset_scales
 from cm4vllm.common.errors import ModelError
+from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint, unset_scales
 from conftest import CONFIG, safetensors
 
 
@@ -129,7 +129,7 @@ def test_weights_that_may_not_be_read_are_not_called_damaged(model):
     (model / "model.safetensors").chmod(0)
     program = (
         "import os, pathlib, sys\n"
-        "from cm4vllm.assets.checkpoint import read_checkpoint\n"
+        "from cm4vllm.records.weights.checkpoint import read_checkpoint\n"
         "from cm4vllm.common.errors import ModelError\n"
         "folder = pathlib.Path(sys.argv[1]); os.chdir(folder)\n"
         "if os.geteuid() == 0: os.seteuid(65534)\n"
@@ -200,16 +200,20 @@ def test_a_pointer_of_git_lfs_is_refused_whatever_file_it_stands_for(model, name
 
 
 def test_what_is_no_model_folder_is_named_as_what_it_is(model, tmp_path):
-    folder = tmp_path / "quants"
+    folder, upper = tmp_path / "quants", tmp_path / "upper"
     folder.mkdir()
+    upper.mkdir()
     cases = {
         tmp_path / "none": "the folder does not exist",
         model / "model.safetensors": "it ends in .safetensors",
         folder / "q4.gguf": "a GGUF file has no config.json",
+        folder / "Q4_K_M.GGUF": "a GGUF file has no config.json",
         folder: "a GGUF file has no config.json",
+        upper: "a GGUF file has no config.json",
         tmp_path: "its folders have one: My Model",
     }
-    (folder / "q4.gguf").write_bytes(b"GGUF")
+    for file in (folder / "q4.gguf", folder / "Q4_K_M.GGUF", upper / "Q8_0.GGUF"):
+        file.write_bytes(b"GGUF")
     for path, cause in cases.items():
         with pytest.raises(ModelError) as caught:
             read_checkpoint(path)

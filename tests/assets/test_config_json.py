@@ -13,10 +13,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.checkpoint import quantised_to, read_checkpoint, unset_scales
-from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import CmError, ModelError
+from cm4vllm.records.weights.checkpoint import quantised_to, read_checkpoint, unset_scales
+from cm4vllm.records.weights.model_size import read_architecture
+from cm4vllm.rules import catalogue
 from cm4vllm.serving.fit.advice import AdviceSettings, advice
 from conftest import safetensors
 

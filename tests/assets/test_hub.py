@@ -17,10 +17,10 @@ from loopback import COMMIT, Hub, mounted, serving
 
 from cm4vllm.assets import hub as hub_module
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import DiskFull, DownloadError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.host_addresses import PROXY_VARIABLES
+from cm4vllm.records.assets import ModelRecord
 from conftest import safetensors
 
 
@@ -208,7 +208,7 @@ def test_a_proxy_that_refuses_the_hub_is_named_without_its_password(hub, entry, 
 
 @contextlib.contextmanager
 def refusing_proxy():
-    """Give the address of a proxy that answers 403 to every request."""
+    """Yield the address of a proxy that answers 403 to every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_CONNECT(self):

@@ -15,8 +15,8 @@ from loopback import Storage, mounted, serving
 from cm4vllm.assets import mlcommons, resumed_download, verified_digests
 from cm4vllm.assets.mlcommons import download, read_manifest
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import DiskFull, DownloadError, UsageError
+from cm4vllm.common.files import digest_of
 
 SIZE = 2**23
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.assets import catalogue as catalogue_module
 from cm4vllm.assets.model_identity import _published, differences, identified, is_from
-from cm4vllm.assets.records import IDENTITY, ModelRecord, QuantizationRecord
 from cm4vllm.common.errors import ModelError
+from cm4vllm.records.assets import IDENTITY, ModelRecord, QuantizationRecord
+from cm4vllm.rules import assets as catalogue_module
 
 BENCHMARK = "llama3.1-8b"
 FILES = {"config.json": b"{}", "model-00001-of-00001.safetensors": b"weights", "tokenizer.json": b"[]"}

@@ -178,6 +178,26 @@ def test_a_message_is_the_prompt_with_its_instruction(kind, model):
     assert message(own, own.encode(asked).ids, "") == asked
 
 
+@pytest.mark.parametrize("cut", [slice(None, 150), slice(None, 300), slice(50, None)])
+def test_a_message_is_without_the_chat_template_though_its_text_was_cut(model, cut):
+    own = bpe(ARTICLES, model, "<|start|>", "<|end|>", "<|message|>")
+    text = " ".join(ARTICLES[:8])
+    prompt = (
+        "<s><|start|>system<|message|>You are a model.<|end|><|start|>user<|message|>\n\n"
+        f"{text[cut]}<|end|><|start|>assistant"
+    )
+    assert message(own, own.encode(prompt, add_special_tokens=False).ids, text) == text[cut].strip()
+
+
+@pytest.mark.parametrize("text", ["!?!? ... ---", "\u2192 \u2190", "***"])
+def test_a_text_without_letters_is_compared_by_its_signs(model, other, text):
+    own = bpe([*ARTICLES, text], model)
+    made = [{"input": text, "tok_input": own.encode(text).ids, "output": "x"}]
+    assert misread(made, model) == ""
+    others = [row | {"tok_input": other.encode(ARTICLES[0]).ids[:4]} for row in made]
+    assert misread(others, model)
+
+
 def test_a_message_is_without_the_chat_template_that_the_prompt_has(model):
     own = bpe(ARTICLES, model, "<|start|>", "<|end|>", "<|message|>")
     text = ARTICLES[5]

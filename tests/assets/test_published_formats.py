@@ -12,9 +12,9 @@ import pytest
 
 from cm4vllm.assets import bounded_tables
 from cm4vllm.assets.published_formats import read_published, recorded_rows, write_rows
-from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
+from cm4vllm.records.assets import DatasetRecord
 
 #: Files that pandas of the published files' years wrote: published/make.py.
 PUBLISHED = Path(__file__).parent / "published"

@@ -15,11 +15,11 @@ from cm4vllm.assets.datasets import DATASET_FILE
 from cm4vllm.assets.datasets import provide as provide_dataset
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import read_record
+from cm4vllm.records.assets import ModelRecord
 from conftest import CONFIG, safetensors
 
 
@@ -138,7 +138,7 @@ echo '{{"layers": ["model.layers.0.mlp.up_proj"], "ignored": [], "tools": {{}}}}
 @pytest.mark.long
 @pytest.mark.xdist_group("vllm-2")
 def test_gptq_of_the_tiny_model_is_whole_and_describes_itself(tmp_path):
-    from cm4vllm.assets.checkpoint import read_checkpoint
+    from cm4vllm.records.weights.checkpoint import read_checkpoint
 
     record = quantised_by_recipe(tmp_path, "_scheme.gptq-w4a16,_kv-fp8")
     made = record.quantization

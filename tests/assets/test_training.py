@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from cm4vllm.assets import text_training, training
-from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.tiny_model import training_data
 from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.records.weights.checkpoint import read_checkpoint
 
 PAIRS = 160
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpu
-from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.records.machine import GpuFacts
 
 H100 = GpuFacts(
     name="NVIDIA H100 80GB HBM3",

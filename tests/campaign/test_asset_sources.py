@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.stand_ins import STAND_INS
 from cm4vllm.campaign import asset_sources
 from cm4vllm.common.errors import UsageError
+from cm4vllm.rules import catalogue
 
 BENCHMARK = "llama3.1-8b"
 ROOT = Path(__file__).parents[2]
@@ -24,6 +24,8 @@ def sources(benchmark, *, name="", served=False, **given):
     [
         ({}, "_tiny", "_tiny", "_tiny"),
         ({"name": "cm4vllm-tiny"}, "_tiny", "_tiny", "_tiny"),
+        ({"name": "tiny"}, "_tiny", "_tiny", "_tiny"),
+        ({"name": "tiny", "served": True}, "_tiny", "_tiny", "_tiny"),
         ({"model_source": "_tiny"}, "_tiny", "_tiny", "_tiny"),
         ({"name": "owner/model"}, "_hf.owner/model", "_mlcommons", "_mlcommons"),
         ({"name": "llama-3.1-8b-instruct"}, "_catalogue.llama-3.1-8b-instruct", "_mlcommons", "_mlcommons"),
@@ -78,6 +80,8 @@ def test_a_folder_is_taken_for_a_model_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner").mkdir()
     assert sources(BENCHMARK, name="owner").model == f"_path.{tmp_path}/owner"
+    (tmp_path / "tiny").mkdir()
+    assert sources(BENCHMARK, name="tiny").model == f"_path.{tmp_path}/tiny"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +118,7 @@ def test_what_a_download_needs_is_said_before():
 
 @pytest.mark.parametrize("asked", ["", "_tiny"])
 def test_a_benchmark_of_speech_has_a_stand_in_of_its_own(asked):
+    assert sources("whisper", name="tiny-whisper", served=True).model == "_tiny-whisper"
     asset_sources = sources("whisper", model_source=asked)
     assert (asset_sources.model, asset_sources.dataset, asset_sources.named) == ("_tiny-whisper", "_tiny", bool(asked))
     assert sources("whisper", name="whisper-large-v3").dataset == "_mlcommons"
@@ -156,7 +161,11 @@ def test_each_stand_in_is_of_the_catalogue_and_of_the_recipe_that_makes_it():
 
 
 @pytest.mark.parametrize(
-    "name", ["/none", "./none", "../none/here", "q4.gguf", "models/q4.gguf", "there.bin", "~/none-of-this-name"]
+    "name",
+    [
+        *("/none", "./none", "../none/here", "q4.gguf", "models/q4.gguf", "there.bin", "~/none-of-this-name"),
+        *("Q4_K_M.GGUF", "models/Q8_0.Gguf", "owner/Model-Q4_K_M.GGUF"),
+    ],
 )
 def test_a_name_that_can_only_be_a_path_is_one_though_no_folder_has_it(name, tmp_path, monkeypatch):
     (tmp_path / "there.bin").touch()

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as changed
 
-from cm4vllm.assets import catalogue as catalogue_module
 from cm4vllm.assets.audio_dataset import digest_of_clips
 from cm4vllm.campaign import division_checks
 from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware import records
-from cm4vllm.hardware.system_description import NETWORK_KEYS
+from cm4vllm.records import machine as records
+from cm4vllm.records.described_system import NETWORK_KEYS
 from cm4vllm.rules import Category, Division, Mode, Scenario, division_rules, speculation, terms
+from cm4vllm.rules import assets as catalogue_module
 
 OWN = {"division": "closed", "execution_mode": "valid", "model_source": "_mlcommons.llama-3.1-8b-instruct"}
 

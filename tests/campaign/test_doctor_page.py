@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from cmind.cli import parse
 
-from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.campaign import doctor_page
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.doctor_page import Device, MachineSettings, Missing, benchmark_rows, report_machine
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.nvml import nvidia_gpus
-from cm4vllm.rules import round_names
+from cm4vllm.rules import catalogue, round_names
 from cm4vllm.serving.fit.layout import GIB
 from gpu_replay import Replay
 
@@ -121,6 +121,19 @@ def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_eac
     )
     assert f"of {gib:.1f} GiB on each of 8 GPUs, tensor 4 x pipeline 1 x data 2" in row["why"]
     assert "--device=cuda --tp_size=4 --dp_size=2 --plan" in " ".join(page.replace("\\", "").split())
+
+
+@pytest.mark.parametrize("compiler", ["", "cc", "clang"])
+def test_gpus_ask_for_a_c_compiler_and_processors_do_not(tmp_path, monkeypatch, compiler):
+    recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
+    gpus = nvidia_gpus(Replay(json.loads(recording.read_text())))
+    monkeypatch.setattr(doctor_page, "detect_gpus", lambda: gpus)
+    monkeypatch.setattr(doctor_page, "require_device", lambda name: None)
+    if compiler:
+        (tmp_path / compiler).symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lacking = [lack.subject for lack in doctor_page._devices()[1] if "no C compiler" in lack.text]
+    assert lacking == ([] if compiler else ["device cuda"])
 
 
 def test_a_round_that_does_not_exist_is_refused(tmp_path):

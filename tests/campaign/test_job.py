@@ -18,8 +18,8 @@ from cm4vllm.campaign.steps import MeasuredTarget
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond, Seconds
-from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, SearchRecord
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, Boundary, SearchRecord
+from cm4vllm.records.server import ServerRecord
 
 
 class Recipes:
@@ -131,6 +131,9 @@ def test_a_server_whose_model_nobody_named_is_not_taken_for_the_stand_in(tmp_pat
     assert recipes.tags == ["run,vllm-server"]
     for fields, served in [
         ({}, "cm4vllm-tiny"),
+        ({}, "tiny"),
+        ({}, "/srv/models/cm4vllm-tiny"),
+        ({"vllm_model_name": "tiny"}, "cm4vllm-tiny"),
         ({"vllm_model_name": "served"}, "served"),
         ({"model_source": "_tiny"}, "served"),
         ({"model_source": "_path./m"}, "served"),
@@ -145,6 +148,7 @@ def test_a_server_whose_model_nobody_named_is_not_taken_for_the_stand_in(tmp_pat
     [
         ("", "_tiny"),
         ("cm4vllm-tiny", "_tiny"),
+        ("tiny", "_tiny"),
         ("neuralmagic/Llama-2-7b-chat-hf-FP8", "_hf.neuralmagic/Llama-2-7b-chat-hf-FP8"),
     ],
 )

@@ -1,6 +1,5 @@
 """Results of an earlier command are recognised by what they were made from."""
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.records import write_record
@@ -8,7 +7,8 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.compliance.audit import audit_config, run_settings_of
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.measurement import RunInputs
-from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.server import Api, ServerRecord
 
 
 def test_the_run_of_a_test_is_known_by_the_benchmarks_own_audit(tmp_path):

@@ -23,9 +23,10 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.step_values import Values
 from cm4vllm.campaign.steps import Step
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.power.making import Site
 from cm4vllm.power.programs import provide
-from cm4vllm.power.session import SESSION, Phase, PowerSession
+from cm4vllm.records.power.session import SESSION, Phase, PowerSession
 from cm4vllm.rules import round_names, round_terms
 from cm4vllm.submission.privacy import private_words
 
@@ -161,7 +162,25 @@ def test_the_public_inputs_that_leave_out_ranging_are_refused() -> None:
 
 
 def test_a_session_with_a_time_in_its_path_goes_into_a_folder_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "earlier").mkdir()
     given = ClientSettings(power_server="host", ntp_server="host", run_cmd="true", log_dir=str(tmp_path))
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="is not replaced by a power session"):
         require_settings(given)
     require_settings(replace(given, timestamp=True))
+
+
+def test_a_session_goes_into_a_new_folder_or_an_empty_one_and_nothing_else(tmp_path: Path) -> None:
+    given = ClientSettings(power_server="host", ntp_server="host", run_cmd="true")
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new"):
+        require_settings(replace(given, log_dir=str(tmp_path / name)))
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with staged_folder(tmp_path / "session") as staging:
+        (staging / "ptd_logs.txt").write_text("")
+    for name in ("file", "link", "mine", "session", "."):
+        with pytest.raises(UsageError, match="is not replaced by a power session") as raised:
+            require_settings(replace(given, log_dir=str(tmp_path / name)))
+        assert "--log_dir" in raised.value.remedy

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,16 @@ from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powere
 from cm4vllm.campaign.schedule import SESSION_S, schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
-from cm4vllm.common.owned_folders import note_files, staged_folder
+from cm4vllm.common.owned_folders import staged_folder
+from cm4vllm.common.ownership_notes import note_files
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import make_session
 from cm4vllm.power.programs import provide
-from cm4vllm.power.samples import SIMULATED
-from cm4vllm.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
-from cm4vllm.power.supplies import SUPPLIES
+from cm4vllm.records.power.samples import SIMULATED
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
+from cm4vllm.records.power.supplies import SUPPLIES
+from cm4vllm.results.checks.power import session_findings
+from cm4vllm.results.findings import Severity
 from cm4vllm.rules import round_names, round_terms
 from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.tree_writer import TreeWriter
@@ -196,6 +201,17 @@ def test_a_run_is_not_kept_where_its_session_was_changed(
     assert lacks_session(inputs, asked) == f"files of its power session have been changed or removed: {name}"
 
 
+def test_a_run_is_not_kept_where_its_session_states_nothing(published_power: Path, tmp_path: Path) -> None:
+    inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
+    source, asked = published_power / "v4.1-untether-r760-resnet50-offline", {UNDER_POWER: "yes"}
+    shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
+    shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
+    stated = tmp_path / SESSION / "power" / "server.json"
+    stated.chmod(0o644)
+    stated.write_text("{}")
+    assert "power/server.json" in lacks_session(inputs, asked)
+
+
 def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path, tmp_path: Path) -> None:
     source = published_power / "v4.1-untether-r760-resnet50-offline"
     run, results, settings = tmp_path / "performance", tmp_path / "results", tmp_path / "settings"
@@ -233,18 +249,69 @@ def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path,
         copy_power(run, results, settings)
 
 
+def uncertain(session: Path) -> None:
+    log = session / "power" / "ptd_logs.txt"
+    warning = "07-25-2024 11:30:00.000: WARNING: Uncertainty 1.52%, which is above 1.00% limit for the last sample!\n"
+    log.write_text(f"{log.read_text()}\n{warning}")
+
+
+def of_samples(session: Path, pattern: str, changed: Callable[[re.Match[str]], str], *phases: str) -> None:
+    for phase in phases:
+        path = session / phase / "spl.txt"
+        path.write_text(re.sub(pattern, changed, path.read_text(), flags=re.M))
+
+
+def lower_by(part: float) -> Callable[[Path], None]:
+    return lambda session: of_samples(
+        session, r"(?<=Watts,)[\d.]+", lambda watts: f"{float(watts[0]) * (1 - part):.6f}", "run_1"
+    )
+
+
+def clock_ahead_by(seconds: float) -> Callable[[Path], None]:
+    def later(time_of: re.Match[str]) -> str:
+        form = "%m-%d-%Y %H:%M:%S.%f"
+        return (datetime.strptime(time_of[0], form) + timedelta(seconds=seconds)).strftime(form)[:-3]
+
+    return lambda session: of_samples(session, r"(?<=^Time,)[^,]+", later, "ranging", "run_1")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "cause", "remedy"),
+    [
+        (uncertain, "POWER-UNCERTAINTY", "1.52 % at most", "choose ranges"),
+        (lower_by(0.1), "POWER-RANGING", "less power", "ranging and testing"),
+        (lower_by(0.07), "POWER-RANGING", "less power", "ranging and testing"),
+        (clock_ahead_by(2), "POWER-CLOCK", "+2.2", "set the clock"),
+        (clock_ahead_by(-2), "POWER-CLOCK", "-1.", "set the clock"),
+        (clock_ahead_by(60), "POWER-CLOCK", "+60.", "set the clock"),
+    ],
+    ids=["uncertain", "a tenth lower", "7 % lower", "2 s ahead", "2 s behind", "a minute ahead"],
+)
 def test_a_session_that_a_tree_would_refuse_is_refused_when_it_ends(
-    published_power: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Path, change: Callable[[Path], None], code: str, cause: str, remedy: str
 ) -> None:
+    change(session)
+    with pytest.raises(RunFailed, match="does not count") as refused:
+        require_sound(PowerSession(session))
+    assert code in refused.value.cause and cause in refused.value.cause and remedy in refused.value.remedy
+
+
+def test_a_sound_session_ends_without_a_word_and_half_a_second_is_only_said(
+    session: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_sound(PowerSession(session))
+    assert capsys.readouterr().err == ""
+    clock_ahead_by(0.5)(session)
+    assert {f.code for f in session_findings(PowerSession(session)) if f.severity is Severity.WARNING} == {
+        "POWER-CLOCK"
+    }
+
+
+@pytest.fixture
+def session(published_power: Path, tmp_path: Path) -> Path:
+    """A published session whose files can be changed."""
     session = tmp_path / "session"
     shutil.copytree(published_power / "v4.1-untether-r760-resnet50-offline", session, copy_function=shutil.copyfile)
     for path in [session, *session.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
-    require_sound(PowerSession(session))
-    assert capsys.readouterr().err == ""
-    log = session / "power" / "ptd_logs.txt"
-    warning = "07-25-2024 11:30:00.000: WARNING: Uncertainty 1.52%, which is above 1.00% limit for the last sample!\n"
-    log.write_text(f"{log.read_text()}\n{warning}")
-    with pytest.raises(RunFailed, match="POWER-UNCERTAINTY") as refused:
-        require_sound(PowerSession(session))
-    assert "1.52 % at most" in refused.value.cause and "choose ranges" in refused.value.remedy
+    return session

@@ -146,6 +146,44 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(tmp_path, model, prom
         checked(tmp_path, {**env, "CM_VLLM_SERVER_MAX_MODEL_LEN": "8192"})
 
 
+def of_a_test(tmp_path, model, rows, compliance="TEST07"):
+    """Return a job of the benchmark whose compliance test has a dataset of its own, with these rows."""
+    (tmp_path / "test.json").write_text(json.dumps(rows))
+    return {
+        "CM_MLPERF_MODEL": "gpt-oss-120b",
+        "CM_ML_MODEL_SOURCE": f"_path.{model}",
+        "CM_COMPLIANCE_DATASET_FILE": str(tmp_path / "test.json"),
+        "CM_MLPERF_LOADGEN_COMPLIANCE": compliance,
+    }
+
+
+QUESTION = {"input": "", "tok_input": [99] * 500, "output": "b", "dataset": "gpqa_diamond"}
+
+
+def test_the_dataset_of_a_compliance_test_is_read_before_the_run(tmp_path, model):
+    has_context(model, 100_000)
+    checked(tmp_path, of_a_test(tmp_path, model, [QUESTION] * 990))
+    for rows, words in (
+        ([QUESTION] * 345, "has 345 samples"),
+        ([QUESTION | {"dataset": "aime"}] * 990, "as its dataset"),
+        ([{"tok_input": [1]}] * 990, "lacks input, output"),
+        ([], "holds no records"),
+    ):
+        with pytest.raises(DatasetError, match=words):
+            checked(tmp_path, of_a_test(tmp_path, model, rows))
+    has_context(model, 700)
+    with pytest.raises(ModelError, match="does not fit the model My Model"):
+        checked(tmp_path, of_a_test(tmp_path, model, [QUESTION] * 990))
+
+
+@pytest.mark.parametrize("compliance", ["TEST07", "TEST09"])
+def test_a_folder_in_the_place_of_a_compliance_dataset_is_refused(tmp_path, model, compliance):
+    has_context(model, 100_000)
+    env = of_a_test(tmp_path, model, [QUESTION] * 990, compliance)
+    with pytest.raises(DatasetError, match="is a folder, and the dataset is one file"):
+        checked(tmp_path, {**env, "CM_COMPLIANCE_DATASET_FILE": str(tmp_path)})
+
+
 @pytest.mark.parametrize("served", ["", "http://127.0.0.1:1"])
 def test_a_context_that_is_given_is_compared_with_the_prompts_of_any_model(tmp_path, served):
     (tmp_path / "data.json").write_text(json.dumps([{"input": "a", "tok_input": [9] * 900, "output": "b"}]))

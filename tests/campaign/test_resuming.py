@@ -12,9 +12,9 @@ import pytest
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.process.kept_answers import file_of, kept_answers
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.records.run import RUN_FILE
 from cm4vllm.serving.ports import free_port
 from small_job import PROFILE, RUNS, SERVER, SmallJob
 

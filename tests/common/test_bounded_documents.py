@@ -101,7 +101,13 @@ def test_a_file_is_read_up_to_its_bound(tmp_path):
 #: Parsers of others' formats, by the module and the function.
 PARSERS = {
     ("yaml", name) for name in ("load", "safe_load", "load_all", "safe_load_all", "full_load", "compose", "parse")
-} | {("json", "load"), ("json", "loads"), ("msgspec.yaml", "decode")}
+} | {
+    ("json", "load"),
+    ("json", "loads"),
+    ("msgspec.yaml", "decode"),
+    ("msgspec.json", "decode"),
+    ("msgspec.json", "Decoder"),
+}
 #: What else may call them, and why no stranger's document reaches it unbounded.
 OTHERS = {
     "src/cm4vllm/common/bounded_documents.py": "the readers",
@@ -110,6 +116,7 @@ OTHERS = {
 #: The reasons why a module reads by itself.
 OURS = "a file of the package, or what a process of cm4vllm has written"
 PROGRAM = "what a program prints that this process has started"
+TYPED = "read by its type, whose errors are caught with RecursionError"
 CHILD = "runs in an environment without the package, on what cm4vllm has handed over"
 ALONE = {
     "script/generate-kubernetes-manifests/customize.py": OURS,
@@ -117,7 +124,6 @@ ALONE = {
     "src/cm4vllm/accuracy/graders/inside/livecodebench.py": CHILD,
     "src/cm4vllm/accuracy/graders/inside/mbxp.py": CHILD,
     "src/cm4vllm/accuracy/normaliser.py": PROGRAM,
-    "src/cm4vllm/assets/catalogue.py": OURS,
     "src/cm4vllm/assets/compression.py": OURS,
     "src/cm4vllm/assets/dummy.py": OURS,
     "src/cm4vllm/assets/picture_dataset.py": OURS,
@@ -129,17 +135,18 @@ ALONE = {
     "src/cm4vllm/endpoints/inside/build_bundle.py": CHILD,
     "src/cm4vllm/engine/tools/doctor.py": "an index that cmind has written",
     "src/cm4vllm/engine/tools/register.py": "a list that cmind has written",
-    "src/cm4vllm/hardware/known_hardware.py": OURS,
+    "src/cm4vllm/records/known_hardware.py": OURS,
     "src/cm4vllm/hardware/nvml_recording.py": OURS,
-    "src/cm4vllm/loadgen/logs/detail_log.py": "a line with a bound of its own, whose values are read by their types",
+    "src/cm4vllm/records/logs/detail_log.py": "a line with a bound of its own, whose values are read by their types",
     "src/cm4vllm/results/submitted_names.py": OURS,
+    "src/cm4vllm/rules/assets.py": OURS,
     "src/cm4vllm/rules/tables.py": OURS,
     "src/cm4vllm/serving/answers/stated.py": "a part of an answer, bounded where it is received, read by its types",
     "src/cm4vllm/serving/clusters/node_processes.py": PROGRAM,
     "src/cm4vllm/serving/containers/image.py": PROGRAM,
     "src/cm4vllm/serving/containers/server_container.py": PROGRAM,
     "src/cm4vllm/serving/install.py": PROGRAM,
-    "src/cm4vllm/serving/options.py": OURS,
+    "src/cm4vllm/records/vllm/options.py": OURS,
     "src/cm4vllm/serving/packages.py": PROGRAM,
     "src/cm4vllm/serving/presets.py": OURS,
     "src/cm4vllm/serving/searchable_options.py": OURS,
@@ -148,6 +155,30 @@ ALONE = {
     "src/cm4vllm/submission/campaign_software.py": PROGRAM,
     "src/cm4vllm/submission/capsule/consent.py": OURS,
     "src/cm4vllm/endpoints/client_folder.py": OURS,
+    "src/cm4vllm/accuracy/graders/judging.py": TYPED,
+    "src/cm4vllm/accuracy/graders/problems.py": TYPED,
+    "src/cm4vllm/accuracy/product_catalogue.py": TYPED,
+    "src/cm4vllm/campaign/ledger.py": TYPED,
+    "src/cm4vllm/campaign/rehearsal/server.py": "a server that asks for nothing but what our client sends",
+    "src/cm4vllm/common/records.py": TYPED,
+    "src/cm4vllm/records/logs/answers.py": TYPED,
+    "src/cm4vllm/endpoints/bundle.py": TYPED,
+    "src/cm4vllm/endpoints/events.py": TYPED,
+    "src/cm4vllm/hardware/machine_samples.py": TYPED,
+    "src/cm4vllm/loadgen/client/worker.py": OURS,
+    "src/cm4vllm/loadgen/client/workers.py": OURS,
+    "src/cm4vllm/records/logs/run_logs.py": TYPED,
+    "src/cm4vllm/loadgen/process/kept_answers.py": TYPED,
+    "src/cm4vllm/loadgen/process/loopback.py": OURS,
+    "src/cm4vllm/loadgen/process/process_monitor.py": TYPED,
+    "src/cm4vllm/results/kept_findings.py": OURS,
+    "src/cm4vllm/results/result_index.py": OURS,
+    "src/cm4vllm/serving/answers/event_stream.py": "a part of an answer, bounded where it is received",
+    "src/cm4vllm/serving/answers/id_answers.py": "decoders for serving/answers/stated.py",
+    "src/cm4vllm/serving/answers/text_answers.py": "decoders for serving/answers/stated.py",
+    "src/cm4vllm/serving/clusters/ray_cluster.py": PROGRAM,
+    "src/cm4vllm/records/vllm/given_options.py": "a word of a command line, whose errors are caught",
+    "src/cm4vllm/submission/privacy_check.py": TYPED,
 }
 
 

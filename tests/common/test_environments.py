@@ -11,6 +11,7 @@ import pytest
 from cm4vllm.common import environments
 from cm4vllm.common.environments import checked, make_environment, require_resolved, site_packages
 from cm4vllm.common.errors import InstallError
+from cm4vllm.common.pip_settings import pip_settings
 from cm4vllm.common.processes import Completed
 
 INDEX = "http://127.0.0.1:9"  # the discard port: no program listens there
@@ -86,15 +87,25 @@ def environment(tmp_path_factory):
         ("PIP_CONSTRAINT", "{elsewhere}/none.txt"),
         ("PIP_REQUIREMENT", "{elsewhere}/none.txt"),
         ("PIP_DRY_RUN", "1"),
-        ("PIP_CONFIG_FILE", "{file}"),
+        ("PIP_NO_SUCH_OPTION", "1"),
+        ("", "[global]\nconstraint = {elsewhere}/none.txt\n[install]\nuser = true\ntarget = {elsewhere}\n"),
+        ("", "[install]\nprefix = {elsewhere}\n"),
+        ("", "[install]\n--root = {elsewhere}\n"),
+        ("", "[global]\npython = {elsewhere}/python\ndry_run = yes\n"),
+        ("", "[global]\nbuild-constraint = {elsewhere}/none.txt\n"),
     ],
 )
 def test_packages_get_into_the_environment_whatever_the_users_settings_of_pip(
     wheel, environment, tmp_path, monkeypatch, name, value
 ):
-    elsewhere, file = tmp_path / "elsewhere", tmp_path / "pip.conf"
-    file.write_text(f"[global]\nconstraint = {elsewhere}/none.txt\n[install]\nuser = true\ntarget = {elsewhere}\n")
-    monkeypatch.setenv(name, value.format(elsewhere=elsewhere, file=file))
+    """A setting is a variable, or stands in the user's file."""
+    elsewhere, file = tmp_path / "elsewhere", tmp_path / "pip" / "pip.conf"
+    if name:
+        monkeypatch.setenv(name, value.format(elsewhere=elsewhere))
+    else:
+        file.parent.mkdir()
+        file.write_text(value.format(elsewhere=elsewhere))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     done = environments.pip(environment, ["--no-index", "--force-reinstall", str(wheel)])
     assert done.ok, done.output
     assert (site_packages(environment.parents[1]) / "demo0" / "__init__.py").exists()
@@ -108,6 +119,49 @@ def test_the_users_indexes_and_proxies_stay(environment, monkeypatch):
     done = environments.pip(environment, ["cm4vllm-none==1"])
     assert not done.ok
     assert INDEX.removeprefix("http://") in done.output.replace("'", "") or "port=9" in done.output
+
+
+FILES = ("XDG_CONFIG_DIRS", "XDG_CONFIG_HOME", "PIP_CONFIG_FILE")
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Yield the files of pip's settings of a machine, of a user, and that a variable names, the least first."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    paths = {name: tmp_path / name / "pip" / "pip.conf" for name in FILES}
+    for name, path in paths.items():
+        path.parent.mkdir(parents=True)
+        monkeypatch.setenv(name, str(path if name == "PIP_CONFIG_FILE" else tmp_path / name))
+    return paths
+
+
+def test_settings_hold_in_pip_s_own_order(files, monkeypatch):
+    """As `pip config debug` shows it: a machine's file, the user's or the one that is named, the environment."""
+    machine, user, named = files.values()
+    machine.write_text("[global]\nindex-url = https://a/\nproxy = https://p/\n[install]\ntimeout = 3\n")
+    user.write_text("[global]\nindex-url = https://b/\ntimeout = 4\n")
+    expected = {"PIP_INDEX_URL": "https://b/", "PIP_PROXY": "https://p/", "PIP_TIMEOUT": "3"}
+    variables, before = pip_settings()  # this machine's /etc/pip.conf may have more
+    assert expected.items() | {("PIP_CONFIG_FILE", os.devnull)} <= variables.items()
+    named.write_text("[global]\nextra_index_url =\n  https://c/\n  https://d/\nprefix = /x\n")
+    monkeypatch.setenv("PIP_TIMEOUT", "5")
+    monkeypatch.setenv("PIP_TARGET", "/y")
+    variables, unused = pip_settings()
+    assert variables["PIP_INDEX_URL"] == "https://a/"
+    assert variables["PIP_EXTRA_INDEX_URL"].split() == ["https://c/", "https://d/"]
+    assert (variables["PIP_TIMEOUT"], variables["PIP_TARGET"]) == ("5", "")
+    assert set(unused) == {"PIP_TARGET", "global.prefix", *before}
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    assert "PIP_INDEX_URL" not in pip_settings()[0]
+
+
+@pytest.mark.parametrize("text", ["index-url = https://a/\n", "[global\nx\n", "[global]\nno-index\n"])
+def test_settings_that_pip_cannot_read_are_refused_with_the_file(files, text):
+    files["XDG_CONFIG_DIRS"].write_text(text)
+    with pytest.raises(InstallError, match="cannot be read") as failed:
+        pip_settings()
+    assert str(files["XDG_CONFIG_DIRS"]) in failed.value.what
 
 
 @pytest.mark.parametrize("index", ["https://index.invalid/simple", "https://wheels.invalid", "http://a..b/"])

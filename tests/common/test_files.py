@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import DiskFull, NotWritable
-from cm4vllm.common.files import require_space, sha256_of_tree, writable_folder, write_bytes, write_text
+from cm4vllm.common.files import (
+    MOST_BYTES,
+    beginning_of,
+    bytes_of,
+    mapped,
+    require_space,
+    sha256_of_tree,
+    text_of,
+    writable_folder,
+    write_bytes,
+    write_text,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
@@ -53,3 +64,34 @@ def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
 def test_a_place_where_no_folder_can_be_made_is_refused():
     with pytest.raises(NotWritable, match="/proc/results"):
         writable_folder(Path("/proc/results"))
+
+
+def test_a_file_is_read_whole_up_to_a_bound(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert bytes_of(path) == bytes_of(path, 5) == beginning_of(path, 9) == b"12345"
+    assert beginning_of(path, 2) == b"12"
+    for read in (bytes_of, text_of):
+        with pytest.raises(OSError, match="longer than 4 bytes") as refused:
+            read(path, 4)
+        assert refused.value.filename == str(path)
+
+
+@pytest.mark.parametrize("size", [MOST_BYTES + 1, 5 * 2**30, 2**40])
+def test_a_file_with_holes_is_refused_at_once(tmp_path, size):
+    path = tmp_path / "file"
+    path.touch()
+    os.truncate(path, size)
+    for read in (bytes_of, text_of):
+        with pytest.raises(OSError, match="longer than 67,108,864 bytes"):
+            read(path)
+    with mapped(path) as data:
+        assert data.find(b"\0") == 0 and len(data) == size
+
+
+def test_a_file_of_the_kernel_and_an_empty_one_are_read(tmp_path):
+    """The kernel states a length of zero for what it makes up."""
+    assert text_of(Path("/proc/self/status")).startswith("Name:")
+    (tmp_path / "empty").touch()
+    with mapped(tmp_path / "empty") as data:
+        assert data == b""

@@ -10,7 +10,7 @@ import pytest
 from cm4vllm.common import own_program
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.git_objects import borrowed, digest_of, objects_of, run_git
-from cm4vllm.common.git_source import copy_checkout, extract, git_directory
+from cm4vllm.common.git_source import copy_checkout, extract, fetch_checkout, git_directory
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
 from cm4vllm.submission import source
 from commands import need
@@ -204,14 +204,39 @@ def test_a_changed_file_of_the_same_size_and_time_is_found(repository):
         source.open_source(repository)
 
 
-def test_an_added_file_is_found_though_the_repository_excludes_it(repository):
+ADDED = {
+    "excluded by the repository": {".git/info/exclude": "sitecustomize.py\n", "sitecustomize.py": ""},
+    "excluded by a file beside it": {"tools/.gitignore": "*\n", "tools/sitecustomize.py": ""},
+    "excluded in a new folder": {"src/.gitignore": "*\n", "src/sitecustomize.py": ""},
+    "excluded by the commit": {"tools/sitecustomize.pyc": ""},
+    "compiled of no module": {"tools/__pycache__/sitecustomize.cpython-311.pyc": ""},
+    "of another repository": {"src/.git/HEAD": "ref: refs/heads/main\n", "src/sitecustomize.py": ""},
+    "hidden": {"tools/.pth": ""},
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_an_added_file_is_found_whatever_git_is_to_ignore(repository, kind):
     client = ClientInstallation(python="", checkout=str(repository), commit=commit_of(repository))
-    (repository / "cached.pyc").write_text("")
+    compiled = (repository / CHECKER).parent / "__pycache__"
+    compiled.mkdir()
+    for name in ("main.cpython-311.pyc", "main.cpython-312.opt-1.pyc", "main.cpython-312.pyc.140229"):
+        (compiled / name).write_text("")
     require_unmodified(client)
-    (repository / ".git/info/exclude").write_text("sitecustomize.py\n")
-    (repository / "sitecustomize.py").write_text("print('trap')\n")
-    with pytest.raises(InstallError, match=r"was changed"):
+    for name, content in ADDED[kind].items():
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text(content)
+    with pytest.raises(InstallError, match=r"was changed") as refused:
         require_unmodified(client)
+    assert list(ADDED[kind])[-1] in refused.value.cause
+
+
+def test_an_added_link_to_a_folder_is_found(repository, tmp_path):
+    client = ClientInstallation(python="", checkout=str(repository), commit=commit_of(repository))
+    (repository / "package").symlink_to(tmp_path)
+    with pytest.raises(InstallError, match=r"was changed") as refused:
+        require_unmodified(client)
+    assert refused.value.cause == "package"
 
 
 @pytest.fixture
@@ -272,6 +297,192 @@ def test_a_worktree_is_read(repository, tmp_path):
     with borrowed(directory) as own:
         listed = run_git(["ls-files", "--others", "--exclude-standard"], own, work_tree=tmp_path / "worktree")
     assert listed.output == "new.txt\n"
+
+
+def linked(text):
+    return lambda place: place.write_text(text)
+
+
+NO_DIRECTORY = {
+    "target gone": linked("gitdir: /nowhere/.git/worktrees/x\n"),
+    "empty": linked(""),
+    "of zeros": linked("gitdir: a\0b\n"),
+    "a long name": linked("gitdir: " + "x" * 5000),
+    "large": lambda place: place.touch() or os.truncate(place, 5 * 2**30),
+    "a pipe": os.mkfifo,
+    "an empty folder": Path.mkdir,
+    "a link to itself": lambda place: place.symlink_to(place),
+    "without objects": lambda place: place.mkdir() or (place / "HEAD").write_text("ref: refs/heads/x\n"),
+    "a large head": lambda place: place.mkdir() or (place / "HEAD").touch() or os.truncate(place / "HEAD", 2**40),
+}
+
+
+@pytest.mark.parametrize("kind", NO_DIRECTORY)
+def test_what_is_no_git_directory_is_refused_in_words(repository, kind):
+    """A copied worktree or submodule names a directory that is not there."""
+    (repository / ".git").rename(repository / "moved")
+    NO_DIRECTORY[kind](repository / ".git")
+    with pytest.raises(SourceUnavailable, match="is not a git directory") as refused, objects_of(repository / ".git"):
+        pass
+    assert refused.value.cause
+    if (repository / ".git").exists():
+        with pytest.raises(SourceUnavailable) as refused:
+            source.open_source(repository)
+        assert "--inference_src" in refused.value.remedy
+
+
+def numbered(repository, levels, entries, leaf):
+    """Return a commit of folders inside one another, each with the same entries, in the folder of the checker."""
+    tree = leaf
+    for _ in range(levels):
+        lines = b"".join(b"40000 %06d\0" % number + bytes.fromhex(tree) for number in range(entries))
+        tree = written(repository, "tree", lines)
+    for name in (b"submission", b"tools"):
+        tree = written(repository, "tree", b"40000 " + name + b"\0" + bytes.fromhex(tree))
+    return written(repository, "commit", f"tree {tree}\nauthor a <a> 1 +0\ncommitter a <a> 1 +0\n\nx\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("levels", "entries", "leaf"), [(10, 10, "file"), (1200, 1, "file"), (5, 100, "empty"), (60, 2, "file")]
+)
+def test_folders_that_stand_for_too_many_files_are_refused(repository, levels, entries, leaf):
+    blob = git(repository, "rev-parse", f"HEAD:{CHECKER}")
+    content = b"" if leaf == "empty" else b"100644 main.py\0" + bytes.fromhex(blob)
+    commit = numbered(repository, levels, entries, written(repository, "tree", content))
+    (repository / ".git/HEAD").write_text(f"{commit}\n")
+    with pytest.raises(SourceUnavailable, match="too large"):
+        source.open_source(repository)
+
+
+def test_folders_of_usual_depth_are_read(repository):
+    blob = git(repository, "rev-parse", f"HEAD:{CHECKER}")
+    tree = written(repository, "tree", b"100644 main.py\0" + bytes.fromhex(blob))
+    commit = numbered(repository, 30, 1, tree)
+    with objects_of(repository / ".git") as objects:
+        assert [name.count("/") for name in objects.files(commit, ["tools"])] == [32]
+
+
+def test_one_large_file_under_many_names_is_not_written(repository, tmp_path, monkeypatch):
+    monkeypatch.setattr("cm4vllm.common.git_source.MOST_ALTOGETHER", 10_000)
+    blob = written(repository, "blob", b"x" * 1000)
+    tree = written(
+        repository, "tree", b"".join(b"100644 %03d\0" % number + bytes.fromhex(blob) for number in range(100))
+    )
+    commit = written(repository, "commit", f"tree {tree}\nauthor a <a> 1 +0\ncommitter a <a> 1 +0\n\nx\n".encode())
+    with pytest.raises(SourceUnavailable, match="too large"):
+        extract(repository / ".git", commit, [], tmp_path / "out")
+    assert len(list((tmp_path / "out").iterdir())) == 10
+
+
+@pytest.mark.parametrize("first", [b"tree \xff\n", b"", b"tree HEAD\n", b"tree " + b"0" * 40 + b"\n"])
+def test_a_commit_that_names_no_folder_is_refused(repository, first):
+    commit = written(repository, "commit", first + b"author a <a> 1 +0\n\nx\n")
+    with objects_of(repository / ".git") as objects, pytest.raises(SourceUnavailable):
+        objects.files(commit)
+
+
+#: What a user has configured for their own repositories, and a commit for its own files.
+CONFIGURED = """\
+[filter "lfs"]
+\tsmudge = echo smudged
+\tclean = cat
+\tprocess = false
+\trequired = true
+[core]
+\tautocrlf = true
+\teol = crlf
+\tattributesFile = {attributes}
+\thooksPath = {hooks}
+[init]
+\ttemplateDir = {template}
+[submodule]
+\trecurse = true
+[url "file://{mirror}"]
+\tinsteadOf = https://github.example.invalid/x
+"""
+
+
+@pytest.fixture
+def configured(repository, tmp_path, monkeypatch):
+    """A user with a configuration of git; returns the address and the commit of a repository, fetched by it alone."""
+    (repository / "lines.txt").write_text("one\n$Id$\ntwo\n")
+    (repository / "wide.txt").write_text("ü\n")
+    (repository / "large.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (repository / ".gitattributes").write_text(
+        "*.txt text eol=crlf ident\n*.parquet filter=lfs diff=lfs merge=lfs -text\n"
+    )
+    git(repository, "add", ".")
+    (repository / ".gitattributes").write_text("*.txt text eol=crlf ident\nwide.txt working-tree-encoding=UTF-16\n")
+    git(
+        repository,
+        "update-index",
+        "--add",
+        "--cacheinfo",
+        "100644",
+        git(repository, "hash-object", "-w", ".gitattributes"),
+        ".gitattributes",
+    )
+    git(repository, "commit", "-q", "-m", "two")
+    mirror, home, hooks, template = (tmp_path / name for name in ("mirror", "home", "hooks", "template"))
+    git(tmp_path, "clone", "-q", "--bare", str(repository), str(mirror))
+    for folder in (home, hooks, template / "info", template / "hooks"):
+        folder.mkdir(parents=True)
+    for hook in (hooks / "post-checkout", template / "hooks" / "post-checkout"):
+        hook.write_text("#!/bin/sh\necho changed >> lines.txt\n")
+        hook.chmod(0o755)
+    (template / "info/attributes").write_text("*.txt eol=crlf\n")
+    attributes = tmp_path / "attributes"
+    attributes.write_text("* text=auto eol=crlf\n*.parquet filter=lfs\n")
+    (home / ".gitconfig").write_text(
+        CONFIGURED.format(mirror=mirror, hooks=hooks, template=template, attributes=attributes)
+    )
+    monkeypatch.setenv("HOME", str(home))
+    return "https://github.example.invalid/x", commit_of(repository)
+
+
+@pytest.mark.parametrize("way", ["fetched", "copied"])
+def test_a_checkout_is_that_of_its_commit_whatever_a_user_has_configured(configured, repository, tmp_path, way):
+    url, commit = configured
+    if way == "fetched":
+        place = fetch_checkout(tmp_path / "out", url, commit, ["/*"])
+    else:
+        place = copy_checkout(repository / ".git", commit, tmp_path / "out", title="it")
+    require_unmodified(ClientInstallation(python="", checkout=str(place), commit=commit))
+    assert (place / "lines.txt").read_bytes() == b"one\n$Id$\ntwo\n"
+    assert (place / "wide.txt").read_bytes() == "ü\n".encode()
+    assert (place / "large.parquet").read_text().startswith("version https://git-lfs")
+
+
+def test_the_way_may_be_configured_in_the_environment(configured, repository, tmp_path, monkeypatch):
+    _, commit = configured
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{tmp_path / 'mirror'}.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://gitlab.example.invalid/y")
+    monkeypatch.setenv("GIT_CONFIG_KEY_1", "core.worktree")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_1", str(repository))
+    monkeypatch.setenv("GIT_CONFIG_PARAMETERS", f"'core.worktree'='{repository}'")
+    monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
+    before = {path: path.read_bytes() for path in repository.glob("*") if path.is_file()}
+    place = fetch_checkout(tmp_path / "out", "https://gitlab.example.invalid/y", commit, ["/*"])
+    require_unmodified(ClientInstallation(python="", checkout=str(place), commit=commit))
+    assert {path: path.read_bytes() for path in repository.glob("*") if path.is_file()} == before
+
+
+def test_a_proxy_of_the_configuration_is_asked(repository, tmp_path, monkeypatch):
+    """Nothing listens there, which git says itself."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".gitconfig").write_text("[http]\n\tproxy = http://127.0.0.1:9\n")
+    with pytest.raises(SourceUnavailable) as refused:
+        fetch_checkout(tmp_path / "out", "https://github.example.invalid/x", commit_of(repository), ["/*"])
+    assert "127.0.0.1" in refused.value.cause
+
+
+def test_a_configuration_that_git_cannot_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".gitconfig").write_text("[http\n")
+    with pytest.raises(SourceUnavailable, match="cannot read its configuration") as refused:
+        fetch_checkout(tmp_path / "out", "https://github.example.invalid/x", "0" * 40, ["/*"])
+    assert ".gitconfig" in refused.value.cause
 
 
 def test_a_directory_without_the_path_says_so(repository, tmp_path):

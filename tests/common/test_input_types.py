@@ -84,7 +84,7 @@ def test_types_and_defaults_are_those_that_the_recipes_describe():
 
 
 def fits(use: Use, entry: Mapping[str, Any]) -> bool:
-    """Say whether a field has the type and the default of a recipe's input; None and "" leave it to the reader."""
+    """Return True if a field has the type and the default of a recipe's input; None and "" leave it to the reader."""
     kinds = {kind for kind in get_args(use.type) or (use.type,) if kind is not NoneType}
     words = get_origin(use.type) is Literal or all(issubclass(kind, str | Enum) for kind in kinds)
     if not (kinds <= TYPES[entry["type"]] if entry.get("type") in TYPES else words):

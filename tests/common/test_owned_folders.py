@@ -15,19 +15,17 @@ import pytest
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError
 from cm4vllm.common.files import write_text
 from cm4vllm.common.owned_folders import (
-    Kind,
-    beside,
+    begun_folder,
     discard,
-    foreign,
-    mark,
     move_result,
-    note_files,
     recover,
-    remove_marked,
-    require_replaceable,
+    staged_file,
     staged_folder,
     write_noted,
+    write_result_file,
 )
+from cm4vllm.common.ownership_notes import beside, foreign, mark, note_files, remove_marked
+from cm4vllm.common.replaceable_folders import Kind, require_replaceable
 
 OBSTACLES = {
     "file": lambda path: path.write_text("x"),
@@ -240,8 +238,8 @@ with owned_folders.staged_folder(Path(sys.argv[1])) as staging:
 """
 
 
-@pytest.mark.parametrize("place", ["block", "_finish", "_put_in_place", "_note_all", "_removed_from", "unmark"])
-def test_a_command_that_is_killed_loses_no_earlier_result_and_leaves_nothing_for_ever(tmp_path, place):
+@pytest.mark.parametrize("place", ["block", "_finish", "_put_in_place", "note_all", "_removed_from", "unmark"])
+def test_a_command_that_is_killed_loses_no_earlier_result_and_what_it_left_is_kept(tmp_path, place):
     made(tmp_path / "out", log="old")
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "out", place], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
@@ -252,6 +250,131 @@ def test_a_command_that_is_killed_loses_no_earlier_result_and_leaves_nothing_for
     made(tmp_path / "out", log="last")
     assert files_of(tmp_path / "out") == {"log": b"last"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out.")]
+    assert {path.name for path in tmp_path.glob("kept*")} <= {"kept-out.partial", "kept-out"}
+
+
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+from cm4vllm.common import owned_folders
+with getattr(owned_folders, sys.argv[1])(Path(sys.argv[2])) as place:
+    folder = place or Path(sys.argv[2])
+    if sys.argv[1] != "staged_file":
+        folder.joinpath("sub").mkdir()
+        folder = folder / "log"
+    folder.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+#: What is being made, by the function that makes it: where a killed command leaves its files.
+MAKING = {"staged_folder": "out.partial", "staged_file": "out.partial", "begun_folder": "out"}
+
+
+def killed(how, target):
+    done = subprocess.run([sys.executable, "-c", KILLED_AT, how, target], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    return target.parent / MAKING[how]
+
+
+def again(how, target):
+    if how == "begun_folder":
+        require_replaceable(target, Kind("a test", "--folder"))
+        with begun_folder(target):
+            (target / "log").write_text("new")
+    elif how == "staged_file":
+        with staged_file(target) as place:
+            place.write_text("new")
+    else:
+        made(target, KIND)
+
+
+@pytest.mark.parametrize("how", MAKING)
+@pytest.mark.parametrize("mine", ["notes.txt", "sub/thesis.tex", "deep/er/.env"])
+def test_what_a_user_put_into_the_folder_of_a_killed_command_is_kept_and_said(tmp_path, capsys, how, mine):
+    left = killed(how, tmp_path / "out")
+    fill(left, {mine: b"mine"})
+    again(how, tmp_path / "out")
+    kept = tmp_path / f"kept-{left.name}"
+    assert (kept / mine).read_bytes() == b"mine"
+    assert str(kept) in capsys.readouterr().out
+    assert not left.exists() or how == "begun_folder"
+    new = tmp_path / "out"
+    assert (new if new.is_file() else new / "log").read_text() == "new"
+
+
+def test_a_killed_command_leaves_nothing_of_a_single_file(tmp_path):
+    killed("staged_file", tmp_path / "out")
+    again("staged_file", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.cm4vllm.json", "out"]
+
+
+@pytest.mark.parametrize("how", ["staged_folder", "begun_folder"])
+@pytest.mark.parametrize("files", [{"thesis.tex": b"words"}, FOREIGN, {"log": b"half"}])
+def test_another_folder_of_the_same_inode_is_the_users(tmp_path, how, files):
+    left = killed(how, tmp_path / "out")
+    inode = left.stat().st_ino
+    for _ in range(50):
+        shutil.rmtree(left)
+        left.mkdir()
+        if left.stat().st_ino == inode:
+            break
+    else:
+        pytest.skip("this file system gives each folder another inode")
+    fill(left, files)
+    if how == "begun_folder":
+        with pytest.raises(UsageError, match="is not replaced"):
+            again(how, tmp_path / "out")
+    else:
+        again(how, tmp_path / "out")
+    assert files_of(left) == files
+
+
+def test_what_failed_in_its_place_is_replaced_without_the_files_that_came_later(tmp_path):
+    with pytest.raises(ValueError), begun_folder(tmp_path / "out"):
+        write_text(tmp_path / "out" / "log", "half")
+        raise ValueError
+    (tmp_path / "out" / "why.txt").write_text("mine")
+    again("begun_folder", tmp_path / "out")
+    assert files_of(tmp_path) == {"out/log": b"new", "kept-out/why.txt": b"mine"}
+
+
+def test_a_folder_that_a_running_command_fills_in_its_place_is_not_touched(tmp_path):
+    with begun_folder(tmp_path / "out"):
+        write_text(tmp_path / "out" / "log", "first")
+        for call in (lambda: again("begun_folder", tmp_path / "out"), lambda: discard(tmp_path / "out")):
+            with pytest.raises(NotWritable) as caught:
+                call()
+            assert "another command" in caught.value.cause
+    assert files_of(tmp_path) == {"out/log": b"first"}
+
+
+def test_a_file_that_is_added_to_a_result_replaces_ours_and_keeps_the_users(tmp_path, capsys):
+    made(tmp_path / "out", log="1")
+    write_result_file(tmp_path / "out", "score.txt", "one")
+    write_result_file(tmp_path / "out", "score.txt", "two")
+    assert files_of(tmp_path / "out") == {"log": b"1", "score.txt": b"two"}
+    (tmp_path / "out" / "score.txt").write_text("mine")
+    (tmp_path / "out" / "page.txt").write_text("my page")
+    for name in ("score.txt", "page.txt"):
+        write_result_file(tmp_path / "out", name, "three")
+        assert f"kept-{name}" in capsys.readouterr().out
+    kept = {"kept-score.txt": b"mine", "kept-page.txt": b"my page"}
+    assert files_of(tmp_path / "out") == {"log": b"1", "score.txt": b"three", "page.txt": b"three", **kept}
+    made(tmp_path / "out", log="2")
+    assert files_of(tmp_path) == {"out/log": b"2", **{f"kept-out/{name}": text for name, text in kept.items()}}
+
+
+def test_a_result_with_folders_is_made_again_in_the_working_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for text in ("one", "two", "three"):
+        with staged_folder(Path().absolute()) as staging:
+            write_text(staging / "sub" / "deep" / "log", text)
+            (staging / "empty").mkdir()
+    assert files_of(tmp_path) == {"sub/deep/log": b"three"}
+    assert not list(tmp_path.glob("kept*")) and capsys.readouterr().out == ""
+    (tmp_path / "sub" / "notes.txt").write_text("mine")
+    with staged_folder(Path().absolute()) as staging:
+        write_text(staging / "sub" / "deep" / "log", "four")
+    assert files_of(tmp_path) == {"sub/deep/log": b"four", "kept-sub/notes.txt": b"mine"}
 
 
 def test_a_folder_that_another_command_is_making_is_not_touched(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.processors import control_groups, cpu_quota, usable_processors
-from cm4vllm.hardware.throttling import QUOTA
+from cm4vllm.records.run import QUOTA
 
 V2 = {"cpu.max": "50000 100000\n", "cpu.stat": "usage_usec 9\nnr_periods 35\nnr_throttled 19\nthrottled_usec 950000\n"}
 V1 = {

@@ -14,7 +14,7 @@ from cm4vllm.common.progress import Step, warn, warnings
 
 @pytest.fixture
 def terminal():
-    """Give a stream that is a terminal, and a function that returns what was written to it until a text is there."""
+    """Yield a stream that is a terminal, and a function that returns what was written to it until a text is there."""
     reader, writer = pty.openpty()
     with os.fdopen(writer, "w") as stream:
 

@@ -124,7 +124,7 @@ def faults(old: dict, new: dict) -> list[str]:
 
 
 def reads(now: object, before: object) -> bool:
-    """Say whether a field reads what was written before: it has the same type, or that among others."""
+    """Return True if a field reads what was written before: it has the same type, or that among others."""
     return now == before or (isinstance(now, dict) and before in now.get("anyOf", ()))
 
 

@@ -10,7 +10,8 @@ from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.redaction import Vault, redacted_words
 from cm4vllm.common.secret_forms import holds_form, keys_in, without_forms
 from cm4vllm.common.secret_names import is_secret_name
-from cm4vllm.hardware import known_hardware, system_description
+from cm4vllm.hardware import system_description
+from cm4vllm.records import known_hardware
 from cm4vllm.report import page_templates
 from cm4vllm.results.checks import answers, log_settings, readmes, summary_logs
 

@@ -13,15 +13,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "loadgen"))
 
 from fake_vllm import FakeVllm, prompt
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.records import ServerRecord
 
 SAMPLES = 64
 

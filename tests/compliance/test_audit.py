@@ -5,7 +5,7 @@ from compliance_logs import OFFICIAL
 
 from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.compliance.audit import audit_config, require_applied
-from cm4vllm.loadgen.logs.detail_log import DetailLog
+from cm4vllm.records.logs.detail_log import DetailLog
 from cm4vllm.rules import audit
 
 #: LoadGen's lines on the settings of TEST06 (6.0.17).

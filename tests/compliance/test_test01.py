@@ -15,11 +15,11 @@ import pytest
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import InstallError, InvalidResult, RunFailed
 from cm4vllm.compliance import test01
-from cm4vllm.compliance.logged_answers import logged_data, read_answers
-from cm4vllm.compliance.records import ComplianceRecord
 from cm4vllm.compliance.run_verdict import LoggedRun
 from cm4vllm.compliance.verification import require_passed
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.compliance import ComplianceRecord
+from cm4vllm.records.logs.answers import logged_data, read_answers
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.rules import Mode, Scenario, audit, terms
 
 WHISPER = terms("v6.1", "whisper", Scenario.OFFLINE, Mode.PERFORMANCE)

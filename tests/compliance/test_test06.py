@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cm4vllm.compliance import test06 as ours
-from cm4vllm.compliance.logged_answers import read_answers
+from cm4vllm.records.logs.answers import read_answers
 from cm4vllm.rules import compliance_rules
 
 EOS = 2

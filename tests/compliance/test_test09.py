@@ -7,7 +7,7 @@ import pytest
 from compliance_logs import entry
 
 from cm4vllm.compliance import test07, test09
-from cm4vllm.compliance.logged_answers import read_answers
+from cm4vllm.records.logs.answers import read_answers
 
 
 def lengths_log(lengths):

@@ -13,11 +13,11 @@ from cm4vllm.common.errors import InvalidResult, ModelError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance import verification
-from cm4vllm.compliance.records import COMPLIANCE_FILE, CheckResult, ComplianceRecord
 from cm4vllm.compliance.run_verdict import Verdict
 from cm4vllm.compliance.test06 import end_tokens
 from cm4vllm.compliance.verification import require_passed, verify_run
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.records.compliance import COMPLIANCE_FILE, CheckResult, ComplianceRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, Window
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import ClientDataset, endpoints_benchmark, endpoints_targets, point_terms, regions, seed_set
-from cm4vllm.serving.records import ServerRecord
 
 BENCHMARK = endpoints_benchmark("llama3_1-8b")
 CURVE = regions(c_min=8, c_max=256)

@@ -5,7 +5,8 @@ starts the real one. It has its habits too: progress on its standard output, a f
 requests that count as completed, with an error and no answer in the event log, and after SIGINT the exit status 0 with
 files that call themselves complete, or 1 where it has an accuracy run to score and no answer to it. With
 SMALL_INTERRUPTED=FILE it gets a SIGINT after the first answer of an accuracy run, once. With SMALL_HELD=FOLDER a run of
-which FOLDER has a file stays at its first answer, until a signal ends it.
+which FOLDER has a file stays at its first answer, until a signal ends it. SMALL_FIGURES=JSON takes the place of figures
+in its summary.
 """
 
 import http.client
@@ -139,6 +140,7 @@ def main():
         "tps": 8e9 * run.completed / (ended - began),
     }
     summary = {f"n_samples_{name}": count for name, count in counts.items()} | figures
+    summary |= json.loads(os.environ.get("SMALL_FIGURES", "{}"))
     (folder / "performance" / "result_summary.json").write_text(json.dumps(summary))
     names = [entry["name"] for entry in config["datasets"]]
     samples = map(str, range(total, total + scored.issued))

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cm4vllm.assets.records import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.campaign import rehearsal
 from cm4vllm.campaign.endpoints import job
 from cm4vllm.common.errors import CmError
@@ -24,11 +23,12 @@ from cm4vllm.endpoints import curve_plan
 from cm4vllm.endpoints.client import ClientInstallation
 from cm4vllm.endpoints.curve_search import CurveInputs, find_curve
 from cm4vllm.endpoints.point import PointInputs, measure_point
+from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
+from cm4vllm.records.server import Api
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import end, launch, started
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.planned_servers import Planned
-from cm4vllm.serving.records import Api
 from text_server import save_model
 
 PROFILE = Path(__file__).parents[2] / "benchmarks/fault_injection/small.yaml"

@@ -1,13 +1,20 @@
 """The text of a bundle on how its server was started, and the words on a warm-up."""
 
-from made_points import BENCHMARK
+import pytest
+from made_points import BENCHMARK, DESCRIPTION
 from msgspec.structs import replace
 from test_curve_status import measured
 
-from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.records import read_record
-from cm4vllm.endpoints.authoring import _starts, _warmed
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.owned_folders import staged_folder
+from cm4vllm.common.ownership_notes import note_finished
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.endpoints import authoring
+from cm4vllm.endpoints.authoring import BundleInputs, _starts, _warmed, author_and_build, require_target
+from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.records.assets import ModelRecord
 
 MODEL = ModelRecord(name="m", path="/srv/m", source="made", sha256="")
 
@@ -44,3 +51,71 @@ def test_the_words_on_a_warm_up_count_what_the_server_has_answered_before(tmp_pa
     scored = replace(first, run=replace(first.run, scored=BENCHMARK.scored))
     assert f"answered {first.run.samples + BENCHMARK.accuracy_samples:,} requests of 1" in _warmed(second, [scored])
     assert "not known" in _warmed(replace(first, server=replace(first.server, started_at="")), [])
+
+
+def test_files_of_the_user_beside_and_in_the_points_are_kept(tmp_path, monkeypatch, capsys):
+    """The official builder is left out: what it would write, the power of the points, is written here."""
+    points = tmp_path / "points"
+    (record,) = records(points, ["vllm"])
+    node = {"host_processor_vcpu_count": 8, "driver": "580.65.06", "filesystem": "ext4"}
+    write_record(points / "point-1" / POINT_FILE, replace(record, node=node))
+    note_finished(points / "point-1")
+    mine = ("shared/docs/README.md", "shared/src/vllm/README.md", "power.json", "point-1/system_desc.json")
+    for name in mine:
+        write_text(points / name, "mine")
+    write_json(tmp_path / "d.json", DESCRIPTION)
+    write_record(tmp_path / "m.json", MODEL)
+    write_record(tmp_path / "c.json", CheckerInstallation(python="python", version="1"))
+    seen = []
+
+    def build(checker, runs, target, *, source, documentation, power, **others):
+        write_text(power, "{}")
+        seen.append(((source / "vllm" / "README.md").read_text(), (documentation / "README.md").read_text()))
+        return target
+
+    monkeypatch.setattr(authoring, "build_bundle", build)
+    paths = {f"{name}_record": str(tmp_path / f"{name[0]}.json") for name in ("model",)}
+    inputs = BundleInputs(
+        points=str(points), description=str(tmp_path / "d.json"), checker=str(tmp_path / "c.json"), **paths
+    )
+    for filled_in in (False, True):
+        if filled_in:
+            (points / "submitter.template.yaml").write_text("mine")
+        assert author_and_build(inputs) == tmp_path / "bundle"
+    kept = {path.relative_to(points).as_posix() for path in points.rglob("*") if path.is_file() and is_mine(path)}
+    assert kept == {
+        "kept-power.json",
+        "point-1/kept-system_desc.json",
+        "shared/docs/README.md",
+        "shared/src/vllm/README.md",
+        "submitter.template.yaml",
+    }
+    assert seen[0] == seen[1] and "mine" not in str(seen)
+    assert capsys.readouterr().out.count("it is now kept-") == 2
+
+
+def is_mine(path):
+    return path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "org/a/notes.txt", "org/README.md", "point.txt"])
+def test_a_folder_that_is_no_bundle_is_refused_at_the_place_of_a_bundle(tmp_path, name):
+    write_text(tmp_path / "bundle" / name, "mine")
+    with pytest.raises(UsageError, match="is not replaced by a bundle"):
+        require_target(BundleInputs(points=str(tmp_path / "points")))
+    assert (tmp_path / "bundle" / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_notes_in_an_earlier_bundle_and_the_bundle_of_another_organisation_are_kept(tmp_path, ours):
+    """Without a note a bundle may be of an earlier version or of somebody else: it is kept as a whole."""
+    write_text(tmp_path / "bundle" / "org" / "results" / "point.yaml", "theirs")
+    if ours:
+        note_finished(tmp_path / "bundle")
+    write_text(tmp_path / "bundle" / "org" / "notes.txt", "mine")
+    require_target(BundleInputs(points=str(tmp_path / "points")))
+    with staged_folder(tmp_path / "bundle", BUNDLE) as staging:
+        write_text(staging / "new" / "results" / "point.yaml", "new")
+    kept = {path.relative_to(tmp_path / "kept-bundle").as_posix() for path in (tmp_path / "kept-bundle").rglob("*.*")}
+    assert kept == {"org/notes.txt"} | (set() if ours else {"org/results/point.yaml"})
+    assert [path.name for path in (tmp_path / "bundle").iterdir()] == ["new"]

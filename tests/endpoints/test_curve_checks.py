@@ -27,6 +27,11 @@ def summary(points, concurrency, **fields):
     change_json(points[concurrency] / "performance" / "result_summary.json", lambda content: content.update(fields))
 
 
+def summary_part(points, concurrency, name, **fields):
+    path = points[concurrency] / "performance" / "result_summary.json"
+    change_json(path, lambda content: content[name].update(fields))
+
+
 def score(points, concurrency, **fields):
     change_json(
         points[concurrency] / "accuracy" / "accuracy_results.json",
@@ -90,6 +95,10 @@ HOLES = {
     ),
     "a run that ended early": (ended_early, "POINT-WHOLE"),
     "a run that was not completed": (lambda points: summary(points, 8, complete=False), "POINT-WHOLE"),
+    "first tokens at the moment of their request": (
+        lambda points: summary_part(points, 8, "ttft", **dict.fromkeys(("min", "max", "avg"), 0)),
+        "POINT-IMPOSSIBLE",
+    ),
     "points of two clients": (lambda points: summary(points, 8, git_sha="0000000"), "CURVE-SOFTWARE"),
     "points of two drivers": (
         lambda points: change_json(
@@ -157,6 +166,37 @@ def test_a_check_of_several_parts_makes_each(points, words):
     FAULTS[words](points)
     (curve,), _ = read_curves(points[8].parent)
     assert words in [finding.what for finding in curve_findings(curve)]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("ttft", dict.fromkeys(("min", "max", "avg"), 0), "ttft.max"),
+        ("ttft", {"min": 0}, "ttft.min"),
+        ("ttft", {"percentiles": {"50.0": 0, "90.0": 0, "99.0": 0}}, "ttft.percentiles.99.0"),
+        ("ttft", {"max": 2e9}, "ttft.max"),  # the largest latency is 1 s
+        ("tpot", {"max": 0, "avg": 0}, "tpot.max"),
+        ("tpot", {"percentiles": {"50.0": 0}}, "tpot.percentiles.50.0"),
+        ("tpot", {"percentiles": {"99.0": 1e12}}, "tpot.max"),
+        ("tpot", {"percentiles": {"90.0": 3e6, "99.0": 2.9e6}}, "tpot.percentiles.99.0"),
+        ("tpot", {"early_stopping_percentiles": {"99.0": 1e12, "99.9": None}}, "tpot.max"),
+        ("latency", {"min": -5}, "latency.min"),
+        ("latency", {"min": 2e9}, "latency.avg"),
+        ("output_sequence_lengths", {"max": 0}, "output_sequence_lengths.max"),
+        (None, {"tps": 0.0}, "tps"),
+        (None, {"qps": -1}, "qps"),
+        (None, {"duration_ns": 0}, "duration_ns"),
+        (None, {"n_samples_completed": 0}, "n_samples_completed"),
+    ],
+)
+def test_a_figure_that_no_run_has_is_named(points, name, fields, words):
+    change = (lambda: summary_part(points, 14, name, **fields)) if name else (lambda: summary(points, 14, **fields))
+    summary_part(points, 14, "latency", max=1e9)
+    assert "POINT-IMPOSSIBLE" not in codes(points)
+    change()
+    (curve,), _ = read_curves(points[8].parent)
+    findings = [finding for finding in curve_findings(curve) if finding.code == "POINT-IMPOSSIBLE"]
+    assert words in [finding.field for finding in findings] and {finding.file for finding in findings} == {"point-14"}
 
 
 def test_each_check_is_shown_by_a_hole():

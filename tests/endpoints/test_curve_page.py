@@ -38,7 +38,7 @@ def cells(text, caption):
 
 
 def set_rates(points, *rates):
-    """Give the points these tokens/s, in the order of their concurrency."""
+    """Set the points to these tokens/s, in the order of their concurrency."""
     for folder, rate in zip(points.values(), rates, strict=True):
         change_json(
             folder / "performance" / "result_summary.json",
@@ -52,6 +52,52 @@ def test_the_page_loads_nothing_and_has_no_script(page):
     text = page()
     assert "<script" not in text
     assert not re.findall(r"(?:src|href)=", text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counts": [500, 400, -1]},
+        {"counts": [500, 400, 1.79e308]},
+        {"counts": [500, 400, True]},
+        {"counts": "123"},
+        {"counts": [500, 400]},
+        {"counts": [], "buckets": []},
+        {"buckets": [[1, 2], [2, 4], [4, "inf"]]},
+        {"buckets": [["-inf", 2], [2, 4], [4, 8]]},
+        {"buckets": [[-5, 2], [2, 4], [4, 8]]},
+        {"buckets": [[1, 2], [2, 4], [4, 1e308]]},
+        {"buckets": [[4, 2], [2, 4], [4, 8]]},
+        {"buckets": [[1, 2, 3], [2, 4], [4, 8]]},
+        {"buckets": {"1": 2}},
+        {"buckets": [1, 2, 3]},
+        {"buckets": ["12", "24", "48"]},
+    ],
+    ids=str,
+)
+def test_a_histogram_of_numbers_that_none_can_have_is_left_out(points, page, change):
+    before = page()
+    for concurrency in points:
+        change_json(
+            points[concurrency] / "performance" / "result_summary.json",
+            lambda content: content["ttft"]["histogram"].update(change),
+        )
+    curve = curve_of(points)
+    assert all(set(point.histograms) == {"tpot"} for point in curve.points)
+    assert page().count("<svg") == before.count("<svg") - len(points)
+
+
+@pytest.mark.parametrize("count", [0, 1, 10**18, 9.9e29])
+def test_a_histogram_of_large_counts_is_drawn(points, page, count):
+    for concurrency in points:
+        change_json(
+            points[concurrency] / "performance" / "result_summary.json",
+            lambda content: content["ttft"]["histogram"].update(
+                counts=[count] * 3, buckets=[[0, 1], [1, 2], [2, 9e29]]
+            ),
+        )
+    assert all("ttft" in point.histograms for point in curve_of(points).points)
+    assert "<svg" in page()
 
 
 def test_each_point_has_its_window_regions_and_verdict_on_accuracy(page):

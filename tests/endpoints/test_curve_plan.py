@@ -90,7 +90,7 @@ def test_foreseen_and_measured_minutes_stand_side_by_side():
 
 def test_given_points_are_whole_numbers_in_their_order():
     assert given_points(" 40, 1,7,7 ") == (1, 7, 40)
-    for text in ("1,x", "0,2", "1,-2"):
+    for text in ("1,x", "0,2", "1,-2", "1,²", "9" * 5000):
         with pytest.raises(UsageError, match="names"):
             given_points(text)
 

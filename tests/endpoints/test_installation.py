@@ -164,3 +164,16 @@ def test_the_client_is_installed_from_a_clean_checkout(reference_client, tmp_pat
         words, capture_output=True, text=True, check=True, cwd=tmp_path, env={"PATH": os.environ["PATH"]}
     )
     assert done.stdout.startswith(client.checkout)
+
+
+def test_foreign_files_at_the_place_of_the_clients_checkout_are_kept(checkout, tmp_path, capsys):
+    source, commit = checkout
+    place = tmp_path / "client" / "endpoints"
+    for _ in range(2):
+        (place / "sub").mkdir(parents=True, exist_ok=True)
+        (place / "sub" / "notes.txt").write_text("mine")
+        client_checkout(place, source, "unused", commit)
+        assert (place / "program.py").exists() and not (place / "sub").exists()
+    for kept in ("kept-endpoints", "kept1-endpoints"):
+        assert [path.name for path in (place.parent / kept).rglob("*")] == ["sub", "notes.txt"]
+        assert kept in capsys.readouterr().out or kept == "kept1-endpoints"

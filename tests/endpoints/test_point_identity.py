@@ -4,10 +4,16 @@ The server is the test peer of the LoadGen client, which reports of itself what 
 """
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import msgspec
+import psutil
 import pyarrow
 import pytest
 from fake_vllm import Behaviour, FakeVllm, Fault
@@ -15,7 +21,6 @@ from msgspec.structs import replace
 from pyarrow import parquet
 from small_curve import small_installation
 
-from cm4vllm.assets.records import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError
 from cm4vllm.common.files import sha256_of
@@ -25,9 +30,10 @@ from cm4vllm.endpoints.client_folder import prepare_folder
 from cm4vllm.endpoints.curve_search import CurveInputs, earlier_curve, find_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, measure_point, point_setup, require_dataset_file
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.records.access import Access
+from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import endpoints_benchmark
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_access import Access
 from cm4vllm.serving.server_identities import identities
 from text_server import save_model
 
@@ -133,6 +139,24 @@ def test_a_server_that_refuses_all_requests_has_no_rate(site, behaviour):
     assert "64 requests of the accuracy run failed" in failed.value.cause
 
 
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"ttft": {"min": 0, "max": 0, "avg": 0}}, "ttft.max is 0"),
+        ({"tps": 0}, "tps is 0"),
+        ({"tpot": {"min": 1, "max": 5, "percentiles": {"50.0": 3, "99.0": 7}}}, "tpot.max is 5, where a run has 7"),
+    ],
+)
+def test_figures_that_no_run_has_make_no_point(site, monkeypatch, figures, words):
+    monkeypatch.setenv("SMALL_FIGURES", json.dumps(figures))
+    with pytest.raises(RunFailed, match="are those of no run") as failed:
+        measure_point(site.inputs())
+    assert words in failed.value.cause
+    assert earlier_point(site.inputs())[0] is None
+    monkeypatch.delenv("SMALL_FIGURES")
+    assert measure_point(site.inputs())[0].samples_per_second > 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "words"),
@@ -202,6 +226,55 @@ def test_a_server_that_changes_during_a_point_makes_it_invalid(site, behaviour, 
         measure_point(site.inputs())
     assert words in failed.value.cause
     assert not (site.folder / "points/point-1" / POINT_FILE).exists()
+
+
+def at_the_end(behaviour, unanswered, **change):
+    """Have another server answer from the 100th request on, which does not answer these pages."""
+
+    def changes(number):
+        if number == 100:
+            behaviour.pages = pages(**change) | dict.fromkeys(unanswered)
+        return Fault.NONE
+
+    behaviour.fault = changes
+
+
+@pytest.mark.parametrize(
+    ("unanswered", "hangs_s"),
+    [(("/version",), 0.0), (("/v1/models",), 0.6), (("/metrics",), 0.6), (tuple(pages()), 0.0)],
+)
+def test_a_point_whose_server_does_not_answer_at_its_end_is_no_point(site, behaviour, monkeypatch, unanswered, hangs_s):
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
+    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.3)
+    monkeypatch.setattr(behaviour, "hangs_s", hangs_s)
+    at_the_end(behaviour, unanswered)
+    with pytest.raises(RunFailed, match="the point-1 run is INVALID: whether its server is still the same") as failed:
+        measure_point(site.inputs())
+    assert all(f"its {path} cannot be read" in failed.value.cause for path in unanswered)
+    assert not (site.folder / "points/point-1" / POINT_FILE).exists()
+
+
+@pytest.mark.parametrize(("unanswered", "other"), [("/metrics", "version"), ("/version", "model")])
+def test_another_server_is_seen_by_the_pages_that_it_answers(site, behaviour, monkeypatch, unanswered, other):
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
+    change, words = OTHERS[other]
+    at_the_end(behaviour, [unanswered], **change)
+    with pytest.raises(RunFailed, match="a server has changed during it") as failed:
+        measure_point(site.inputs())
+    assert words in failed.value.cause
+
+
+def test_a_server_that_does_not_answer_at_once_at_the_end_is_asked_again(site, behaviour, monkeypatch):
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.5)
+    at_the_end(behaviour, pages())
+    sleep = time.sleep
+
+    def back(seconds):
+        behaviour.pages = pages() if seconds == 0.5 else behaviour.pages
+        sleep(seconds)
+
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.time.sleep", back)
+    assert measure_point(site.inputs())[1].exists()
 
 
 @pytest.mark.parametrize("other", ["version", "model"])
@@ -389,3 +462,90 @@ def test_a_dataset_of_an_earlier_command_is_not_read_by_a_later_one_that_gives_n
     (tmp_path / "points" / place).write_bytes(b"fetched by the client")
     prepare_folder(tmp_path / "points", model, None, files={place: None})
     assert (tmp_path / "points" / place).read_bytes() == b"fetched by the client"
+
+
+# --- files of the user
+
+
+KILLED = """
+import json, sys
+from cm4vllm.endpoints.point import PointInputs, measure_point
+measure_point(PointInputs(**json.loads(sys.argv[1])))
+"""
+
+
+def test_notes_in_the_point_of_a_killed_client_are_kept_and_said(site, tmp_path, capsys):
+    """The client is killed with its supervisor: no process is left that could list its files."""
+    inputs, held = site.inputs(), tmp_path / "held"
+    held.mkdir()
+    (held / "point-1").touch()
+    words = [sys.executable, "-c", KILLED, json.dumps(msgspec.to_builtins(inputs))]
+    job = subprocess.Popen(words, env={**os.environ, "SMALL_HELD": str(held)}, stdout=subprocess.DEVNULL)
+    log, deadline = site.folder / "points" / "point-1.log", time.monotonic() + 60
+    while not (log.exists() and "[" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]:
+        process.kill()
+    job.wait()
+    point = site.folder / "points" / "point-1"
+    assert (point / "events.jsonl").exists()
+    (point / "notes.txt").write_text("mine")
+    (point / "performance" / "thesis.tex").write_text("mine")
+    measure_point(inputs)
+    kept = site.folder / "points" / "kept-point-1"
+    assert (kept / "notes.txt").read_text() == (kept / "performance" / "thesis.tex").read_text() == "mine"
+    assert str(kept) in capsys.readouterr().out and not (point / "notes.txt").exists()
+    assert read_record(point / POINT_FILE, PointRecord).run.samples == 320
+
+
+def test_notes_in_a_point_that_failed_are_kept_and_its_own_files_are_replaced(site, behaviour):
+    behaviour.fault = at((3,), Fault.STATUS_500)
+    with pytest.raises(RunIncomplete):
+        measure_point(site.inputs())
+    points = site.folder / "points"
+    (points / "point-1" / "notes.txt").write_text("mine")
+    behaviour.fault = lambda number: Fault.NONE
+    measure_point(site.inputs())
+    assert [path.name for path in (points / "kept-point-1").rglob("*")] == ["notes.txt"]
+
+
+#: What a user may have beside a point, where the client's dataset, tokenizer, metric and sentence model lie.
+BESIDE = (
+    "tokenizer/tokenizer.json",
+    "tokenizer/special_tokens_map.json",
+    "rouge/rouge.py",
+    "small.jsonl",
+    "nltk_data/tokenizers/punkt_tab/english/abbrev_types.txt",
+    "nltk_data/tokenizers/punkt_tab/english/notes.txt",
+)
+
+
+def test_files_of_the_user_beside_a_point_are_kept(site, capsys):
+    points = site.folder / "points"
+    for name in BESIDE:
+        (points / name).parent.mkdir(parents=True, exist_ok=True)
+        (points / name).write_text("mine")
+    measure_point(site.inputs())
+    said = capsys.readouterr().out
+    kept = {path for path in points.rglob("*") if path.is_file() and path.read_text(errors="replace") == "mine"}
+    assert {path.name for path in kept} == {
+        "abbrev_types.txt",
+        "notes.txt",
+        "kept-rouge.py",
+        "kept-small.jsonl",
+        "special_tokens_map.json",
+        "tokenizer.json",
+    }
+    assert all(word in said for word in ("kept-tokenizer", "kept-rouge.py", "kept-small.jsonl", "kept-english"))
+    assert not (points / "tokenizer" / "special_tokens_map.json").exists()
+    measure_point(site.inputs("point-2"))
+    assert "kept" not in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_was_edited_is_kept_when_the_next_point_is_measured(site):
+    measure_point(site.inputs())
+    tokenizer = site.folder / "points" / "tokenizer"
+    (tokenizer / "tokenizer_config.json").write_text("mine")
+    measure_point(site.inputs("point-2"))
+    assert (tokenizer.with_name("kept-tokenizer") / "tokenizer_config.json").read_text() == "mine"
+    assert (tokenizer / "tokenizer_config.json").read_text() != "mine"

@@ -27,6 +27,8 @@ def test_options_are_those_of_the_named_points():
     ("text", "points", "served", "words"),
     [
         ("5: --a", GIVEN, False, "names '5', which is none of --points=1,2,4"),
+        ("9" * 5000 + ": --a", GIVEN, False, "which is none of --points=1,2,4"),
+        ("²: --a", GIVEN, False, "names '²', which is none of --points=1,2,4"),
         ("23 --a", GIVEN, False, "names no options"),
         ("23: 'a", GIVEN, False, "cannot be read"),
         ("23: --a", (), False, "needs --points"),

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.assets.records import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
 from cm4vllm.endpoints.client import ClientInstallation, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
+from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.rules import seed_set
 from gateway import Gateway
 from text_server import MODEL, TextServer, save_model
+from traps import imported, set_traps
 
 ROOT, JOB = Path(__file__).parents[2], Path(__file__).with_name("small_curve.py")
 KEY, VARIABLE, SAMPLES = "sk-made-up-for-this-test-7261934", "SMALL_SERVER_KEY", 8
@@ -95,9 +96,11 @@ def test_the_key_of_a_server_is_in_no_file_and_no_output(tmp_path, reference_cli
             workers=1,
         )
         client = read_record(reference_client, ClientInstallation)
+        set_traps(folder)
         run_client(client, run, folder, client_environment(hub=False))
         assert len(server.bodies) == 2 * SAMPLES
         assert KEY in "".join(gateway.heads)
+    assert not imported(folder)
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert folder / "point-1" / "config.yaml" in files
     assert [str(path) for path in files if KEY.encode() in path.read_bytes()] == []

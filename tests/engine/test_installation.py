@@ -50,7 +50,7 @@ def test_pull_repo_from_a_git_folder(cm, tmp_path, scheme):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Give a folder with the files that the wheel installs."""
+    """Return a folder with the files that the wheel installs."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT)],

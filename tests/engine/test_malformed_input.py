@@ -222,7 +222,7 @@ def test_a_full_home_is_an_error_with_its_disk(home, tmp_path):
 
 @pytest.fixture
 def open_home():
-    """Give a home in a folder that every user may enter."""
+    """Yield a home in a folder that every user may enter."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield Home(folder)

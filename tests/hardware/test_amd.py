@@ -131,6 +131,27 @@ def test_partitions_of_one_gpu_are_one_gpu(count, sizes, modes, line):
     assert least_memory(used)[0] == 196592 * 2**20 // count
 
 
+def two_parted(each, modes):
+    """Return the library for two MI300X, each of whose partitions is listed: the first of a card has its name."""
+    driver = parted(2 * each, [196592 if handle % each == 0 else "N/A" for handle in range(2 * each)], modes=modes)
+    driver.amdsmi_get_gpu_device_bdf = lambda handle: f"0000:{5 + handle // each:02x}:00.{handle % each}"
+    for name in ("asic_info", "compute_partition", "memory_partition"):
+        answer = getattr(parted(each, [], modes=modes), f"amdsmi_get_gpu_{name}")
+        setattr(driver, f"amdsmi_get_gpu_{name}", lambda handle, answer=answer: answer(handle % each))
+    return driver
+
+
+@pytest.mark.parametrize(("each", "modes"), [(8, ("CPX", "NPS4")), (2, ("DPX", "NPS1")), (4, ("QPX", "NPS1"))])
+def test_partitions_of_two_gpus_are_two_gpus(each, modes):
+    gpus = amd_gpus(two_parted(each, modes))
+    assert [len(gpu.partitions) for gpu in gpus] == [each, each]
+    assert gpu_lines(gpus)[0] == "2x AMD Instinct MI300X"
+    used = visible_gpus(gpus, {})
+    assert len({part.uuid for part in used}) == 2 * each
+    assert accelerator_keys(used)["accelerators_per_node"] == "2"
+    assert least_memory(used)[0] == 196592 * 2**20 // each
+
+
 def test_partitions_that_state_one_place_are_known_by_their_missing_names():
     driver = parted(8, [196592, *["N/A"] * 7])
     driver.amdsmi_get_gpu_device_bdf = lambda _: "0000:05:00.0"

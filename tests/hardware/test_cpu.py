@@ -168,6 +168,28 @@ def test_nodes_without_processors_are_no_nodes_and_their_memory_does_not_count(
     assert any("not counted" in line for line in memory_lines(facts)) is bool(apart)
 
 
+@pytest.mark.parametrize(
+    ("lists", "of_nodes", "gib"),
+    [
+        (["0-71", *[""] * 8], [480, 96, *[0] * 7], 480),
+        (["0-71", "72-143", "", ""], [480, 480, 96, 96], 960),
+        (["", "0-3"], [32, 64], 64),
+        (["", ""], [32, 64], 96),
+    ],
+)
+def test_without_blocks_and_firmware_the_memory_is_that_of_nodes_with_processors(tmp_path, lists, of_nodes, gib):
+    """As in a container that does not show /sys/devices/system/memory: the GPU's memory is part of MemTotal."""
+    put(tmp_path, {"proc/meminfo": f"MemTotal: {sum(of_nodes) * 2**20} kB\nMemAvailable: 104857600 kB\n"})
+    for node, (cpus, size) in enumerate(zip(lists, of_nodes, strict=True)):
+        folder = f"sys/devices/system/node/node{node}"
+        lines = f"Node {node} MemTotal: {size * 2**20} kB\nNode {node} MemFree: 9 kB\n"
+        put(tmp_path, {f"{folder}/cpulist": f"{cpus}\n", f"{folder}/meminfo": lines})
+    facts = detect_memory(tmp_path)
+    apart = sum(of_nodes) - gib
+    assert [size / 2**30 for size in (facts.total_bytes, facts.usable_bytes, facts.apart_bytes)] == [gib, gib, apart]
+    assert any("not counted" in line for line in memory_lines(facts)) is bool(apart)
+
+
 def test_free_memory_of_nodes_without_processors_is_not_the_programs(tmp_path):
     put(tmp_path, {"proc/meminfo": "MemAvailable: 104857600 kB\n"})
     nodes(tmp_path, "0-71", "")

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from machines import put
 from msgspec.structs import replace
 
 from cm4vllm.hardware.machine_facts import (
+    cpu_env,
     cpu_lines,
     detect_machine,
     gpu_lines,
@@ -12,7 +14,8 @@ from cm4vllm.hardware.machine_facts import (
     network_lines,
     storage_lines,
 )
-from cm4vllm.hardware.records import MemoryModule, NetworkCard
+from cm4vllm.hardware.readiness import unready
+from cm4vllm.records.machine import MemoryModule, NetworkCard
 
 
 def test_a_server_is_told_in_a_few_lines(server):
@@ -32,6 +35,20 @@ def test_a_virtual_machines_processors_are_not_called_the_hosts(server):
     machine = detect_machine(server)
     told = cpu_lines(machine.cpu, replace(machine.host, virtualised=True))
     assert told[1].endswith("as given to this virtual machine, not the host's")
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus"), [("50000 100000", "0.5"), ("150000 100000", "1.5"), ("30000 200000", "0.15")]
+)
+def test_a_quota_is_in_the_lines_of_the_processors_and_in_what_to_change(server, monkeypatch, quota, cpus):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    put(server, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota}\n"})
+    machine = detect_machine(server)
+    line = f"this program may use {cpus} of the 16 CPUs (quota of its control group)"
+    assert line in cpu_lines(machine.cpu, machine.host)
+    assert cpu_env(machine.cpu, machine.host)["CM_HOST_CPU_QUOTA"] == cpus
+    (advised,) = [finding for finding in unready(server, files=10**6) if "quota" in finding.words]
+    assert f"a control group (this container's) has a quota of {cpus} of 16 CPUs" in advised.words
 
 
 def test_modules_and_cards_are_summed_up(server):

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import pytest
 
 from cm4vllm.hardware import nvml
-from cm4vllm.hardware.counted_energy import Counter, Reading, Scope, energy_between, energy_of_run
 from cm4vllm.hardware.energy_counters import ELSEWHERE, amd_counters, energy_watched, nvidia_counters, package_counters
+from cm4vllm.records.energy import Counter, Reading, Scope, energy_between, energy_of_run
 from gpu_replay import Replay
 
 RECORDING = json.loads((Path(__file__).parent / "recordings" / "h100-sxm-x4.json").read_text())
@@ -116,24 +116,62 @@ def test_a_run_that_the_readings_do_not_cover_is_not_measured() -> None:
     assert energy.not_measured == ["CPU package: none", "GPU 0: its counter was not read before and after the run"]
 
 
+def stopping(after_s: float, until_s: float = 600.0, watts: float = 100.0) -> list[Reading]:
+    """Return readings of a board that draws `watts`, whose counter stops after some seconds."""
+    times = [number * STEP_S for number in range(int(until_s / STEP_S) + 1)]
+    return [(at, 5_000 + round(min(at, after_s) * watts * 1e3)) for at in times]
+
+
 @pytest.mark.parametrize(
     ("readings", "why"),
     [
         ([(0.0, 7_000), (1.0, 7_000), (2.0, 7_000)], "its counter stayed at 7,000 for 2 s"),
         ([(0.0, 0), (1.0, 0), (2.0, 0)], "its counter stayed at 0 for 2 s"),
+        ([(0.0, 1_000), (600.0, 1_001)], "its counter stayed at 1,000 for 600 s"),
+        (stopping(600.0, watts=1 / 600e3), "its counter stayed at 5,000 for 2 s"),
+        (stopping(1.0), "its counter stayed at 105,000 for 2 s"),
+        (stopping(590.0), "its counter stayed at 59,005,000 for 2 s"),
         # One reading is lower than the one before: 40 times the true energy, if what it states were counted as new.
         ([(0.0, 30_000_000), (0.5, 29_999_000), (2.0, 30_750_000)], "its counter went back from 30,000,000 to 29,999"),
         ([(0.0, 9_000_000_000), (1.0, 8_000_000_000), (2.0, 8_000_400_000)], "its counter went back from 9,000,000"),
+        # A small counter: whether it began at 0 again or made an error is not known.
+        ([(0.0, 100_000), (1.0, 99_000), (2.0, 199_000)], "its counter went back from 100,000 to 99,000"),
+        ([(0.0, 100_000), (1.0, 0), (2.0, 100_000)], "its counter went back from 100,000 to 0"),
+        ([(0.0, 5_001_000), (1.0, 4_999_000), (2.0, 5_099_000)], "its counter went back from 5,001,000 to 4,999,000"),
         ([(0.0, 1_000), (1.0, 90_000_000_000), (2.0, 90_000_400_000)], "its counter states 90,000,399 J in 2 s"),
     ],
-    ids=["stays", "stays at 0", "a little back", "far back", "jumps"],
+    ids=[
+        *(
+            "stays",
+            "stays at 0",
+            "1 unit in 600 s",
+            "less than 1 unit in 600 s",
+            "stops after 1 s",
+            "stops near the end",
+        ),
+        *("a little back", "far back", "a small one back", "a small one back to 0", "near the limit", "jumps"),
+    ],
 )
 def test_readings_that_no_board_can_have_are_not_measured(readings: list[Reading], why: str) -> None:
-    stated = energy_between(NVML, readings, 0.0, 2.0)
+    end = readings[-1][0]
+    stated = energy_between(NVML, readings, 0.0, end)
     assert isinstance(stated, str) and stated.startswith(why)
     begin = datetime.fromtimestamp(0, UTC)
-    energy = energy_of_run([(NVML, readings)], begin, begin + timedelta(seconds=2), used=[], not_measured=[])
+    energy = energy_of_run([(NVML, readings)], begin, begin + timedelta(seconds=end), used=[], not_measured=[])
     assert energy.counters == [] and energy.not_measured == [f"GPU 0: {stated}"]
+
+
+def test_a_counter_that_is_renewed_once_a_second_has_not_stopped() -> None:
+    readings = [(at, 7_000 + int(at) * 100_000) for at in (number * STEP_S for number in range(81))]
+    stated = energy_between(NVML, readings, 0.0, 20.0)
+    assert not isinstance(stated, str) and stated.joules == pytest.approx(2_000.0)
+
+
+def test_a_package_that_idles_is_measured() -> None:
+    package = Counter(name="package-0", scope=Scope.CPU, method="powercap", unit_j=1e-6, wraps_at=262_143_328_850)
+    readings = [(number * STEP_S, number * 125_000) for number in range(81)]  # 0.5 W
+    stated = energy_between(package, readings, 0.0, 20.0)
+    assert not isinstance(stated, str) and stated.joules == pytest.approx(10.0)
 
 
 def test_a_board_on_which_the_server_does_not_compute_does_not_count() -> None:

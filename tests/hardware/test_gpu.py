@@ -10,6 +10,7 @@ import pytest
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.hardware import nvml
+from cm4vllm.hardware.accelerators import accelerator_keys
 from cm4vllm.hardware.gpu import detect_gpus, record_gpus
 from cm4vllm.hardware.machine_facts import gpu_lines
 from cm4vllm.hardware.memory import detect_memory
@@ -99,6 +100,23 @@ def test_a_gpu_without_memory_of_its_own_shares_the_hosts(answer):
     assert [line for line in gpu_lines([gpu]) if "not detected: memory" in line and "shared with the host" in line]
     memory, whose = least_memory([UsedGpu(gpu)])
     assert (memory, whose) == (detect_memory().usable_bytes, "the host's, which it shares")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA Thor", "Orin (nvgpu)", "NVIDIA GB10", "NVIDIA-GB10"])
+def test_integrated_gpus_are_known_by_their_names(name):
+    answers = {"nvmlDeviceGetName(gpu0)": name, "nvmlDeviceGetMemoryInfo(gpu0)": {"error": 3}}
+    (gpu,) = nvidia_gpus(replayed("h200-passthrough", **answers))
+    assert gpu.shares_host_memory
+
+
+@pytest.mark.parametrize("name", ["GRID A100D-8C", "NVIDIA RTX 9999", "NVIDIA L40S-48Q"])
+@pytest.mark.parametrize("answer", [{"error": pynvml.NVML_ERROR_NOT_SUPPORTED}, {"total": 0, "free": 0, "used": 0}])
+def test_of_a_gpu_that_is_not_known_nothing_is_said_but_what_its_driver_answers(name, answer):
+    answers = {"nvmlDeviceGetName(gpu0)": name, "nvmlDeviceGetMemoryInfo(gpu0)": answer}
+    (gpu,) = nvidia_gpus(replayed("h200-passthrough", **answers))
+    assert (gpu.memory_bytes, gpu.shares_host_memory) == (None, False)
+    assert "shared" not in " ".join([*gpu_lines([gpu]), *accelerator_keys([UsedGpu(gpu)]).values()])
+    assert least_memory([UsedGpu(gpu)]) == (0.0, f"not detected ({gpu.unanswered['memory']})")
 
 
 def test_the_memory_of_a_gpu_that_is_known_is_as_it_is_sold_where_the_driver_does_not_state_it():

@@ -12,7 +12,8 @@ import pytest
 
 from cm4vllm.common.records import read_sample_file
 from cm4vllm.hardware import nvml
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample, gpus_sampled, look_at_gpus
+from cm4vllm.hardware.gpu_samples import gpus_sampled, look_at_gpus
+from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpusSample
 from gpu_replay import Replay
 
 RECORDING = json.loads((Path(__file__).parent / "recordings" / "h100-sxm-x4.json").read_text())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.hardware import known_hardware
-from cm4vllm.hardware.known_hardware import accelerator, contradictions, processor
+from cm4vllm.records import known_hardware
+from cm4vllm.records.known_hardware import accelerator, contradictions, processor
 
 #: Where the published vLLM submission to round v4.1 lies beside a checkout that has it.
 PUBLISHED = Path(__file__).parents[3] / "shared/data/neuralmagic-v4.1"

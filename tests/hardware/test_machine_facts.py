@@ -6,8 +6,8 @@ from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.machine_facts import cpu_env, gpu_env, memory_env, network_env, storage_env
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.hardware.records import GpuFacts, MemoryModule, NetworkCard
 from cm4vllm.hardware.storage import detect_disks
+from cm4vllm.records.machine import GpuFacts, MemoryModule, NetworkCard
 
 
 def test_the_processors_are_given_under_the_public_names(server):

@@ -6,7 +6,7 @@ import pytest
 from machines import put
 
 from cm4vllm.hardware.memory import detect_memory, free_memory
-from cm4vllm.hardware.records import MemoryModule
+from cm4vllm.records.machine import MemoryModule
 
 
 def module(megabytes, *, kind=0x22, speed=4800, total=80, width=64, strings=b"DIMM_A1\0SERIAL-0815\0"):

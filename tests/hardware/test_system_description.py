@@ -12,18 +12,18 @@ from msgspec.structs import replace
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.records import GpuFacts, MemoryModule, MigFacts, NetworkCard
-from cm4vllm.hardware.system_description import (
+from cm4vllm.hardware.system_description import SystemAsked, describe_system
+from cm4vllm.records.described_system import (
     KEYS,
     NODES_DIFFER,
     NOT_STATED,
     STATUS_NOT_STATED,
-    SystemAsked,
-    describe_system,
     folder_name,
     hints,
     not_stated,
 )
+from cm4vllm.records.known_hardware import contradictions
+from cm4vllm.records.machine import GpuFacts, MemoryModule, MigFacts, NetworkCard
 
 ASKED = SystemAsked(
     submitter="Example",
@@ -163,6 +163,35 @@ def test_modules_and_cards_that_are_shown_are_described(machine):
     assert description["host_memory_configuration"] == "16x 64 GB DDR5-4800"
     assert description["host_network_card_count"] == "2"
     assert description["host_networking"] == NOT_STATED
+
+
+@pytest.mark.parametrize(
+    ("virtual", "cores", "said"),
+    [
+        (False, 20, "20"),
+        (False, 72, "72"),
+        (True, 20, "20 virtual cores (20 virtual CPUs in all)"),
+        (True, 16, "16 virtual cores (16 virtual CPUs in all)"),
+    ],
+)
+def test_a_machine_with_a_gb10_is_described_by_its_own_cores(machine, virtual, cores, said):
+    gb10 = replace(
+        H200, name="NVIDIA GB10", memory_bytes=None, shares_host_memory=True, unanswered={"memory": "Not Supported"}
+    )
+    cpu = replace(
+        machine.cpu,
+        model_name="NVIDIA Grace",
+        sockets=1,
+        cores_per_socket=cores,
+        threads_per_core=1,
+        logical_cpus=cores,
+    )
+    facts = replace(machine, host=replace(machine.host, virtualised=virtual), cpu=cpu, gpus=[gb10])
+    description = describe_system(facts, asked(used=("GPU-0",)))
+    assert description["host_processor_core_count"] == said
+    assert description["accelerator_model_name"] == "NVIDIA GB10"
+    assert "Memory of the NVIDIA GB10: not detected, shared with the host." in " ".join(map(str, description.values()))
+    assert not [str(hint) for hint in contradictions(description) if "core_count" in hint.key]
 
 
 def test_a_virtual_machine_is_called_one_and_its_cores_virtual(machine):

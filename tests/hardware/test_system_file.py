@@ -5,8 +5,9 @@ import yaml
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.system_description import SystemAsked, describe_system, not_stated
+from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.hardware.system_file import read_system_file, template
+from cm4vllm.records.described_system import not_stated
 
 ASKED = SystemAsked(submitter="Example", division="open", system_type="datacenter", vllm="0.32.0", used=())
 

@@ -15,7 +15,6 @@ from machines import put
 from test_amd import library
 from tests.script.main_job import asked, planned
 
-from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.campaign.doctor_page import MachineSettings, report_machine
 from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.energy_counters import energy_watched, package_counters
@@ -37,6 +36,7 @@ from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import unready
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.hardware.throttling import throttling
+from cm4vllm.rules import catalogue
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.gpu_memory import gpu_memory
 from cm4vllm.serving.vllm_choice import require_device
@@ -237,7 +237,7 @@ def test_each_file_of_the_kernel_may_be_unreadable(server, kind):
 
 
 #: Modules that read other files too, of their own, of a container engine, or those of a tree.
-OWN_FILES = {"hardware/known_hardware.py", "hardware/system_file.py", "common/containers.py", "submission/privacy.py"}
+OWN_FILES = {"records/known_hardware.py", "hardware/system_file.py", "common/containers.py", "submission/privacy.py"}
 READS = {
     "exists",
     "glob",

@@ -15,13 +15,13 @@ from fake_vllm import prompt
 from msgspec.structs import replace
 from word_runs import word_records
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server_probe import probe
 from text_server import MODEL
 

@@ -57,7 +57,9 @@ class Behaviour:
     accepted (with TLS: its handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for
     the usual one. `pages` are those at other paths. The n-th request waits while `held` is true of n and of the number
     of events that have been sent to it. `backlog` connections wait to be accepted, and one more.
-    A connection is closed after `answers_each` answers, 0 for never, which nothing announces. `usage` and `model` are
+    A page that is None is not answered: the connection is closed, or with `hangs_s` first left open for so long.
+    A connection is closed after `answers_each` answers, 0 for never, which nothing announces; with `cut` not even TLS
+    does, as where a process is killed. `usage` and `model` are
     more in the usage of the n-th answer, and the name of its model. The usage comes `last_delay_s` after the last
     token. `first_tokens` come with the first event.
     """
@@ -69,7 +71,8 @@ class Behaviour:
     stall_s: float = 0.3
     text: str = "w"
     metrics: Callable[[], str] = str
-    pages: dict[str, str] = field(default_factory=dict)
+    pages: dict[str, str | None] = field(default_factory=dict)
+    hangs_s: float = 0.0
     unix: str = ""
     host: str = "127.0.0.1"
     certificate: str = ""
@@ -78,6 +81,7 @@ class Behaviour:
     held: Callable[[int, int], bool] = lambda number, events: False
     backlog: int = 2048
     answers_each: int = 0
+    cut: bool = False
     usage: Callable[[int], dict[str, Any]] = lambda number: {}
     model: Callable[[int], str] = lambda number: ""
     last_delay_s: float = 0.0
@@ -190,6 +194,8 @@ class FakeVllm:
             while True:
                 await self._one(reader, writer)
                 if next(answers) == self.behaviour.answers_each:
+                    if self.behaviour.cut:
+                        writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
                     break
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
@@ -203,7 +209,12 @@ class FakeVllm:
             head = await reader.readuntil(b"\r\n\r\n")
         if head.startswith(b"GET "):
             path = head.split(b" ", 2)[1].decode()
-            content = self.behaviour.pages.get(path, self.behaviour.metrics()).encode()
+            page = self.behaviour.pages.get(path, self.behaviour.metrics())
+            if page is None:
+                await asyncio.sleep(self.behaviour.hangs_s)
+                writer.transport.abort()
+                raise ConnectionResetError
+            content = page.encode()
             status = b"200 OK" if content else b"404 Not Found"
             await self._write(writer, b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content))
             return

@@ -124,7 +124,7 @@ def performance_log(
         "generated_query_count": 4096 if scenario == "Server" else 1,
         "generated_samples_per_query": 1 if scenario == "Server" else 24576,
         "power_begin": "11-22-2026 22:20:02.391",
-        "power_end": "11-22-2026 22:20:17.663",
+        "power_end": "11-22-2026 23:40:17.663",
     }
     if error:
         entries["error_runtime"] = "Ran out of generated queries to issue before the minimum was reached"
@@ -173,7 +173,7 @@ def with_value(line: bytes, value: str) -> bytes:
 
 
 def spoiled(lines: list[bytes], other: list[bytes], chance: Random, count: int) -> Iterator[tuple[str, bytes]]:
-    """Give `count` damaged copies of a log, each with the kind of its damage; `other` is the log of a second run."""
+    """Yield `count` damaged copies of a log, each with the kind of its damage; `other` is the log of a second run."""
     kinds = list(_KINDS)
     for _ in range(count):
         kind = chance.choice(kinds)
@@ -181,7 +181,7 @@ def spoiled(lines: list[bytes], other: list[bytes], chance: Random, count: int) 
 
 
 def cuts(lines: list[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Give a log cut at the end of each line, just before it, just after its prefix, and in the middle of each line."""
+    """Yield a log cut at the end of each line, just before it, just after its prefix, and in the middle."""
     whole, begin = b"".join(lines), 0
     for line in lines:
         end = begin + len(line)

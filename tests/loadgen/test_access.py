@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.process import selfcheck
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.serving.server_access import Access
+from cm4vllm.records.access import Access
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from gateway import Gateway
 
 SECRET, TENANT = "sk-very-secret-value-2", "tenant-of-the-test"

@@ -6,10 +6,10 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.hardware.throttling import QUOTA
-from cm4vllm.loadgen.doubts import client_doubts, headroom
 from cm4vllm.loadgen.process.machine_load import MachineMeter
-from cm4vllm.loadgen.records import ClientRecord, MachineLoad, ProcessRecord, RunRecord, SelfCheck, Spread
+from cm4vllm.records.client import ClientRecord, ProcessRecord, SelfCheck, Spread
+from cm4vllm.records.doubts import client_doubts, headroom
+from cm4vllm.records.run import QUOTA, MachineLoad, RunRecord
 
 CHECK = SelfCheck(
     workers=1,

@@ -95,6 +95,7 @@ def test_a_valid_run_has_the_least_length_of_the_rules_and_a_rehearsal_not(line,
 @pytest.mark.parametrize("execution", ExecutionMode)
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_the_values_of_the_rules_and_longer_runs_are_usable(execution, scenario):
+    """None of the lines is refused."""
     lines = (
         "*.Server.target_latency_percentile = 99",
         "*.*.sample_concatenate_permutation = 1",

@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_vllm import FakeVllm
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.identity import differences, serves_alike, settings_sha256
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, settings_of
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.serving.records import ContainerRecord, ServerRecord
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.server import ContainerRecord, ServerRecord
 
 replace = msgspec.structs.replace
 

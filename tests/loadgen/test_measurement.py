@@ -11,13 +11,11 @@ import msgspec
 import pytest
 from fake_vllm import Behaviour, FakeVllm, expected_tokens, prompt
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import progress
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.measurement import (
     Earlier,
     RunInputs,
@@ -28,9 +26,11 @@ from cm4vllm.loadgen.measurement import (
     write_user_conf,
 )
 from cm4vllm.loadgen.process.run_status import PartialScores
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.loadgen.settings import in_flight_of
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.server import ServerRecord
 
 
 def handed_over(tmp_path, dataset):

@@ -127,6 +127,49 @@ def test_a_server_that_changes_during_a_run_makes_it_invalid(tmp_path, make_sett
     assert not (tmp_path / "run").exists() and (tmp_path / "run.failed" / "failure.json").exists()
 
 
+@pytest.mark.parametrize("from_number", [0, 30])
+def test_a_page_of_metrics_that_is_no_longer_answered_loses_no_run(
+    tmp_path, make_settings, monkeypatch, capsys, from_number
+):
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
+    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.3)
+    monkeypatch.setattr("cm4vllm.serving.server_metrics._TIMEOUT_S", 0.3)
+    behaviour = Behaviour(pages=pages(), hangs_s=0.6)
+
+    def changes(number):
+        if number == from_number:
+            behaviour.pages = pages() | {"/metrics": None}
+        return Fault.NONE
+
+    behaviour.fault = changes
+    with FakeVllm(behaviour) as server:
+        record = run(settings_with(make_settings, server.endpoint, "performance"), tmp_path / "run")
+    assert record.client.failed == 0
+    shown = capsys.readouterr()
+    assert "whether it is the same process as at the begin of the" in shown.out + shown.err
+    assert "its /metrics cannot be read" in shown.out + shown.err
+
+
+@pytest.mark.parametrize("unanswered", [["/version"], ["/v1/models", "/metrics"]])
+def test_a_server_that_cannot_be_shown_to_be_the_same_makes_the_run_invalid(
+    tmp_path, make_settings, monkeypatch, unanswered
+):
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
+    behaviour = Behaviour(pages=pages())
+
+    def changes(number):
+        if number == 30:
+            behaviour.pages = pages() | dict.fromkeys(unanswered)
+        return Fault.NONE
+
+    behaviour.fault = changes
+    with FakeVllm(behaviour) as server:
+        settings = settings_with(make_settings, server.endpoint, "performance")
+        with pytest.raises(RunFailed, match="whether its server is still the same is not known") as refused:
+            run(settings, tmp_path / "run")
+    assert f"its {unanswered[0]} cannot be read" in refused.value.cause
+
+
 def test_a_server_that_changed_since_the_job_began_is_refused(tmp_path, make_settings):
     with FakeVllm(Behaviour(pages=pages())) as server:
         settings = settings_with(make_settings, server.endpoint)

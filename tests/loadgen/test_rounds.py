@@ -7,12 +7,12 @@ from fake_vllm import FakeVllm, prompt
 from msgspec.structs import replace
 
 from cm4vllm.compliance.audit import audit_config, require_applied
-from cm4vllm.compliance.logged_answers import read_answers
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_performance
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.loadgen.wheel import LoadGenSettings, provide
+from cm4vllm.records.logs.answers import read_answers
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_performance
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, audit, round_names, terms
 
 CELLS = [

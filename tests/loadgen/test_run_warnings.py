@@ -4,11 +4,10 @@ import pytest
 from msgspec.structs import replace
 from test_doubts import LOAD, record  # noqa: F401 - a fixture
 
-from cm4vllm.loadgen.doubts import client_doubts, run_warnings
-from cm4vllm.loadgen.records import FinishReasons
+from cm4vllm.records.client import FinishReasons
+from cm4vllm.records.doubts import client_doubts, run_warnings
+from cm4vllm.records.metrics import ServerMetrics, Speed
 from cm4vllm.rules import Mode, Scenario, terms
-from cm4vllm.serving.metrics_records import Speed
-from cm4vllm.serving.server_metrics import ServerMetrics
 
 METRICS = ServerMetrics(
     samples=9,

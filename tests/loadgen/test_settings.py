@@ -4,14 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE
-from cm4vllm.assets.records import DUMMY_SOURCE, ModelRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.settings import in_flight_of, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.records.assets import DUMMY_SOURCE, ModelRecord
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.vllm.given_options import given_options
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.given_options import given_options
-from cm4vllm.serving.records import ServerRecord
 
 
 @pytest.mark.parametrize(

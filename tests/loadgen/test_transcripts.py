@@ -12,17 +12,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cm4vllm.assets import tone_speech
 from cm4vllm.assets.audio_dataset import audio_rows, write_clips
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, RunFailed, ServerUnsuitable, UsageError
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log, read_performance
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_label_log, read_performance
+from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.media_apis import TRANSCRIPTS, check_transcription
-from cm4vllm.serving.records import Api, ServerRecord
-from cm4vllm.serving.server_metrics import ServerMetrics
 from cm4vllm.serving.server_requests import Site
 
 SAMPLES = 24

@@ -8,8 +8,8 @@ import pytest
 
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import DatasetError, UsageError
-from cm4vllm.loadgen.logs.early_stopping import passes
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.records.logs.early_stopping import passes
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, benchmark_terms, terms
 
 READ = """

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.power.programs import provide
-from cm4vllm.power.session import FETCHED_ONLY, FILES, PowerSession, unmeasured
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, unmeasured
 from cm4vllm.rules import round_names, round_terms
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.power.protocol import identity_of, log_lines, totals_of, uncertainty_of
-from cm4vllm.power.samples import mean_watts, samples_of
-from cm4vllm.power.session import FILES, Phase, PowerSession, is_power_session, unmeasured
+from cm4vllm.records.power.protocol import identity_of, log_lines, totals_of, uncertainty_of
+from cm4vllm.records.power.samples import mean_watts, samples_of
+from cm4vllm.records.power.session import FILES, Phase, PowerSession, is_power_session, unmeasured
 
 #: Mean power in W of the measured window and its samples above zero, computed by an independent program.
 MEANS = {

@@ -20,8 +20,8 @@ from cm4vllm.power.programs import CLIENT, official_environment, provide
 from cm4vllm.power.ptd import simulated_program
 from cm4vllm.power.server_config import ServerSettings
 from cm4vllm.power.server_run import require_settings
-from cm4vllm.power.session import PowerSession, unmeasured
-from cm4vllm.power.supplies import design_watts, read_supplies
+from cm4vllm.records.power.session import PowerSession, unmeasured
+from cm4vllm.records.power.supplies import design_watts, read_supplies
 from cm4vllm.rules import round_names, round_terms
 
 GIVEN = ServerSettings(device_type=49, device_port="/dev/usbtmc0", ntp_server="ntp.example.org", port=0)

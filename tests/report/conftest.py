@@ -38,21 +38,22 @@ from metrics_peer import Peer
 from tests.report.parsed_page import Page
 
 from cm4vllm import __version__
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
 from cm4vllm.loadgen.process.runner import run as measure_run
-from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.report.report_contents import load
+from cm4vllm.records.accuracy import ACCURACY_FILE
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.records.machine import CpuFacts, HostFacts, MachineFacts, MemoryFacts
+from cm4vllm.records.metrics import ServerMetrics, Timing
+from cm4vllm.records.run import RUN_FILE
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, Boundary, Interval, SearchRecord
 from cm4vllm.report.summary import render
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, Interval, SearchRecord
+from cm4vllm.results.campaign_results import load
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.server_metrics import ServerMetrics, Timing, sampled
-from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.serving.server_metrics import sampled
 from standstill import repeat_after_standstill
 
 

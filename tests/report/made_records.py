@@ -6,16 +6,17 @@ import json
 from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord, Score
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.logs.run_logs import read_performance
-from cm4vllm.loadgen.records import RUN_FILE, ClientRecord, ProcessRecord, RunRecord, RunSettings, SelfCheck, Spread
-from cm4vllm.results.rate_search_record import LimitRecord, ProbeRecord, Verdict
+from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord, Score
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.client import ClientRecord, ProcessRecord, SelfCheck, Spread
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.run import RUN_FILE, RunRecord, RunSettings
+from cm4vllm.records.searches.rate_search import LimitRecord, ProbeRecord, Verdict
+from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import Division, Mode, Scenario, Terms, terms
-from cm4vllm.serving.records import Api, ServerRecord
 
 SYSTEM = "1xXeon_vLLM-0.32.0"
 MODEL = "tiny-llama"

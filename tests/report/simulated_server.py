@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from cm4vllm.serving.server_metrics import ServerMetrics, Timing
+from cm4vllm.records.metrics import ServerMetrics, Timing
 
 
 @dataclass

@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace as changed
 from simulated_server import SimulatedServer
 
-from cm4vllm.loadgen.records import MachineLoad, ProcessRecord, Spread
-from cm4vllm.report.bottlenecks import Cause, Why, why
-from cm4vllm.report.report_contents import load as load_results
+from cm4vllm.records.client import ProcessRecord, Spread
+from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.run import MachineLoad
+from cm4vllm.results.bottlenecks import Cause, Why, why
+from cm4vllm.results.campaign_results import load as load_results
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.model import Performance
-from cm4vllm.serving.server_metrics import ServerMetrics
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,7 @@ def explained(
     load: MachineLoad | None = None,
     **client: object,
 ) -> Why | None:
-    """Give what is said of a run of this server; `http_ms` pass outside of its engine, `load` is the machine's."""
+    """Return what is said of a run of this server; `http_ms` pass outside of its engine, `load` is the machine's."""
     run = part.run
     argv = [*run.settings.server.argv, "--max-num-seqs", str(server.sequences)]
     settings = changed(run.settings, server=changed(run.settings.server, argv=argv), max_in_flight=10_000)

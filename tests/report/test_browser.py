@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from browser import chromium
 from cm4vllm.report import summary
 from cm4vllm.report.explorer import explorer_page
-from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import render
+from cm4vllm.results.campaign_results import load
 from cm4vllm.results.result_index import Index, read_index
 from screenshot import MAX_BYTES as PICTURE_BYTES
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from cm4vllm.accuracy.accuracy_record import Score
 from cm4vllm.common.units import Milliseconds
+from cm4vllm.records.accuracy import Score
+from cm4vllm.records.metrics import MetricsSample, ServerMetrics
 from cm4vllm.report.charts import MAX_POINTS, latency_bar, score_bar, trace
 from cm4vllm.results.model import Latency
-from cm4vllm.serving.server_metrics import MetricsSample, ServerMetrics
 
 Metrics = Callable[..., ServerMetrics]
 

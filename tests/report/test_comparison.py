@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.client.sample_times import FIELDS, SAMPLES_FILE
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.run import RunRecord
+from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
 from cm4vllm.results.compared_settings import Group, compare_settings
 from cm4vllm.results.results_at_path import open_results
@@ -250,20 +250,23 @@ def changed_server(folder: Path, change) -> Path:
     return folder
 
 
-def test_no_difference_of_a_doubtful_run_is_called_real(two, tmp_path: Path) -> None:
-    first, other = two
+@pytest.mark.parametrize("side", ["A", "B"])
+@pytest.mark.parametrize("kind", [{"at_once": 10**6}, {"longest_connect_s": 1.2}])
+def test_no_difference_of_a_doubtful_run_is_called_real(two, tmp_path: Path, side: str, kind) -> None:
     assert row(compare_paths(two), "Server", "ttft p50").cells[1].shift.verdict is Verdict.REAL
 
     def doubted(run: RunRecord) -> RunRecord:
-        return replace(run, client=replace(run.client, at_once=run.client.completed))
+        return replace(run, client=replace(run.client, **kind))
 
-    copy = changed_server(Path(shutil.copytree(other, tmp_path / "doubtful" / "test")), doubted)
-    comparison = compare_paths([first, copy])
+    sides = list(two)
+    place = "AB".index(side)
+    sides[place] = changed_server(Path(shutil.copytree(two[place], tmp_path / "doubtful" / "test")), doubted)
+    comparison = compare_paths(sides)
     shift = row(comparison, "Server", "ttft p50").cells[1].shift
     assert shift.verdict is Verdict.DOUBTFUL and shift.why.startswith("DOUBTFUL: ")
     text = "\n".join(as_text(comparison))
     assert "worse: doubtful" in text and "worse: real" not in text
-    assert "WARNING B: Server is DOUBTFUL: " in text and "worse: doubtful" in as_page(comparison)
+    assert f"WARNING {side}: Server is DOUBTFUL: " in text and "worse: doubtful" in as_page(comparison)
 
 
 @pytest.mark.parametrize("name", ["max-num-seqs", "max-num-batched-tokens", "enforce-eager"])
@@ -286,11 +289,16 @@ def test_options_that_servers_of_others_state_are_settings_that_differ(two, tmp_
     assert not any("VLLM_SERVER_DEV_MODE" in text for text in comparison.warnings)
 
 
-def test_where_servers_of_others_state_no_options_their_switch_is_named(two, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{"block-size": 16}, {}, {"enable-prefix-caching": False, "gpu-memory-utilization": 0.9}]
+)
+def test_where_servers_of_others_state_no_options_their_switch_is_named(two, tmp_path: Path, options) -> None:
     def silent(run: RunRecord) -> RunRecord:
-        server = replace(run.settings.server, owned=False, argv=[], env={}, options={"block-size": 16})
+        server = replace(run.settings.server, owned=False, argv=[], env={}, options=options)
         return replace(run, settings=replace(run.settings, server=server))
 
     copy = changed_server(Path(shutil.copytree(two[0], tmp_path / "test")), silent)
     (warning,) = [text for text in compare_paths([two[0], copy]).warnings if "VLLM_SERVER_DEV_MODE=1" in text]
     assert warning.startswith("The options of the servers of B are not known.")
+    both = [changed_server(Path(shutil.copytree(two[0], tmp_path / name / "test")), silent) for name in "ab"]
+    assert any(text.startswith("The options of the servers of A, B are not") for text in compare_paths(both).warnings)

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord, TextCounts
-from cm4vllm.report.campaign_verdict import findings
+from cm4vllm.records.client import TextCounts
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.server import Dialect, Prompts, ServerRecord
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import render
 from cm4vllm.report.tree_texts import measurement_readmes
-from cm4vllm.serving.records import Dialect, Prompts, ServerRecord
+from cm4vllm.results.campaign_results import load
+from cm4vllm.results.campaign_verdict import findings
 
 Change = Callable[..., None]
 

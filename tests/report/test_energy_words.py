@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.hardware.counted_energy import CountedEnergy, RunEnergy, Scope
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.records.energy import CountedEnergy, RunEnergy, Scope
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import render
+from cm4vllm.results.campaign_results import load
 from cm4vllm.results.energy_figures import ENERGY_LABELS, energy_figures
 from cm4vllm.results.model import Performance
 from cm4vllm.submission.capsule.comparison import compare_paths

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.report.campaign_verdict import Kind, findings
+from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.tree_texts import measurement_readmes
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.campaign_results import load
+from cm4vllm.results.campaign_verdict import Kind, findings
 from cm4vllm.rules import Scenario
 
 Change = Callable[..., None]

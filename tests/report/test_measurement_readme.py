@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cm4vllm.common.number_texts import number, rate
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.report.formatting import number, rate
-from cm4vllm.report.report_contents import load
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.report.summary import render
 from cm4vllm.report.tree_texts import block, code, measurement_readmes, plain
+from cm4vllm.results.campaign_results import load
 from cm4vllm.rules import Scenario
-from cm4vllm.submission.campaign_software import SoftwareRecord
 
 Change = Callable[..., None]
 

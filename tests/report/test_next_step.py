@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
-from cm4vllm.accuracy.accuracy_record import AccuracyRecord
-from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.records.accuracy import AccuracyRecord
+from cm4vllm.records.assets import DUMMY_SOURCE, STAND_IN_SOURCE
+from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.server import Simulation
 from cm4vllm.report.final_table import next_step
-from cm4vllm.report.report_contents import load
-from cm4vllm.serving.records import Simulation
-from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord
+from cm4vllm.results.campaign_results import load
 
 Change = Callable[..., None]
 

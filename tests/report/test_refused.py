@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
-from cm4vllm.assets.records import DUMMY_SOURCE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
-from cm4vllm.loadgen.records import RUN_FILE, Piece, RunRecord
-from cm4vllm.report.report_contents import load
+from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.records.assets import DUMMY_SOURCE
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import SUMMARY_LOG
+from cm4vllm.records.run import RUN_FILE, Piece, RunRecord
+from cm4vllm.records.server import Simulation
 from cm4vllm.report.tree_texts import measurement_readmes
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.campaign_results import load
 from cm4vllm.results.checks import CHECKS, Stage, findings
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.run_folders import SYSTEM_FILE, chosen_folder, read_runs
 from cm4vllm.rules import Division, ExecutionMode, Scenario
-from cm4vllm.serving.records import Simulation
 
 Change = Callable[..., None]
 

@@ -10,13 +10,13 @@ import pytest
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.units import SamplesPerSecond, TokensPerSecond
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.report.campaign_verdict import Kind, findings
-from cm4vllm.report.report_contents import Report, load
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.checker import CheckerRecord
+from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.results.campaign_results import Report, load
+from cm4vllm.results.campaign_verdict import Kind, findings
 from cm4vllm.rules import Scenario
-from cm4vllm.serving.server_metrics import ServerMetrics
-from cm4vllm.submission.official_checker import CheckerRecord
 
 Change = Callable[..., None]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.report.report_contents import load
+from cm4vllm.records.searches.rate_search import SEARCH_FILE
 from cm4vllm.report.searches import search_curves
 from cm4vllm.report.summary import render
-from cm4vllm.results.rate_search_record import SEARCH_FILE
+from cm4vllm.results.campaign_results import load
 
 
 def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched: Path) -> None:

@@ -12,21 +12,21 @@ from msgspec.structs import replace
 from tests.report.parsed_page import LOADING, Page, traced
 
 from cm4vllm import STAND_IN_NOTICE
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
-from cm4vllm.assets.records import STAND_IN_SOURCE
-from cm4vllm.loadgen.records import RUN_FILE, MachineLoad, RunRecord
+from cm4vllm.common.number_texts import ms, number, rate
+from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.records.assets import STAND_IN_SOURCE
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord
+from cm4vllm.records.metrics import METRICS_FILE, MetricsSample, ServerMetrics
+from cm4vllm.records.run import RUN_FILE, MachineLoad, RunRecord
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.formatting import ms, number, rate
-from cm4vllm.report.published_rank import place, places_of
-from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import MAX_BYTES, render
 from cm4vllm.report.summary_exports import summary_record
 from cm4vllm.report.tree_texts import measurement_readmes
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.campaign_results import load
+from cm4vllm.results.published_rank import place, places_of
 from cm4vllm.results.result_index import Index, row_of
 from cm4vllm.results.results_at_path import open_results
-from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, ServerMetrics
-from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]
 

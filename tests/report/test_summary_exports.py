@@ -13,9 +13,9 @@ import pytest
 
 from cm4vllm.common.files import write_json
 from cm4vllm.common.records import read_record
-from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.summary_exports import CSV_COLUMNS, SummaryRecord, summary_csv, summary_record
+from cm4vllm.results.campaign_results import load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 

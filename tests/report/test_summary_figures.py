@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 from tests.report.parsed_page import Page, traced
 
-from cm4vllm.report.formatting import ms, number, rate, when
-from cm4vllm.report.published_rank import places_of
-from cm4vllm.report.report_contents import load
+from cm4vllm.common.number_texts import ms, number, rate, when
 from cm4vllm.report.summary import render
+from cm4vllm.results.campaign_results import load
+from cm4vllm.results.published_rank import places_of
 from cm4vllm.results.result_index import Index, read_index, row_of
 
 

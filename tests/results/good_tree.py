@@ -10,7 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
-from cm4vllm.hardware.system_description import KEYS
+from cm4vllm.records.described_system import KEYS
 from cm4vllm.rules import round_terms
 
 ROUND = "v6.0"
@@ -107,7 +107,7 @@ def make(home: Path, published: Path) -> Path:
 
 
 def _renew(path: Path) -> None:
-    """Give a log the seeds and the LoadGen of the round."""
+    """Set the seeds and the LoadGen of a log to those of the round."""
     seeds, text = round_terms(ROUND).seeds, path.read_text()
     stated = {"qsl": seeds.qsl, "sample_index": seeds.sample_index, "schedule": seeds.schedule}
     for name, value in stated.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -335,6 +336,34 @@ def test_the_first_and_the_last_line_say_what_was_covered(
     assert run["properties"]["coverage"] == coverage
 
 
+def measured(run: Path, *, watts: float) -> None:
+    """Have LoadGen's window of a run last ten seconds, with a sample of the power in each."""
+    log, begin = run / "mlperf_log_detail.txt", datetime(2026, 11, 28, 10, tzinfo=UTC)
+    text = log.read_text()
+    for key, at in (("power_begin", begin), ("power_end", begin + timedelta(seconds=10))):
+        text, count = re.subn(rf'("key": "{key}", "value": ")[^"]+', rf"\g<1>{stamp(at)}", text)
+        assert count == 1
+    log.write_text(text)
+    samples = (
+        f"Time,{stamp(begin + timedelta(seconds=number + 0.5))},Watts,{watts:.6f},Volts,230.000000,Amps,5.400000,"
+        "PF,0.990000,Mark,a_testing\n"
+        for number in range(10)
+    )
+    (run / "spl.txt").write_text("".join(samples))
+
+
+def stamp(at: datetime) -> str:
+    return f"{at:%m-%d-%Y %H:%M:%S}.{at.microsecond // 1000:03d}"
+
+
+def test_a_result_of_its_own_scenario_has_the_power_and_the_energy_of_its_run(
+    any_scenario: Logs, tmp_path: Path
+) -> None:
+    measured(put(tmp_path, any_scenario, "resnet50/SingleStream") / "performance" / "run_1", watts=1240.0)
+    (row,) = read_index(tmp_path, tmp_path / "kept").rows
+    assert row.power_w == pytest.approx(1240.0) and row.energy_mj is not None and row.energy_mj > 0
+
+
 @pytest.mark.parametrize(
     ("place", "ran"),
     [
@@ -346,8 +375,8 @@ def test_the_first_and_the_last_line_say_what_was_covered(
 def test_figures_of_another_scenario_are_no_figures_of_an_inferred_result(
     any_scenario: Logs, tmp_path: Path, place: str, ran: str
 ) -> None:
-    log = put(tmp_path, any_scenario, place, ran)
-    (log / "performance/run_1/spl.txt").write_text("")
+    log_folder = put(tmp_path, any_scenario, place, ran) / "performance" / "run_1"
+    measured(log_folder, watts=1240.0)
     (row,) = read_index(tmp_path, tmp_path / "kept").rows
     assert row.inferred_from == ran and row.scenario == place.partition("/")[2]
     assert (row.value, row.metric, row.power_w, row.energy_mj, row.per_accelerator) == (None, "", None, None, None)

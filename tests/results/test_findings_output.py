@@ -257,3 +257,20 @@ def test_errors_of_a_rehearsals_tree_are_said_to_be_expected(tree: Path, rehears
     with pytest.raises(SubmissionError) as refused:
         report_checks(tree)
     assert ("the tree is a rehearsal's" in str(refused.value)) is rehearsal
+
+
+@pytest.mark.parametrize("mine", ["mine", "{}"])
+def test_a_file_of_the_user_at_the_place_of_the_sarif_log_is_kept(tree: Path, tmp_path: Path, mine: str) -> None:
+    place = tmp_path / "out" / "found.sarif"
+    place.parent.mkdir()
+    place.write_text(mine)
+    for _ in range(2):
+        with pytest.raises(SubmissionError):
+            report_checks(tree, sarif=place)
+        assert json.loads(place.read_text())["runs"]
+    assert sorted(path.name for path in place.parent.iterdir()) == [
+        ".found.sarif.cm4vllm.json",
+        "found.sarif",
+        "kept-found.sarif",
+    ]
+    assert (place.parent / "kept-found.sarif").read_text() == mine

@@ -9,7 +9,7 @@ from typing import Any
 import good_tree
 import pytest
 
-from cm4vllm.hardware.system_description import NETWORK_KEYS
+from cm4vllm.records.described_system import NETWORK_KEYS
 from cm4vllm.results.tree_check import check_tree
 
 NETWORK = dict.fromkeys(NETWORK_KEYS, "as stated") | {"is_network": "true"}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.power.samples import SIMULATED, mean_watts, samples_of
-from cm4vllm.power.session import FETCHED_ONLY, FILES, Phase
+from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.tree_check import check_tree
 
@@ -167,6 +167,50 @@ def ptdaemon_was_never_asked(session: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "ptd_messages": []}))
 
 
+def of_json(session: Path, part: str, **changes: object) -> None:
+    """Change parts of client.json or server.json: a value, or a function of the value before."""
+    path = session / "power" / f"{part}.json"
+    content = json.loads(path.read_text())
+    content |= {key: value(content[key]) if callable(value) else value for key, value in changes.items()}
+    path.write_text(json.dumps(content))
+
+
+def emptied(name: str) -> Callable[[Path], None]:
+    def change(session: Path) -> None:
+        (session / name).write_text("")
+        restate_digests(session)
+
+    return change
+
+
+def without(name: str, pattern: str) -> Callable[[Path], None]:
+    """Remove the lines of a file that match."""
+
+    def change(session: Path) -> None:
+        lines = (session / name).read_text().splitlines(keepends=True)
+        kept = [line for line in lines if not re.search(pattern, line)]
+        assert len(kept) < len(lines)
+        (session / name).write_text("".join(kept))
+        restate_digests(session)
+
+    return change
+
+
+def stated(part: str, **changes: object) -> Callable[[Path], None]:
+    return lambda session: of_json(session, part, **changes)
+
+
+def results_of_another_kind(session: Path) -> None:
+    for part in ("client", "server"):
+        of_json(session, part, results={"x": "y"})
+
+
+def the_log_of_ptdaemon_is_of_another_day(session: Path) -> None:
+    path = session / "power" / "ptd_logs.txt"
+    path.write_text(path.read_text().replace("07-25-2024", "07-24-2024"))
+    restate_digests(session)
+
+
 def with_watts(session: Path, watts: str) -> None:
     """Have one sample of the window state another power, and the means be those of before."""
     path = session / Phase.TESTING / "spl.txt"
@@ -250,6 +294,77 @@ def test_a_change_has_exactly_its_finding(session: Path, change: Callable[[Path]
     assert found_in(session) == {CHANGES[change]}
 
 
+FILE, ONE = {"POWER-FILES"}, {"POWER-ONE-SESSION"}
+PTD_LOG, SERVER_LOG = "power/ptd_logs.txt", "power/server.log"
+#: Parts that are missing or of another form, by which a check would have nothing to compare.
+PARTS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
+    "no log of PTDaemon": (emptied(PTD_LOG), FILE | {"POWER-PTD-LOG-CUT", "POWER-UNCERTAINTY"}),
+    "no log of the server": (emptied(SERVER_LOG), FILE),
+    "no log of the client": (emptied("power/client.log"), FILE),
+    "no samples of ranging": (emptied("ranging/spl.txt"), FILE | {"POWER-WINDOW"}),
+    "no summary of ranging": (emptied("ranging/mlperf_log_summary.txt"), FILE),
+    "no log of ranging": (emptied("ranging/mlperf_log_detail.txt"), FILE),
+    "no window of ranging": (without("ranging/mlperf_log_detail.txt", "power_end"), FILE),
+    "no Go in the log of the server": (without(SERVER_LOG, "to ptd: 'Go,.*_testing"), FILE),
+    "no begin in the log of PTDaemon": (without(PTD_LOG, "Go with mark .*_testing"), {"POWER-PTD-LOG-CUT"}),
+    "no end of ranging in the log of PTDaemon": (without(PTD_LOG, "11:18:37.*Completed"), {"POWER-PTD-LOG-CUT"}),
+    "no check of the uncertainty": (without(PTD_LOG, "Uncertainty checking"), {"POWER-UNCERTAINTY"}),
+    "the log of PTDaemon of another day": (the_log_of_ptdaemon_is_of_another_day, {"POWER-PTD-LOG-CUT"}),
+    "messages of no form": (stated("server", ptd_messages=[{}]), FILE),
+    "no messages of the power": (
+        stated("server", ptd_messages=lambda listed: [each for each in listed if each["cmd"] != "Watts"]),
+        FILE,
+    ),
+    "no identity of the analyzer": (
+        stated("server", ptd_messages=lambda listed: [each for each in listed if each["cmd"] != "Identify"]),
+        FILE,
+    ),
+    "a reply of no power": (
+        stated(
+            "server",
+            ptd_messages=lambda listed: [
+                {**each, "reply": "Watts"} if each["cmd"] == "Watts" else each for each in listed
+            ],
+        ),
+        FILE,
+    ),
+    "digests of other files": (results_of_another_kind, FILE),
+    "one digest less": (
+        stated("server", results=lambda listed: {name: each for name, each in listed.items() if name != SERVER_LOG}),
+        FILE,
+    ),
+    "an analyzer of no form": (stated("server", ptd_config=[{}]), FILE),
+    "an analyzer that is a number": (stated("server", ptd_config=8), FILE),
+    "a time zone that is a text": (stated("server", timezone="x"), FILE),
+    "a time zone of the client that is none": (stated("client", timezone=None), FILE),
+    "phases of other names": (stated("server", phases={"x": 1}), FILE),
+    "a phase without moments": (stated("client", phases=lambda listed: {**listed, "testing": []}), FILE),
+    "no identifiers": (stated("server", uuid={"client": "", "server": ""}), FILE),
+    "another server": (
+        stated("server", uuid=lambda listed: {**listed, "server": "0966d6b9-1913-428c-99e7-cd64b9b536ef"}),
+        ONE,
+    ),
+    "another client": (
+        stated("client", uuid=lambda listed: {**listed, "client": "0966d6b9-1913-428c-99e7-cd64b9b536ef"}),
+        ONE,
+    ),
+    "another session": (stated("client", session_name="2024-07-25_06-58-24"), ONE),
+    "a message less": (stated("client", messages=lambda listed: listed[:-1]), ONE),
+    "another reply": (stated("client", messages=lambda listed: [{**listed[0], "reply": "no"}, *listed[1:]]), ONE),
+    "a phase a second later": (
+        stated("client", phases=lambda listed: {**listed, "testing": [[at + 1, up] for at, up in listed["testing"]]}),
+        ONE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_a_check_reads_is_never_missing_without_a_finding(session: Path, name: str) -> None:
+    change, codes = PARTS[name]
+    change(session)
+    assert found_in(session) == codes
+
+
 def test_a_removed_channel_is_found(published_power: Path, tmp_path: Path) -> None:
     session = tree_of(published_power, CHANNELS, tmp_path)
     of_samples(session, lambda lines: [re.sub(r",Ch3,.*", "", line) for line in lines], Phase.TESTING)
@@ -274,5 +389,5 @@ def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session: 
 
 
 def test_every_check_of_power_is_shown_by_a_change() -> None:
-    shown = {*CHANGES.values(), "POWER-CHANNELS"}
+    shown = {*CHANGES.values(), "POWER-CHANNELS", *ONE}
     assert {code for code in CHECKS if code.startswith("POWER-")} == shown

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cm4vllm.results.rate_search_record import Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.records.searches.rate_search import Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
 
 
 def made(*, queries, rehearsal, confirmed=True):

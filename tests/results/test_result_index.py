@@ -11,7 +11,7 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.records.logs.detail_log import read_detail_log
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_index, read_indexes, require_published
 
 H100 = "NVIDIA H100 80GB HBM3"

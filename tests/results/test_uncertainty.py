@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cm4vllm.loadgen.client.sample_times import FIELDS
+from cm4vllm.records.sample_times import FIELDS
 from cm4vllm.results import uncertainty
 from cm4vllm.results.figures import Basis, Figure, Interval, Source
 from cm4vllm.results.uncertainty import Verdict, shift

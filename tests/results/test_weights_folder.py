@@ -14,13 +14,13 @@ import good_tree
 import msgspec
 import pytest
 
-from cm4vllm.assets import catalogue
-from cm4vllm.assets.checkpoint import read_weights
-from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.records.weights.checkpoint import read_weights
+from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.results.checks import served_weights
 from cm4vllm.results.tree_check import check_tree
+from cm4vllm.rules import catalogue
 
 VALUE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "U8": 1}
 #: A llama of 84 parameters.
@@ -67,9 +67,9 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A good tree whose benchmark's own model is of 78 parameters."""
     home = tmp_path / "tree" / made.parent.name / made.name
     shutil.copytree(made, home)
-    entry = catalogue.catalogue().model("llama-2-70b-chat")
+    entry = catalogue().model("llama-2-70b-chat")
     with_config = msgspec.structs.replace(entry, config=SMALL)
-    known = catalogue.catalogue()
+    known = catalogue()
     changed = msgspec.structs.replace(known, models={**known.models, "llama-2-70b-chat": with_config})
     monkeypatch.setattr("cm4vllm.results.weights_folder.catalogue", lambda: changed)
     assert read_architecture(SMALL).parameters == 78
@@ -187,7 +187,7 @@ def test_weights_stated_as_the_references_have_the_published_digests(
     state(home, weight_data_types="fp16", weight_transformations="none")
     published = {path.name: f"md5:{hashlib.md5(path.read_bytes()).hexdigest()}" for path in weights.iterdir()}
     assert "SERVED-DIGESTS warning" in codes_of(home, weights)  # not in as many files as the published ones
-    entry = catalogue.catalogue().model("llama-2-70b-chat")
+    entry = catalogue().model("llama-2-70b-chat")
     monkeypatch.setattr(served_weights, "published_model", lambda result: (entry, published))
     assert "SERVED-DIGESTS note" in codes_of(home, weights)
     published["model-00002-of-00002.safetensors"] = "md5:0"

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 import pytest
 
 from cm4vllm.common.records import read_record
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
 
 
 @contextmanager
 def server_by_hand(cm, benchmark, timeout_s):
-    """Give the record of the server that run,vllm-server starts for a benchmark; Ctrl-C ends it at last."""
+    """Yield the record of the server that run,vllm-server starts for a benchmark; Ctrl-C ends it at last."""
     server = cm.start("run", "script", "--tags=run,vllm-server", f"--model={benchmark}", "--quiet")
     server.wait_for("it runs until Ctrl-C", timeout_s)
     assert f"--model={benchmark}" in server.output()
@@ -28,7 +28,7 @@ def server_by_hand(cm, benchmark, timeout_s):
 
 @contextmanager
 def caching_server(record, log, timeout_s):
-    """Give the endpoint of the same server without the setting by which it keeps no media between queries."""
+    """Yield the endpoint of the same server without the setting by which it keeps no media between queries."""
     words = [str(word) for word in record.argv]
     at = words.index("--mm-processor-cache-gb")
     del words[at : at + 2]

@@ -71,7 +71,7 @@ class Running:
 
 
 def _alive(process: psutil.Process) -> bool:
-    """Tell whether a process goes on, whatever process has its number later."""
+    """Return True if a process goes on, whatever process has its number later."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -132,7 +132,7 @@ class Cm:
 
 @pytest.fixture(scope="module")
 def start_cm(tmp_path_factory):
-    """Give a function that makes a `cm` command in a folder of its own; end what its tests left running."""
+    """Yield a function that makes a `cm` command in a folder of its own; end what its tests left running."""
     if not os.environ.get("CM_REPOS"):
         pytest.skip("CM_REPOS names no CM home: run by `make test`")
     made = []
@@ -150,7 +150,7 @@ def start_cm(tmp_path_factory):
 
 @pytest.fixture
 def cm(start_cm):
-    """Give the `cm` command; end what a failed test left running."""
+    """Yield the `cm` command; end what a failed test left running."""
     command = start_cm()
     yield command
     command.end()
@@ -161,6 +161,10 @@ def files(tmp_path_factory):
     """A model folder and a dataset file of a user's own."""
     folder = tmp_path_factory.mktemp("files")
     write_model(folder / "model")
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
+        write_model(folder / f"pointer-{name}")
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+        (folder / f"pointer-{name}" / name).write_text(pointer)
     row = {"input": "a", "tok_input": [1], "output": "b"}
     (folder / "cnn_eval.json").write_text(json.dumps([row] * SAMPLES))
     (folder / "set.json").write_text(json.dumps([row] * 5))

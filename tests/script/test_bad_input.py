@@ -43,12 +43,43 @@ def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag
 
 
 @pytest.mark.parametrize(
-    "words", [("--scenario", "Offline"), ("--model", "llama3.1-8b"), ("--env.CM_MLPERF_DEVICE", "cpu")]
+    "words",
+    [
+        ("--scenario", "Offline"),
+        ("--model", "llama3.1-8b"),
+        ("--env.CM_MLPERF_DEVICE", "cpu"),
+        ("-scenario", "Offline"),
+        ("--server_target_qps", "-5"),
+        ("-offline_target_qps", "-.5"),
+    ],
 )
 @pytest.mark.parametrize("more", [(), ("--plan",)])
 def test_a_value_that_is_not_joined_to_its_flag_is_refused_with_the_right_form(cm, words, more):
     done = cm.main_job(*words, *more)
     done.refused_with(UsageError.exit_code, " ".join(words), "=".join(words))
+
+
+@pytest.mark.parametrize(
+    ("flag", "example"),
+    [
+        ("--server_target_qps", "--server_target_qps=VALUE"),
+        ("--vllm_model_name", "--vllm_model_name=Qwen/Qwen3-8B"),
+        ("-output_dir", "--output_dir=VALUE"),
+    ],
+)
+def test_a_flag_that_needs_a_value_is_refused_without_one(cm, flag, example):
+    cm.main_job(flag, "--plan").refused_with(UsageError.exit_code, "is given without a value", example)
+    cm.main_job("--plan", flag).refused_with(UsageError.exit_code, "is given without a value", example)
+
+
+def test_a_value_that_begins_with_dashes_is_quoted_in_the_right_form(cm):
+    done = cm.main_job("--extra_args", "--max-num-seqs 64", "--plan")
+    done.refused_with(UsageError.exit_code, "'--extra_args=--max-num-seqs 64'", "a flag of its own")
+
+
+def test_switches_and_texts_that_take_yes_need_no_value(cm):
+    done = cm.main_job("--plan", "--rerun", "-find_target_qps", "--quiet")
+    assert done.code == 0, done.output
 
 
 def test_a_switch_of_the_engine_may_stand_before_the_name_of_a_script(cm):
@@ -63,6 +94,7 @@ def test_a_switch_of_the_engine_may_stand_before_the_name_of_a_script(cm):
         ("verify,mlperf", ["--capsule=nope", "--other=nope"], ["nope does not exist", "rerun.yaml"]),
         ("check,mlperf,results", ["--input=cm.txt"], ["cm.txt is a file, not a folder"]),
         ("verify,mlperf", ["--capsule=a", "--other=b", "--accuracy_tolerance=5"], ["--accuracy_tolerance=0.05"]),
+        ("advise,vllm-fit", ["--gpu_memory_utilization=95", "--gpus=1"], ["give --gpu_memory_utilization=0.95"]),
         ("replay,mlperf", ["--capsule=a", "--accuracy_tolerance=x"], ["--accuracy_tolerance='x'", "must be a number"]),
     ],
 )
@@ -77,11 +109,14 @@ def test_paths_and_parts_are_named_as_what_they_are(cm, tags, flags, words):
         ("install,vllm,_cpu,_version.0.31.0", "vLLM 0.31.0, CPU build"),
         ("install,vllm,_cuda,_version.0.30.0", "vLLM 0.30.0, CUDA build"),
         ("install,vllm,_cpu", "(default), CPU build"),
+        ("run-mlperf,inference,_vllm", "vLLM 0.31.0, CPU build"),
+        ("run,vllm-server", "vLLM 0.31.0, CPU build"),
     ],
 )
 def test_a_plan_names_the_version_that_was_asked_for(cm, tags, named):
     # --new: one of them may be in this CM home already, from the tests of the real vLLM.
-    done = cm("run", "script", f"--tags={tags}", "--plan", "--new")
+    version = () if "install," in tags else ("--vllm_version=0.31.0", "--device=cpu")
+    done = cm("run", "script", f"--tags={tags}", "--plan", "--new", *version)
     lines = [line for line in done.output.splitlines() if " build" in line]
     assert len(lines) == 2, "once beside the script and once in the sum"
     assert all(named in line for line in lines), lines

@@ -38,7 +38,7 @@ def cluster(request, tmp_path):
 
 @pytest.fixture
 def job(cluster, cm):
-    """Give a function that starts the main job over the nodes of the cluster."""
+    """Return a function that starts the main job over the nodes of the cluster."""
     cm.env = cluster.env
 
     def start(*flags):

@@ -18,7 +18,7 @@ INFERENCE = os.environ.get("INFERENCE_GIT", "")
 
 @pytest.fixture(scope="module")
 def host(start_cm, tmp_path_factory):
-    """Give the image; vLLM's own environment in this CM home is mounted into its containers."""
+    """Yield the image; vLLM's own environment in this CM home is mounted into its containers."""
     mounted = Path(os.environ["CM_REPOS"])
     with host_container(tmp_path_factory.mktemp("image"), mounted) as made, pytest.MonkeyPatch.context() as patch:
         for name, value in made.env.items():

@@ -33,7 +33,7 @@ def part(lines: list[str], title: str) -> list[str]:
 
 
 def page_faults(name, lines):
-    """Give what a page of help lacks or has too much of."""
+    """Yield what a page of help lacks or has too much of."""
     script = recipe(name)
     yield from (f"too long: {line}" for line in too_long(lines))
     if lines[1] != f"  {script.purpose}" or not script.purpose:
@@ -49,7 +49,7 @@ def page_faults(name, lines):
 
 
 def input_faults(name, lines):
-    """Give the inputs of a recipe that its page does not explain."""
+    """Yield the inputs of a recipe that its page does not explain."""
     script, shown = recipe(name), " ".join(" ".join(lines).split())
     for flag in script.input_mapping:
         entry = script.input_description.get(flag)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.owned_folders import note_finished
+from cm4vllm.common.ownership_notes import note_finished
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach
@@ -17,9 +16,10 @@ from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
-from cm4vllm.results.settings_search_record import SETTINGS_FILE, SettingsRecord
+from cm4vllm.records.assets import DatasetRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsRecord
 from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +77,7 @@ def everything(model, dataset, round_="_r6.1", *, sentences=None):
         (",_dummy", {}, everything("_dummy.llama3.1-8b", "_tiny")),
         (",_hf.ORG/NAME", {}, everything("_hf.ORG/NAME", "_mlcommons")),
         ("", {"vllm_model_name": "ORG/NAME"}, everything("_hf.ORG/NAME", "_mlcommons")),
+        ("", {"vllm_model_name": "tiny"}, everything("_tiny", "_tiny")),
         (
             "",
             {"vllm_model_name": "llama-3.1-8b-instruct"},
@@ -109,6 +110,12 @@ def test_a_run_alone_gets_the_model_its_dataset_the_rounds_loadgen_and_a_server(
 )
 def test_an_accuracy_run_alone_gets_the_sentence_model_that_its_scores_need(session, tags, flags, asks):
     assert ("get,nltk-data" in chain(session, RUN + tags, **flags)) is asks
+
+
+@pytest.mark.parametrize("name", ["tiny", "cm4vllm-tiny"])
+def test_a_server_alone_makes_the_stand_in_that_is_named(session, name):
+    assert "get,ml-model,_tiny" in chain(session, "run,vllm-server", vllm_model_name=name)
+    assert not [tags for tags in chain(session, "run,vllm-server", vllm_model_name="ORG/NAME") if "ml-model" in tags]
 
 
 @pytest.mark.parametrize(("sentences", "asks"), [("punkt_tab", True), ("punkt-untrained", False)])

@@ -46,6 +46,8 @@ CASES = [
     ("_vllm", {"vllm_model_name": "hub/name"}, 700),
     ("_vllm", {"vllm_model_name": "llama-3.1-8b-instruct"}, 700),
     ("_vllm", {"vllm_model_name": "cm4vllm-tiny"}, 700),
+    ("_vllm", {"vllm_model_name": "tiny"}, 700),
+    ("_vllm", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "tiny", "env": TRAINS}, 700),
     ("_vllm", {"vllm_model_name": "FILES/model"}, 700),
     ("_vllm,_mlcommons.llama-3.1-8b-instruct", {"quantize": "int8"}, 700),
     ("_vllm,_hf.hub/other", {"quantize": "_fp8", "calibration_path": "FILES/set.json"}, 700),
@@ -97,6 +99,18 @@ def test_the_tiny_model_that_a_given_server_serves_has_to_be_made_before_and_the
     with pytest.raises(ModelError, match="the tiny model has not been made yet") as refused:
         planned(tmp_path, asked(tmp_path, "_vllm,_tiny", {"api_server": "http://127.0.0.1:1"}, files))
     assert "--tags=get,ml-model,_tiny" in refused.value.remedy
+
+
+@pytest.mark.parametrize(("given", "downloads"), [("", True), ("punkt_tab.zip", False), ("nltk_data", False)])
+def test_a_sentence_model_that_is_given_is_not_downloaded(tmp_path, monkeypatch, files, given, downloads):
+    for module in ("campaign.preflight", "accuracy.sentences"):  # the published model, which they compare with
+        monkeypatch.setattr(f"cm4vllm.{module}.given_model", lambda path: {})
+    (tmp_path / "nltk_data").mkdir()
+    (tmp_path / "punkt_tab.zip").touch()
+    flags = {"vllm_model_name": "hub/name", **({"nltk_data": str(tmp_path / given)} if given else {})}
+    steps = planned(tmp_path, asked(tmp_path, "_vllm", flags, files))
+    brought = [each.what for step in steps for node, _ in step.walk() for each in node.brings]
+    assert any("sentence model" in words for words in brought) is downloads
 
 
 def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):

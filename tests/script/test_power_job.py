@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cm4vllm.power.samples import SIMULATED
-from cm4vllm.power.session import SESSION, PowerSession, unmeasured
+from cm4vllm.records.power.samples import SIMULATED
+from cm4vllm.records.power.session import SESSION, PowerSession, unmeasured
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_network")]
 
@@ -20,7 +20,7 @@ FLAGS = ("--rehearse=2-core-cpu-tiny", "--power=simulated", "--scenario=Offline"
 
 @pytest.fixture
 def start(cm, power_dev: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Give a function that starts the job, whose temporary files are in a folder of the test."""
+    """Return a function that starts the job, whose temporary files are in a folder of the test."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     return lambda: cm.start_main_job(*FLAGS, f"--power_src={power_dev}", tags=",_vllm,_performance-only")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.assets.model_size import read_architecture
+from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.serving.fit.layout import GIB, kv_cache_tokens
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.xdist_group("vllm-2")]

@@ -15,10 +15,10 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
+from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.serving import server_requests
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import AnswerLimits
-from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.server_probe import Site
 
@@ -30,7 +30,7 @@ FIRST_START_S = 900
 
 @pytest.fixture(scope="module")
 def by_hand(start_cm):
-    """Give the server's process, its endpoint and its record; Ctrl-C ends it, and all its processes."""
+    """Yield the server's process, its endpoint and its record; Ctrl-C ends it, and all its processes."""
     cm = start_cm()
     server = cm.start("run", "script", "--tags=run,vllm-server", "--quiet")
     server.wait_for("it runs until Ctrl-C", FIRST_START_S)

@@ -65,7 +65,7 @@ def served(endpoint):
 
 @pytest.fixture
 def hosts():
-    """Give two network namespaces, each joined to this one by a link of its own, and their addresses."""
+    """Yield two network namespaces, each joined to this one by a link of its own, and their addresses."""
     need("ip")
     if os.geteuid():
         pytest.skip("network namespaces need root")

@@ -18,10 +18,10 @@ from cm4vllm.assets import tone_speech
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, ServerDied, ServerUnsuitable
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_label_log
+from cm4vllm.records.server import Api
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.media_apis import FORM, transcription_form
-from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_requests import Site, ask
 from cm4vllm.submission.checker_explanations import codes_of
 
@@ -56,7 +56,7 @@ def packages(start_cm):
 
 @pytest.fixture
 def reference_score(official_file, packages, tmp_path):
-    """Give what speech2text/accuracy_eval.py prints of a log, with the package that its authors use."""
+    """Return what speech2text/accuracy_eval.py prints of a log, with the package that its authors use."""
     for name in ("accuracy_eval.py", "helpers.py", "legacy_helpers.py", "manifest.py"):
         (tmp_path / name).write_text(official_file("b66003e1", f"speech2text/{name}"))
     (tmp_path / "whisper.py").write_text(f"__path__ = [{str(packages / 'whisper')!r}]\n")  # without PyTorch

@@ -13,9 +13,9 @@ from cm4vllm.assets import product_pictures
 from cm4vllm.assets.chat_templates import ChatTokens
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.records.server import Api
 from cm4vllm.rules import chat_prompts
 from cm4vllm.serving.media_apis import picture_chat
-from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_requests import Site, ask
 
 #: vLLM's installation and the model's training included, where nothing of it is there yet.
@@ -96,7 +96,7 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def by_hand(start_cm):
-    """Give the record of a server of the stand-in that run,vllm-server has started."""
+    """Yield the record of a server of the stand-in that run,vllm-server has started."""
     with server_by_hand(start_cm(), BENCHMARK, FIRST_START_S) as record:
         yield record
 

@@ -9,8 +9,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import start_all
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.settings import env_keys
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api
 from cm4vllm.serving.arguments import (
     ServerSettings,
     completed,
@@ -23,7 +24,6 @@ from cm4vllm.serving.arguments import (
     server_env,
 )
 from cm4vllm.serving.presets import Preset
-from cm4vllm.serving.records import Api
 
 KEYS = env_keys(ServerSettings)
 

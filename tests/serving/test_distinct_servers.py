@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def address(*behind, host="127.0.0.1"):
-    """Give the port of an address at which the processes answer in turn."""
+    """Yield the port of an address at which the processes answer in turn."""
     handler = type("Behind", (Handler,), {"behind": list(behind), "turn": itertools.count()})
     with ThreadingHTTPServer((host, 0), handler) as server:
         server.daemon_threads = True
@@ -169,6 +169,47 @@ def test_two_ports_that_lead_to_one_process_are_one_server():
     with address(process) as first, address(process) as second:
         error = refused(UsageError, "are one server", f"127.0.0.1:{first},127.0.0.1:{second}")
     assert "same start of their process" in error.cause
+
+
+#: The counts of tokens of vLLM, SGLang, llama.cpp and TGI, by their names on a page.
+COUNTS = [
+    'vllm:generation_tokens_total{{engine="0"}} {tokens}',
+    'sglang:generation_tokens_total{{model_name="m"}} {tokens}.0',
+    "llamacpp:tokens_predicted_total {tokens}",
+    "tgi_request_generated_tokens_sum {tokens}",
+]
+
+
+class Countless(Served):
+    """A process that does not report its start, with a page of metrics of its own."""
+
+    def __init__(self, page, **more):
+        super().__init__(start=None, owned_by="sglang", **more)
+        self.metrics = page
+
+    def page(self, path):
+        return self.metrics.format(tokens=self.tokens) if path == "/metrics" else super().page(path)
+
+
+@pytest.mark.parametrize("page", COUNTS)
+def test_two_ports_of_a_process_that_reports_no_start_are_one_server_where_it_counts_tokens(page):
+    process = Countless(page)
+    with address(process) as first, address(process) as second:
+        error = refused(UsageError, "are one server", f"127.0.0.1:{first},127.0.0.1:{second}")
+    assert "are counted at" in error.cause and "start" not in error.cause
+    with address(Countless(page)) as first, address(Countless(page)) as second:
+        record = probe(f"127.0.0.1:{first},127.0.0.1:{second}")
+    assert not any("are two servers" in note for note in record.unchecked)
+
+
+@pytest.mark.parametrize("page", ["", "python_info 1.0\n", "sglang:generation_tokens_total 5.0\n"])
+def test_what_cannot_be_known_of_two_ports_is_said(page):
+    process = Countless(page)
+    with address(process) as first, address(process) as second:
+        record = probe(f"127.0.0.1:{first},127.0.0.1:{second}")
+    endpoints = [f"http://127.0.0.1:{port}" for port in (first, second)]
+    (note,) = [note for note in record.unchecked if "are two servers" in note]
+    assert note.startswith(f"whether {endpoints[0]} and {endpoints[1]} are two servers: neither ")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.serving.given_options import given_options, value_text, whole_number
-from cm4vllm.serving.options import parse_help
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.vllm.given_options import given_options, value_text, whole_number
+from cm4vllm.records.vllm.options import parse_help
 from vllm_lines import LINES
 
 

@@ -12,16 +12,10 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.repetition import repeated
+from cm4vllm.records.metrics import METRICS_FILE
 from cm4vllm.serving import heartbeat, server_metrics
-from cm4vllm.serving.heartbeat import (
-    SILENT_LOOKS,
-    SLOW_LOOKS,
-    STANDSTILL_LOOKS,
-    STOPPED_LOOKS,
-    Heartbeat,
-    stopped_process,
-)
-from cm4vllm.serving.server_metrics import METRICS_FILE, sampled
+from cm4vllm.serving.heartbeat import SILENT_LOOKS, STANDSTILL_LOOKS, STOPPED_LOOKS, Heartbeat, stopped_process
+from cm4vllm.serving.server_metrics import sampled
 from cm4vllm.serving.server_requests import Site
 
 PAGE = (Path(__file__).parent / "recorded" / "metrics-after.txt").read_text()
@@ -92,13 +86,25 @@ def test_silence_counts_only_while_it_lasts():
     assert "http://a answered none of the last 3 requests" in heartbeat.reason
 
 
-def test_a_server_that_is_only_slow_with_its_page_has_more_time():
+@pytest.mark.parametrize("urls", [["http://a"], ["http://a", "http://b"]])
+def test_a_server_from_which_tokens_come_is_not_stuck_however_long_its_page_is_missing(urls):
     heartbeat = Heartbeat()
-    for look in range(SLOW_LOOKS):
+    for look in range(100):
+        for url in urls:
+            heartbeat.silent(url, 10)
+        heartbeat.client_received(100 * (look + 1), 5)
+    assert not heartbeat.reason
+    for _ in range(SILENT_LOOKS):
         assert not heartbeat.reason
         heartbeat.silent("http://a", 10)
-        heartbeat.tokens = 100 * (look + 1)
-    assert f"none of the last {SLOW_LOOKS} requests" in heartbeat.reason
+    assert f"http://a answered none of the last {SILENT_LOOKS} requests" in heartbeat.reason
+
+
+@pytest.mark.parametrize("running", ["1.7e308", "1e300", "+Inf", "-3", "9" * 400])
+def test_a_count_that_no_engine_can_have_is_left_out(running):
+    heartbeat = Heartbeat()
+    assert not beats(heartbeat, 3, page(running, 10) + page(running, 10).replace("running", "waiting"))
+    assert not beats(heartbeat, 2 * STANDSTILL_LOOKS, page(running, 10))
 
 
 @pytest.fixture

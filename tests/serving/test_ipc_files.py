@@ -209,6 +209,20 @@ def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
     assert "nothing can be made in /dev/shm" in done.stdout and "mount -t tmpfs tmpfs /dev/shm" in done.stdout
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_shared_memory_is_tried_without_another_process(tmp_path, monkeypatch, method):
+    """Python starts a process that tracks what others share where they are not forked, and starts it without -P."""
+    monkeypatch.chdir(tmp_path)
+    program = (
+        "import multiprocessing, multiprocessing.resource_tracker as tracker\n"
+        "from cm4vllm.serving.ipc_files import require_shared_memory\n"
+        f"multiprocessing.set_start_method({method!r})\n"
+        "require_shared_memory()\n"
+        "assert tracker._resource_tracker._pid is None\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program], check=True)
+
+
 @pytest.mark.parametrize("name", ["benchmark_mydata", "zmq_mine", "psm_mine"])
 def test_folders_of_others_in_shared_memory_are_left_alone_however_old(name):
     mine = Path("/dev/shm") / f"{name}{os.getpid()}"
@@ -280,3 +294,42 @@ def marked_as(pipe, program):
             if marked and (folder / "comm").read_text().strip() == program:
                 sleeping.append(int(folder.name))
     return sorted(sleeping)
+
+
+#: A job in a container with `--ipc=host`: /dev/shm and /tmp are those of the host, the processes have other numbers.
+INSIDE = """
+import sys, time; from pathlib import Path; from cm4vllm.serving.supervisor import READY, start_supervised
+at = Path(sys.argv[2]); words = [sys.executable, '-c', sys.argv[1]]
+begun = start_supervised(words, {}, spec=at / 'spec', log=at / 'log', state=at / 'state', grace_s=1.0)
+while not ((at / 'log').exists() and (at / 'log').read_text().endswith('\\n')): time.sleep(0.02)
+begun.stdin.write(READY); begun.stdin.flush()
+print((at / 'log').read_text(), end='', flush=True)
+sys.stdin.readline()
+from cm4vllm.serving.orphans import end_orphans; end_orphans(); print('cleaned', flush=True)
+sys.stdin.readline()
+begun.stdin.close(); begun.wait(20)
+"""
+
+
+def test_a_job_in_a_container_and_one_outside_leave_each_others_shared_memory_alone(started, tmp_path):
+    words = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system allows no PID namespace")
+    _, _, ours = started
+    (tmp_path / "inside").mkdir()
+    words += [sys.executable, "-c", INSIDE, SERVER, str(tmp_path / "inside")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as container:
+        theirs = [Path(word) for word in container.stdout.readline().split()]
+        assert len(theirs) == len(ours) and not set(theirs) & set(ours)
+        while len(list(theirs[0].parent.iterdir())) < len(theirs):  # each is noted
+            time.sleep(0.02)
+        end_orphans()
+        remove_abandoned()
+        assert all(file.exists() for file in theirs)
+        container.stdin.write("\n")
+        container.stdin.flush()
+        assert container.stdout.readline() == "cleaned\n"
+        assert all(file.exists() for file in ours)
+        container.communicate("\n", timeout=60)
+    assert not any(file.exists() for file in [*theirs, theirs[0].parent])
+    assert all(file.exists() for file in ours)

@@ -50,6 +50,11 @@ def test_every_failure_has_a_log_or_is_known_by_how_the_process_ended():
     assert known_failure("it ended by itself: killed by SIGILL").name == "instruction"
 
 
+def test_each_repetition_in_a_pattern_has_a_bound():
+    patterns = [pattern for failure in KNOWN_FAILURES for pattern in failure.patterns]
+    assert [pattern for pattern in patterns if re.search(r"(?<!\\)[*+]", pattern)] == []
+
+
 def test_names_and_remedies_are_each_of_its_own():
     names, remedies = {failure.name for failure in KNOWN_FAILURES}, {failure.remedy for failure in KNOWN_FAILURES}
     assert len(names) == len(remedies) == len(KNOWN_FAILURES)

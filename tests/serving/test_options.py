@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.serving import options as module
-from cm4vllm.serving.options import HELP_FILE, Option, fitted, parse_help, read_options
+from cm4vllm.records.vllm import options as module
+from cm4vllm.records.vllm.options import HELP_FILE, Option, fitted, parse_help, read_options
 
 HELP = Path(module.__file__).with_name(HELP_FILE)
 

@@ -16,12 +16,12 @@ from tokenizers.models import WordLevel
 
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.vllm.given_options import typed_value
+from cm4vllm.records.vllm.options import read_options, stored_options
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.fp8 import fp8_env
-from cm4vllm.serving.given_options import typed_value
-from cm4vllm.serving.options import read_options, stored_options
 from cm4vllm.serving.orphans import end_orphans
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.server_metrics import sampled
 from cm4vllm.serving.server_requests import Site

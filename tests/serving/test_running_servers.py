@@ -15,6 +15,8 @@ import peer
 from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.death_reasons import death_reason
+from cm4vllm.serving.orphans import supervisor_spec
+from cm4vllm.serving.own_supervisors import end_supervisors
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
 from cm4vllm.serving.server import SERVER_FILE, start_all, stop
 
@@ -113,22 +115,46 @@ def _pipe(path):
     os.mkfifo(path)
 
 
-def _foreign_folder(path):
+def _without_state(path):
     path.write_text(json.dumps({"state": str(path.with_name("state.json"))}))
 
 
-@pytest.mark.parametrize("made", [_pipe, _foreign_folder, lambda path: path.write_text('{"state": 5}')])
+def _of_another(path):
+    _without_state(path)
+    path.with_name("state.json").write_text(json.dumps({"supervisor": os.getpid()}))
+
+
+def _state_is_a_pipe(path):
+    _without_state(path)
+    _pipe(path.with_name("state.json"))
+
+
+@pytest.mark.parametrize(
+    "made", [_pipe, _without_state, _of_another, _state_is_a_pipe, lambda path: path.write_text('{"state": 5}')]
+)
 @pytest.mark.parametrize("user", [os.geteuid(), 65534] if os.geteuid() == 0 else [os.geteuid()])
 def test_a_command_line_alone_makes_no_server(made, user, tmp_path):
-    """The specification of another user, and what is no plain file with a text in it, are not read."""
+    """A supervisor is known by its number in the state of its server, which is a plain file of the same user."""
     made(tmp_path / "spec.json")
     with looks_like_ours(tmp_path / "spec.json", user) as process:
         try:
             assert process.stdout.readline() == b"up\n"
-            seen = [running for running in running_servers() if running.supervisor == process.pid]
-            assert bool(seen) == (made is _foreign_folder and user == os.geteuid())
+            assert [running for running in running_servers() if running.supervisor == process.pid] == []
             with pytest.raises(UsageError, match="no server started by cm4vllm runs"):
-                stop_one(str(tmp_path / "other"))
+                stop_one(str(tmp_path))
+            end_supervisors([process.pid])
             assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def test_a_command_that_starts_a_supervisor_is_none(server, tmp_path):
+    """The command line of the specification of a server that runs, as of a program that traces the supervisor."""
+    with looks_like_ours(supervisor_spec(server.supervisor_pid), os.geteuid()) as process:
+        try:
+            assert process.stdout.readline() == b"up\n"
+            assert [running.supervisor for running in running_servers() if running.folder == tmp_path / "one"] == [
+                server.supervisor_pid
+            ]
         finally:
             process.kill()

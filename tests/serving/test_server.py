@@ -18,11 +18,11 @@ from tests.serving.launched import PEER, family, gone, launch, settings
 
 from cm4vllm.common.errors import NotWritable, PortInUse, ServerDied, ServerNotReady, ServerUnsuitable, UsageError
 from cm4vllm.common.records import read_record
+from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.serving import server as module
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.death_reasons import LOG_FILE, death_reason
 from cm4vllm.serving.ports import free_port, listens
-from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, start_all, stop
 
 
@@ -49,6 +49,21 @@ def test_a_ready_server_is_recorded_and_ends_when_stopped(tmp_path):
     assert gone(processes, 0.1)
     assert "the run that owned it ended" in death_reason(record)
     stop(record)  # twice does no harm
+
+
+@pytest.mark.parametrize("option", ["--distributed-executor-backend=ray", "--data-parallel-backend ray", ""])
+def test_a_server_whose_workers_ray_starts_works_in_an_empty_folder(tmp_path, monkeypatch, option):
+    """Ray adds the present folder of a program to the path of the workers that it starts for it."""
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    record = launch(tmp_path / "out", *option.split())
+    try:
+        (server,) = (process for process in family(record.supervisor_pid) if process.pid != record.supervisor_pid)
+        cwd = Path(server.cwd())
+        assert (list(cwd.iterdir()) == []) if option else (cwd == tmp_path)
+    finally:
+        stop(record)
+    assert cwd.exists() is not bool(option)
 
 
 def test_a_token_reaches_the_server_and_no_file_or_command_line(tmp_path, monkeypatch):

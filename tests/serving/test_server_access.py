@@ -16,9 +16,10 @@ import peer
 from cm4vllm.common.errors import CmError, ServerUnsuitable, UsageError
 from cm4vllm.common.host_addresses import host_header, host_of
 from cm4vllm.common.redaction import Vault
+from cm4vllm.records.access import KEY_VARIABLES, Access
 from cm4vllm.serving.launch import launch
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access
-from cm4vllm.serving.server_access import KEY_VARIABLES, Access, chosen_access, own_access, unencrypted
+from cm4vllm.serving.server_access import chosen_access, own_access, unencrypted
 from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_probe import check_vocabulary, probe
 from cm4vllm.serving.server_requests import base_url, base_urls, sites_of
@@ -297,7 +298,7 @@ def test_the_vocabulary_is_asked_with_the_key_too(upstream, monkeypatch, tmp_pat
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
-    from cm4vllm.assets.records import ModelRecord
+    from cm4vllm.records.assets import ModelRecord
 
     words = {word: token for token, word in enumerate(peer.VOCABULARY)}
     Tokenizer(WordLevel(words, unk_token="none")).save(str(tmp_path / "tokenizer.json"))
@@ -312,6 +313,6 @@ def test_a_record_of_before_is_read():
     text = json.dumps({"endpoint": "http://a", "model_name": "m", "max_model_len": 1, "version": "1", "owned": False})
     import msgspec
 
-    from cm4vllm.serving.records import ServerRecord
+    from cm4vllm.records.server import ServerRecord
 
     assert msgspec.json.decode(text, type=ServerRecord).access == Access()

@@ -2,11 +2,14 @@
 
 import gzip
 import json
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,12 +21,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.records.access import KEY_VARIABLES
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Prompts
 from cm4vllm.serving import server_requests
-from cm4vllm.serving.records import Prompts
-from cm4vllm.serving.server_access import KEY_VARIABLES, chosen_access
-from cm4vllm.serving.server_identities import identity
+from cm4vllm.serving.server_access import chosen_access
+from cm4vllm.serving.server_identities import identity, optional_page
 from cm4vllm.serving.server_probe import check_vocabulary, probe
 from cm4vllm.serving.server_requests import Site, ask
 
@@ -238,6 +242,101 @@ def test_a_page_without_end_holds_no_question(upstream, monkeypatch):
     assert "longer than 100 kB" in caught.value.cause
 
 
+class Hanging:
+    """A server that takes connections at a port of its own and never sends a whole header, or sends it slowly."""
+
+    def __init__(self, piece=b"", pause_s=0.05):
+        self.piece, self.pause_s, self.ended = piece, pause_s, threading.Event()
+
+    def __enter__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self.thread.join()
+        self.listener.close()
+
+    def serve(self):
+        while not self.ended.is_set():
+            connection, _ = self.listener.accept()
+            with connection, suppress(OSError):
+                while not self.ended.wait(self.pause_s):
+                    connection.sendall(self.piece)
+
+
+def hangs(path, piece=b""):
+    """A rule: the answer at a path has no end of its header in time."""
+
+    def rule(method, asked, body):
+        if asked == path:
+            time.sleep(0.6)
+            return 200, piece, {}
+        return None
+
+    return rule
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/version", "/server_info?config_format=json"])
+def test_a_page_whose_header_never_comes_ends_no_probe_and_is_named(upstream, monkeypatch, path):
+    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.3)
+    with Gateway(upstream, rule=hangs(path)) as gateway:
+        record = probe(gateway.endpoint, peer.MODEL, text=True)
+    words = f"its {path} cannot be read ({gateway.endpoint} does not answer {path}: no answer within"
+    assert record.model_name == peer.MODEL
+    assert any(words in note for note in record.unchecked) is (path in ("/metrics", "/version"))
+    assert set(record.identities[gateway.endpoint].unanswered) == {path} & {"/metrics", "/version"}
+
+
+@pytest.mark.parametrize("piece", [b"", b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"])
+def test_a_page_that_sends_a_line_of_its_header_now_and_then_is_not_answered(monkeypatch, piece):
+    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.4)
+    with Hanging(piece) as server:
+        page = optional_page(Site(f"http://127.0.0.1:{server.port}"), "/metrics")
+    assert not page.answered
+    assert page.missing.startswith("its /metrics cannot be read (")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((307, b"", {"Location": "http://127.0.0.1:9090/metrics"}), "to http://127.0.0.1:9090/metrics"),
+        ((301, b"", {"Location": "https://gateway.example/metrics/"}), "to https://gateway.example/metrics/"),
+        ((401, b"no", {}), "/metrics: HTTP 401, and no key was sent"),
+        ((403, b"no", {}), "/metrics: HTTP 403, and no key was sent"),
+        ((404, b"no", {}), "its /metrics answers HTTP 404"),
+        ((200, b"x" * 10**6, {}), "longer than 100 kB"),
+        ((200, gzip.compress(b"x"), {"Content-Encoding": "gzip"}), "compressed (gzip)"),
+        ((200, b"process_open_fds 7.0\n", {}), "its /metrics do not state it"),
+    ],
+)
+def test_why_it_is_not_known_whether_a_server_caches_prefixes_is_said(upstream, monkeypatch, answer, words):
+    monkeypatch.setattr("cm4vllm.common.http_requests.MOST_BYTES", 10**5)
+    with Gateway(upstream, rule=lambda method, path, body: answer if path == "/metrics" else None) as gateway:
+        record = probe(gateway.endpoint, peer.MODEL)
+    (note,) = [note for note in record.unchecked if note.startswith("whether it caches prompt prefixes: ")]
+    assert words in note
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((401, b"no", {}), "/version: HTTP 401, and no key was sent"),
+        ((302, b"", {"Location": "http://127.0.0.1:9/version"}), "to http://127.0.0.1:9/version"),
+        ((200, b"<html>", {}), "its /version states none"),
+    ],
+)
+def test_why_the_software_is_not_known_is_said(upstream, answer, words):
+    with Gateway(upstream, rule=lambda method, path, body: answer if path == "/version" else None) as gateway:
+        record = probe(gateway.endpoint, peer.MODEL)
+    (note,) = [note for note in record.unchecked if "its vocabulary" in note]
+    assert words in note
+
+
 @pytest.mark.parametrize("start", ["1e300", "+Inf", "NaN", "-1", "nonsense"])
 def test_a_start_that_is_no_time_is_not_reported(upstream, start):
     page = (200, f"process_start_time_seconds {start}\n".encode(), {})
@@ -285,9 +384,6 @@ def test_plain_http_to_a_server_that_speaks_tls_is_named(certificate):
 
 def test_plain_http_to_a_server_that_answers_it_with_an_error_is_named(certificate):
     """As nginx and Go's servers do: 400 for a request in plain HTTP at the port of TLS."""
-    import socket
-    import threading
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 

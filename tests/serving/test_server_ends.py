@@ -19,10 +19,10 @@ from tests.serving.launched import PEER, STUBBORN, family, gone, launch
 
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving import own_supervisors
 from cm4vllm.serving import server as module
 from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, stop
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving.server_metrics import METRICS_FILE, read_samples, sampled
+from cm4vllm.records.metrics import METRICS_FILE, read_samples
+from cm4vllm.serving.server_metrics import sampled
 from cm4vllm.serving.server_requests import Site
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -219,6 +220,36 @@ def test_a_value_that_no_count_can_have_is_missed_and_loses_nothing(serve, tmp_p
     assert watch.summary().missed == 1
     assert "cannot be read" in "".join(capsys.readouterr())
     assert read_samples(tmp_path / METRICS_FILE) == watch.samples
+
+
+WAITING = RUNNING.replace("running", "waiting")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"{RUNNING}1.7e308", f"{WAITING}1.7e308"],
+        [f"{RUNNING}1e308", f"{WAITING}1e308", f"{GENERATED}1e308"],
+        [f"{RUNNING}9e15", f"{WAITING}9e15", RUNNING.replace('"0"', '"1"') + "1.7e308"],
+    ],
+)
+@pytest.mark.parametrize("good", [0, 1])
+def test_such_values_in_every_page_from_then_on_neither_end_the_sampling_nor_lose_the_run(serve, tmp_path, lines, good):
+    url, handler = serve(*[BEFORE.read_text()] * good, "\n".join([BEFORE.read_text(), *lines, ""]))
+    watch = watched(url, handler, tmp_path, served=good + 6)
+    assert handler.served >= good + 6
+    assert len(watch.samples) == good
+
+
+def test_an_error_that_no_page_should_cause_costs_its_sample_alone(serve, tmp_path, monkeypatch, capsys):
+    def broken(*_):
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr("cm4vllm.serving.heartbeat.Heartbeat.answered", broken)
+    url, handler = serve(BEFORE.read_text())
+    watch = watched(url, handler, tmp_path)
+    assert handler.served >= 4 and watch.samples == []
+    assert "cannot convert float infinity" in "".join(capsys.readouterr())
 
 
 def test_a_busy_moment_is_missed_and_does_not_end_the_sampling_wherever_it_is(serve, tmp_path):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cm4vllm.serving.given_options import given_options
-from cm4vllm.serving.server_needs import api_processes, ring_buffer_bytes, worker_count
+from cm4vllm.records.vllm.given_options import given_options
+from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes, worker_count
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.supervisor import descendants, start_supervised
 

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api
 from cm4vllm.serving import server_probe as module
-from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_probe import check_vocabulary, probe
 from cm4vllm.serving.server_requests import base_url, base_urls
 
@@ -61,14 +61,41 @@ def test_a_server_is_taken_by_what_it_loaded_where_it_has_another_name_for_that(
         str(folder): (str(folder), f"{folder}/", "SmolLM2-135M", "./SmolLM2-135M", str(tmp_path / "link")),
         "HuggingFaceTB/SmolLM2-135M": ("HuggingFaceTB/SmolLM2-135M",),
         "./SmolLM2-135M": (str(folder),),
+        "/far/hub/models--HuggingFaceTB--SmolLM2-135M/snapshots/93efa2f0": ("HuggingFaceTB/SmolLM2-135M",),
+        "/far/hub/models--gpt2/snapshots/607a30d7/": ("gpt2", "/far/hub/models--gpt2/snapshots/607a30d7"),
+        "/models/smol/": ("/models/smol", "/models/smol/"),
+        "/models/smol": ("/models/smol/",),
     }
     for root, names in roots.items():
         monkeypatch.setenv("PEER_ROOT", root)
         with peer.running("two-models") as url:
             assert {probe(url, name, text=text).model_name for name in names for text in (False, True)} == {peer.MODEL}
-            for wrong in (str(other), str(tmp_path), "owner/SmolLM2-135M"):
+            for wrong in (str(other), str(tmp_path), "owner/SmolLM2-135M", "models/smol", "owner/gpt2"):
                 with pytest.raises(ServerUnsuitable, match="does not serve"):
                     probe(url, wrong)
+
+
+@pytest.mark.parametrize(
+    ("served", "root", "name"),
+    [
+        ("cm4vllm-tiny", "", "tiny"),
+        ("tiny", "", "cm4vllm-tiny"),
+        ("cm4vllm-tiny-vision", "", "tiny-vision"),
+        ("/srv/models/cm4vllm-tiny", "/srv/models/cm4vllm-tiny", "tiny"),
+        ("mine", "/srv/models/cm4vllm-tiny", "tiny"),
+        ("mine", "", "tiny"),
+        ("cm4vllm-tiny", "", "tiny-whisper"),
+    ],
+)
+def test_a_stand_in_is_taken_by_each_of_its_names(monkeypatch, served, root, name):
+    monkeypatch.setattr(peer, "MODEL", served)
+    monkeypatch.setenv("PEER_ROOT", root)
+    with peer.running() as url:
+        if (served, root) == ("mine", "") or name == "tiny-whisper":
+            with pytest.raises(ServerUnsuitable, match=f"does not serve {name}"):
+                probe(url, name)
+        else:
+            assert probe(url, name).model_name == served
 
 
 def test_the_only_model_need_not_be_named():
@@ -157,7 +184,7 @@ def test_an_openai_compatible_server_that_is_no_vllm_is_taken_and_what_is_not_kn
     with peer.running("not-vllm") as url:
         record = probe(url)
     assert record.version == ""
-    assert any("no /version" in note for note in record.unchecked)
+    assert "its software, and its vocabulary: its /version answers HTTP 404" in record.unchecked
     check_vocabulary(record, model)
 
 

@@ -4,8 +4,7 @@ import random
 
 from msgspec.structs import replace
 
-from cm4vllm.serving.metrics_records import speed_of
-from cm4vllm.serving.server_metrics import MetricsSample
+from cm4vllm.records.metrics import MetricsSample, speed_of
 
 
 def samples(

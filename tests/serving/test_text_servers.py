@@ -14,14 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, ServerUnsuitable
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api, Dialect, Prompts, ServerRecord, counting
 from cm4vllm.rules import Division
 from cm4vllm.serving.launch import launch
 from cm4vllm.serving.launch_settings import LaunchSettings
-from cm4vllm.serving.records import Api, Dialect, Prompts, ServerRecord
 from cm4vllm.serving.server_probe import check_vocabulary, probe
-from cm4vllm.serving.text_servers import check_tokenizer, counting, require_division
+from cm4vllm.serving.text_servers import check_tokenizer, require_division
 
 
 def probed(server, **more):

@@ -16,19 +16,22 @@ from types import ModuleType
 
 import pytest
 
-from cm4vllm.accuracy.accuracy_record import AccuracyRecord, Score
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.own_program import ProgramFile, program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.system_description import SystemAsked, describe_system, folder_name
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
+from cm4vllm.hardware.system_description import SystemAsked, describe_system
+from cm4vllm.records.accuracy import AccuracyRecord, Score
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.client import ClientRecord
+from cm4vllm.records.described_system import folder_name
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.run import RunRecord, RunSettings
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission import published_program
-from cm4vllm.submission.campaign_software import SoftwareRecord, detect_software
+from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.source import Source, open_source
 from cm4vllm.submission.tree import TreeAsked, build_tree
 from standstill import repeat_after_standstill
@@ -308,7 +311,7 @@ def inference(inference_git: Path) -> Source:
 
 @pytest.fixture(scope="session")
 def parts() -> ModuleType:
-    """Give the module that lays out campaigns, for tests that lay out another one."""
+    """Return the module that lays out campaigns, for tests that lay out another one."""
     return sys.modules[__name__]
 
 

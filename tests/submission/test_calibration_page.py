@@ -1,7 +1,7 @@
 """calibration.md says what was done to the model, and nothing else."""
 
 from cm4vllm.assets.quantization import KV_FP8, schemes
-from cm4vllm.assets.records import ModelRecord, QuantizationRecord
+from cm4vllm.records.assets import ModelRecord, QuantizationRecord
 from cm4vllm.submission.submitter_pages import noticed, quantisation
 
 

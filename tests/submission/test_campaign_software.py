@@ -13,14 +13,9 @@ import pytest
 
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.campaign_software import (
-    FACTS_FILES,
-    detect_software,
-    published_facts,
-    read_software,
-    scripts_that_ran,
-)
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.software import FACTS_FILES, read_software
+from cm4vllm.submission.campaign_software import detect_software, published_facts, scripts_that_ran
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "data" / "neuralmagic-v4.1" / "open" / "NeuralMagic"
 SCRIPT = {

@@ -15,16 +15,17 @@ from types import ModuleType
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.assets.records import IDENTITY
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.system_description import NETWORK_KEYS, SystemAsked, describe_system, folder_name
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.hardware.system_description import SystemAsked, describe_system
+from cm4vllm.records.assets import IDENTITY
+from cm4vllm.records.described_system import NETWORK_KEYS, folder_name
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.tree_check import check_tree
 from cm4vllm.rules import Division, Mode, Scenario, over_network, terms

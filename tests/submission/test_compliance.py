@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.compliance.records import CheckResult, ComplianceRecord
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.records.compliance import CheckResult, ComplianceRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.rules import tree_layout
 from cm4vllm.submission.tree import build_tree, system_folder
 

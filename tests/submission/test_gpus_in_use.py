@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.hardware.nvml import gpus_of_processes
-from cm4vllm.hardware.records import GpuFacts, MigFacts
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.machine import GpuFacts, MigFacts
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.submission.gpus_in_use import gpus_in_use, processes_of
 from gpu_machines import gpus as machine
 

@@ -1,7 +1,7 @@
 """The GPUs of a server over several nodes: the first of those that each node shows its programs."""
 
-from cm4vllm.serving.clusters.node_report import NodeReport
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.node import NodeReport
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.submission.gpus_in_use import gpus_of_nodes
 
 REPORTS = [NodeReport(host=f"n{node}", gpu_uuids=[f"GPU-{node}-{place}" for place in range(8)]) for node in (1, 2)]

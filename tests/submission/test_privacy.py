@@ -15,7 +15,7 @@ from cm4vllm.common.own_program import program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.common.secret_forms import without_keys
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.records.machine import GpuFacts
 from cm4vllm.rules import Scenario
 from cm4vllm.submission import privacy
 from cm4vllm.submission.privacy import first_private, private_words, refuse_private, scrubbed

@@ -85,7 +85,7 @@ def test_the_program_is_what_git_lists_byte_for_byte(copy):
         "src/cm4vllm/report/templates/summary.css",
         "src/cm4vllm/py.typed",
         "src/cm4vllm/engine/tools/templates/python/_cm.yaml.in",
-        "src/cm4vllm/assets/digests/mixtral-8x7b-instruct.md5",
+        "src/cm4vllm/rules/digests/mixtral-8x7b-instruct.md5",
     ):
         assert (copy / name).is_file(), name
 

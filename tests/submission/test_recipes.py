@@ -21,10 +21,10 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.engine.run.request import Request
-from cm4vllm.results.campaign_record import CampaignRecord
+from cm4vllm.records.campaign import CampaignRecord
+from cm4vllm.records.checker import CheckerRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.official_checker import CheckerRecord
 from cm4vllm.submission.published_program import PROGRAM_FOLDER
 from cm4vllm.submission.tree import system_folder
 

@@ -7,8 +7,8 @@ import pytest
 
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.system_description import KEYS
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.described_system import KEYS
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.submission.system_records import SystemSettings, runs_here, write_system
 
 
@@ -55,6 +55,19 @@ def test_a_template_that_may_be_filled_in_is_never_overwritten(settings):
     files.template.write_text("cooling: air\n")
     write_system(settings())
     assert files.template.read_text() == "cooling: air\n"
+
+
+def test_a_description_that_the_user_wrote_or_edited_is_kept(settings, tmp_path):
+    place = tmp_path / "system" / "system.json"
+    place.parent.mkdir()
+    place.write_text("mine")
+    for _ in range(2):
+        files = write_system(settings())
+        assert tuple(json.loads(files.description.read_text())) == KEYS
+    files.description.write_text("edited")
+    write_system(settings())
+    assert [(place.parent / f"kept{number}-system.json").read_text() for number in ("", "1")] == ["mine", "edited"]
+    assert not (place.parent / "kept2-system.json").exists()
 
 
 def test_with_a_system_file_no_template_is_written(settings, tmp_path):

@@ -13,8 +13,8 @@ import pytest
 from campaign_records import campaign_record
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.system_description import folder_name
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE
+from cm4vllm.records.campaign import CAMPAIGN_FILE
+from cm4vllm.records.described_system import folder_name
 from cm4vllm.rules import Scenario
 from cm4vllm.submission import tree_writer
 from cm4vllm.submission.log_truncation import truncate_tree
@@ -304,3 +304,25 @@ def test_a_tree_of_an_earlier_version_is_known_by_its_program_and_kept_as_a_whol
     before = digests(tree)
     build_tree(first, tree=tree)
     assert digests(tmp_path / "kept-tree") == before
+
+
+@pytest.mark.parametrize("place", ["tree", "left/tree", "."])
+def test_a_tree_of_another_submitter_that_cm4vllm_built_is_not_replaced(two, tmp_path, place):
+    tree = build_tree(two[0], tree=tmp_path / place / "submission")
+    before = digests(tree)
+    out = two[1].out
+    described = json.loads((out / "system" / "system.json").read_text()) | {"submitter": "OrgB"}
+    (out / "system" / "system.json").write_text(json.dumps(described))
+    record = campaign_record(system=system_folder(out), model=two[1].model, submitter="OrgB")
+    write_record(out / CAMPAIGN_FILE, record)
+    inputs = {"CM_MLPERF_RESULTS_DIR": str(out), TREE: str(tree)}
+    submission_inputs(inputs | {"CM_MLPERF_SUBMITTER": "Nobody"})
+    for call in (
+        lambda: build_tree(dataclasses.replace(two[1], submitter="OrgB"), tree=tree),
+        lambda: submission_inputs(inputs | {"CM_MLPERF_SUBMITTER": "OrgB"}),
+        lambda: submission_inputs(inputs),  # the submitter of the results
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert "open/Nobody" in caught.value.cause and "--submission_dir" in caught.value.remedy
+    assert digests(tree) == before

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cm4vllm.assets.config_json import json_object
 from cm4vllm.assets.tokenizer_file import read_tokenizer
+from cm4vllm.records.weights.config_json import json_object
 
 __all__ = ["Detokenizer"]
 

@@ -15,7 +15,7 @@ _DELIMITER, _NEXT_QUESTION = "The answer is", "\nQ:"
 
 
 def solved(prediction: str, reference: str) -> bool:
-    """Say whether a prediction gives the number of `reference`; what follows a next question is left out."""
+    """Return True if a prediction gives the number of `reference`; what follows a next question is left out."""
     given = _number(number_in(prediction.split(_NEXT_QUESTION)[0]).replace(",", ""))
     return given is not None and given == _number(reference)
 

@@ -18,7 +18,7 @@ from cm4vllm.accuracy.scored_pairs import PairScorer
 from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.loadgen.process.run_status import PartialScore, PartialScores
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.run import RunSettings
 
 __all__ = ["LiveScores", "live_scores"]
 

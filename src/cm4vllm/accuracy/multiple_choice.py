@@ -22,12 +22,12 @@ _BOLD = re.compile(r"\*\*([^*]+)\*\*")
 
 
 def is_choice(answer: str | None, reference: str, letters: str) -> bool:
-    """Say whether the letter found is the expected one."""
+    """Return True if the letter found is the expected one."""
     return answer is not None and answer in letters and answer == reference.upper()
 
 
 def is_integer(answer: int | None, reference: str) -> bool:
-    """Say whether the number found is the expected one."""
+    """Return True if the number found is the expected one."""
     try:
         return answer is not None and answer == int(reference)
     except ValueError:

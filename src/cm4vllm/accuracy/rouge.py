@@ -112,7 +112,7 @@ def _summary_hits(pairs: _Pairs) -> IntArray:
 
 
 def _taken(pairs: _Pairs) -> npt.NDArray[np.bool_]:
-    """Say of each word of the references whether it is on the path of any line of its prediction."""
+    """Return for each word of the references whether it is on the path of any line of its prediction."""
     lengths = pairs.theirs.lengths
     ends = np.cumsum(lengths)
     place = np.arange(len(pairs.their_entries)) - np.repeat(ends - lengths, lengths)  # of each word in its line

@@ -134,7 +134,7 @@ def _score_plainly(prediction: str, reference: str) -> dict[str, float]:
 
 @contextmanager
 def _executor(sentences: Sentences, workers: int) -> Iterator[Executor]:
-    """Give an executor of so many processes, or of one thread of this process if one worker is enough."""
+    """Yield an executor of so many processes, or of one thread of this process if one worker is enough."""
     if workers <= 1:
         _start(sentences)
         with ThreadPoolExecutor(1) as thread:

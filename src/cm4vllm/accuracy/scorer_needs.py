@@ -10,7 +10,7 @@ from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.scoring import graders_of, scorer_of
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord, given_run_folder
+from cm4vllm.records.run import RUN_FILE, RunRecord, require_run
 
 __all__ = ["FOLDER", "SENTENCES", "accuracy_folder", "ready_graders", "score_needs"]
 
@@ -25,12 +25,13 @@ _GRADER = "CM_MLPERF_SCORES_NEED_GRADER_"
 
 def accuracy_folder(env: Mapping[str, Any]) -> Path:
     """Return the folder of the run that is scored. Raises UsageError where it holds no run."""
-    return given_run_folder(
-        env,
-        FOLDER,
+    folder = Path(env[FOLDER]).absolute()
+    require_run(
+        folder,
         "--tags=process,mlperf,accuracy --result_dir=FOLDER, that of a run with --mode=accuracy of "
         "app,mlperf,inference,vllm",
     )
+    return folder
 
 
 def score_needs(env: Mapping[str, Any]) -> dict[str, str]:

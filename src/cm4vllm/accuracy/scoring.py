@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm import SIMULATED_NOTICE, __version__
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, NOT_SCORED, AccuracyRecord, Score
 from cm4vllm.accuracy.answer_texts import Detokenizer
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
 from cm4vllm.accuracy.graders.records import GraderRecord
@@ -34,13 +33,15 @@ from cm4vllm.accuracy.product_catalogue import catalogue_text
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
 from cm4vllm.assets.published_formats import recorded_rows
-from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import ModelError, RunFailed, UsageError
-from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.owned_folders import write_result_file
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_label_log, read_text_log
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
+from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, NOT_SCORED, AccuracyRecord, Score
+from cm4vllm.records.assets import DatasetRecord
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_label_log, read_text_log
+from cm4vllm.records.run import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import Logged, Mode, Terms
 
 __all__ = [
@@ -176,7 +177,7 @@ def score_run(
         scored = scorer.compute(Samples(texts, rows, sentences, digest, workers, ready, packages))
         values = _values(scored, answers)
         unscored = _unscored(run.settings.terms, values, ready)
-        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
+        write_result_file(folder, ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
         record = AccuracyRecord(
             notice=run.notice,
             scores=_scores(run.settings.terms, values, len(answers.indices)),

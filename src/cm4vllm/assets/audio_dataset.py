@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.published_formats import require_samples, rows_of
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import DatasetError
-from cm4vllm.common.files import sha256_of, writable_folder
+from cm4vllm.common.files import digest_of, sha256_of, writable_folder
 
 __all__ = ["PROMPT_TOKENS", "audio_rows", "check_clips", "digest_of_clips", "write_clips"]
 

@@ -38,7 +38,7 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def rows(source: Path, target: Path) -> Iterator[dict[str, Any]]:
-    """Give the rows, each when its picture has been written."""
+    """Yield the rows, each when its picture has been written."""
     import pyarrow.parquet as parquet
 
     number = 0

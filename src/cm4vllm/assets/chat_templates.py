@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.assets.config_json import json_object, section, whole
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ModelError
+from cm4vllm.common.files import text_of
+from cm4vllm.records.weights.config_json import json_object, section, whole
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -78,7 +79,7 @@ class ChatTokens:
         self._tokenizer = read_tokenizer(folder / "tokenizer.json")
 
     def count(self, conversations: Sequence[tuple[str, str, tuple[int, int]]]) -> Iterator[int]:
-        """Give the tokens of each: of a system's text, a user's text, and width and height of the picture."""
+        """Yield the tokens of each: of a system's text, a user's text, and width and height of the picture."""
         for start in range(0, len(conversations), _CHUNK):
             chunk = conversations[start : start + _CHUNK]
             texts = [self._text(system, user) for system, user, _ in chunk]
@@ -100,7 +101,7 @@ def _template(folder: Path) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     path = folder / "chat_template.jinja"
-    text: Any = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text: Any = text_of(path) if path.is_file() else ""
     for name in ("chat_template.json", "tokenizer_config.json"):
         if not text and (folder / name).is_file():
             text = json_object(folder / name).get("chat_template")

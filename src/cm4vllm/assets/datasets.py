@@ -10,20 +10,18 @@ from msgspec.structs import replace
 
 from cm4vllm.assets import mlcommons
 from cm4vllm.assets.audio_dataset import audio_rows
-from cm4vllm.assets.catalogue import CatalogueDataset, catalogue
 from cm4vllm.assets.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
 from cm4vllm.assets.media_files import media_record
 from cm4vllm.assets.picture_dataset import catalogue_rows, check_catalogue
 from cm4vllm.assets.prompt_tokens import beyond, misread, tokenised
 from cm4vllm.assets.published_formats import write_rows
-from cm4vllm.assets.records import OWN_FILE, RETOKENISED, DatasetRecord, ModelRecord
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.assets.stand_in_datasets import SPACE_BYTES, stand_in_dataset
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
-from cm4vllm.common.files import given_path, require_space, sha256_of
+from cm4vllm.common.files import digest_of, given_path, require_space, sha256_of
 from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.rules import BenchmarkTerms, Media, benchmark_terms, require_text
+from cm4vllm.records.assets import OWN_FILE, RETOKENISED, DatasetRecord, ModelRecord
+from cm4vllm.rules import BenchmarkTerms, CatalogueDataset, Media, benchmark_terms, catalogue, require_text
 
 __all__ = ["DATASET_FILE", "check", "provide", "reads_pictures"]
 
@@ -32,7 +30,7 @@ DATASET_FILE = "dataset.json"
 
 
 def reads_pictures(settings: DatasetSettings) -> bool:
-    """Say whether pictures of the user's own are read, which takes Pillow. Raises UsageError."""
+    """Return True if pictures of the user's own are read, which takes Pillow. Raises UsageError."""
     return settings.source == "path" and benchmark_terms(settings.round, settings.benchmark).media is Media.IMAGE
 
 
@@ -100,7 +98,7 @@ def _mlcommons(
 
 
 def _is_published(path: Path, record: DatasetRecord, settings: DatasetSettings) -> bool:
-    """Say whether a given file is that which is published for the benchmark: by its digest, else by its samples."""
+    """Return True if a given file is that which is published for the benchmark: by its digest, else by its samples."""
     name = getattr(catalogue().benchmark(settings.benchmark), settings.kind)
     known = catalogue().dataset(name) if name else None
     if known is None or not known.digest:

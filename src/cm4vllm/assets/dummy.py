@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.checkpoint import DUMMY_MARK
-from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.owned_folders import staged_folder
+from cm4vllm.records.weights.checkpoint import DUMMY_MARK
+from cm4vllm.records.weights.model_size import read_architecture
+from cm4vllm.rules import catalogue
 
 __all__ = ["dummy_name", "known_model", "make", "require_layers", "words_of"]
 
@@ -65,7 +65,7 @@ def dummy_name(model: str, layers: int | None) -> str:
 
 
 def words_of(model: str, layers: int | None) -> str:
-    """Say which architecture a dummy has."""
+    """Return in words which architecture a dummy has."""
     whole = _layers(model)
     return f"architecture of {model}" + (f", {layers} of its {whole} layers" if layers is not None else "")
 

@@ -221,7 +221,7 @@ def _disk(repository: Path) -> Iterator[None]:
 
 @contextmanager
 def _watched(blobs: Path, needed: int, progress: Step) -> Iterator[None]:
-    """Tell how much of a download has arrived, by the sizes of its files."""
+    """Show how much of a download has arrived, by the sizes of its files."""
     utils: Any = importlib.import_module("huggingface_hub.utils")  # its typing hides what it exports
     before, had_bars = _size(blobs), not utils.are_progress_bars_disabled()
     utils.disable_progress_bars()

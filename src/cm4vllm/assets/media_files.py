@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.published_formats import write_rows
-from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
+from cm4vllm.records.assets import DatasetRecord
 
 __all__ = ["media_record", "require_media"]
 

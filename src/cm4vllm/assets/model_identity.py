@@ -7,14 +7,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.assets.catalogue import catalogue, published_digests
 from cm4vllm.assets.models import check_unchanged
-from cm4vllm.assets.records import IDENTITY, ModelRecord
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import ModelError
+from cm4vllm.common.files import digest_of
 from cm4vllm.common.progress import step
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.common.units import size_text
+from cm4vllm.records.assets import IDENTITY, ModelRecord
+from cm4vllm.rules import catalogue, published_digests
 
 __all__ = ["differences", "identified", "is_from"]
 
@@ -26,7 +26,7 @@ _SHOWN = 3
 
 
 def is_from(benchmark: str, location: str) -> bool:
-    """Tell whether a name of the catalogue, or a hub id, is that of a benchmark's own model."""
+    """Return True if a name of the catalogue, or a hub id, is that of a benchmark's own model."""
     name = catalogue().benchmark(benchmark).model
     return location in (name, catalogue().model(name).hub)
 
@@ -73,7 +73,7 @@ def _require_base(record: ModelRecord, benchmark: str, base: ModelRecord | None)
 
 
 def differences(folder: Path, benchmark: str, *, quick: bool = False) -> Iterator[str]:
-    """Give in words what sets the files of a folder apart from a benchmark's own model.
+    """Yield in words what sets the files of a folder apart from a benchmark's own model.
 
     With `quick` large files need only exist: their digests take seconds to minutes.
     """

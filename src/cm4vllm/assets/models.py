@@ -13,9 +13,6 @@ from typing import Annotated
 import msgspec
 
 from cm4vllm.assets import dummy, hub, mlcommons
-from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
-from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
-from cm4vllm.assets.records import DUMMY_SOURCE, ModelRecord
 from cm4vllm.assets.stand_ins import STAND_INS, stand_in_of, variation_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DownloadError, ModelError, UsageError, nearest
@@ -23,7 +20,9 @@ from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.rules import benchmark_names
+from cm4vllm.records.assets import DUMMY_SOURCE, ModelRecord
+from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint
+from cm4vllm.rules import CatalogueModel, benchmark_names, catalogue, published_digests
 
 __all__ = ["MODEL_FILE", "ModelSettings", "check", "check_source", "check_unchanged", "model_env", "provide"]
 

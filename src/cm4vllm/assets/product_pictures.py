@@ -67,7 +67,7 @@ class Product(NamedTuple):
 
 
 def products(count: int, seed: int, *, evaluation: bool) -> Iterator[Product]:
-    """Give `count` products of one of the two sets; the same for the same seed on every machine."""
+    """Yield `count` products of one of the two sets; the same for the same seed on every machine."""
     rng = random.Random(f"products:{seed}:{evaluation}")  # noqa: S311 - reproducible, not secret
     made = 0
     while made < count:

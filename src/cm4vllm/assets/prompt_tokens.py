@@ -8,9 +8,9 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import DatasetError
+from cm4vllm.records.weights.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,7 +49,7 @@ def misread(rows: Sequence[Mapping[str, Any]], model: Path) -> str:
     for number in sorted({*range(0, len(rows), max(1, len(rows) // _COMPARED)), len(rows) - 1}):
         text, ids = _text(rows[number]), rows[number]["tok_input"]
         decoded = tokenizer.decode(ids, skip_special_tokens=False)
-        if text and not _holds(_letters(decoded), text, tokenizer):
+        if text and not _holds(decoded, text, tokenizer):
             return (
                 f"sample {number} reads {_short(decoded)!r} by the model's tokenizer, and its text is {_short(text)!r}"
             )
@@ -80,13 +80,14 @@ def tokenised(rows: Sequence[Mapping[str, Any]], model: Path, name: str, why: st
 def message(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
     """Return the message of a prompt, for a server that adds its chat template: what has the row's text in it.
 
-    Where the prompt has a template itself, that is the part between two special tokens; else all without those.
+    Where the prompt has a template itself, that is the part between two special tokens; else all without those. The
+    text may have been cut in the prompt.
     """
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     wanted = _letters(text)
     for is_special, part in groupby(ids, special.__contains__):
         decoded = "" if is_special else tokenizer.decode(list(part))
-        if wanted and wanted in (letters := _letters(decoded)):
+        if wanted and _contains(letters := _letters(decoded), wanted):
             return text if letters == wanted else decoded.strip()
     return tokenizer.decode(list(ids)).strip()
 
@@ -112,20 +113,24 @@ def _prompt(row: Mapping[str, Any]) -> str:
 
 
 def _templates(instruction: Any) -> Iterator[str]:
-    """Give the templates in the instruction of a row: a text, or texts by the kind of model."""
+    """Yield the templates in the instruction of a row: a text, or texts by the kind of model."""
     for text in instruction.values() if isinstance(instruction, Mapping) else (instruction,):
         if isinstance(text, str) and "{input}" in text:
             yield text
 
 
 def _holds(prompt: str, text: str, tokenizer: Tokenizer) -> bool:
-    """Say whether a prompt, of which the letters are given, has a text in it, as it is or as the tokenizer keeps it."""
+    """Return True if a prompt has a text in it, as it is or as the tokenizer keeps it.
+
+    They are compared by letters and digits, and a text without any by its signs.
+    """
     kept = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
-    return any(_contains(prompt, _letters(part)) for part in (text, kept))
+    compared = _letters if _letters(text) else _signs
+    return any(_contains(compared(prompt), compared(part)) for part in (text, kept))
 
 
 def _contains(prompt: str, text: str) -> bool:
-    """Say whether a prompt has a text in it: whole, or as much of its begin or its end as the prompt was cut to."""
+    """Return True if a prompt has a text in it: whole, or as much of its begin or its end as the prompt was cut to."""
     backwards = prompt[::-1], text[::-1]
     return text in prompt or any(_is_cut_to(*both) for both in ((prompt, text), backwards))
 
@@ -139,6 +144,10 @@ def _is_cut_to(prompt: str, text: str) -> bool:
 
 def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _signs(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).split())
 
 
 def _short(text: str) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.bounded_tables import rows_apart, unpacked
-from cm4vllm.assets.lfs_pointers import FETCH, is_pointer
-from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.records.assets import DatasetRecord
+from cm4vllm.records.weights.lfs_pointers import FETCH, is_pointer
 
 __all__ = ["COLUMNS", "read_published", "recorded_rows", "require_file", "require_samples", "rows_of", "write_rows"]
 

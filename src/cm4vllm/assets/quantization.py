@@ -11,11 +11,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint, unset_scales
 from cm4vllm.assets.environment_worker import run_worker
 from cm4vllm.assets.models import MODEL_FILE, check_unchanged
 from cm4vllm.assets.published_formats import rows_of
-from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest
 from cm4vllm.common.files import require_space, sha256_of_tree, write_text
@@ -25,6 +23,8 @@ from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.records.assets import DatasetRecord, ModelRecord, QuantizationRecord
+from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint, unset_scales
 
 __all__ = ["KV_FP8", "QuantizationSettings", "Scheme", "quantize", "require_scheme", "schemes"]
 
@@ -68,7 +68,7 @@ class QuantizationSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def calibrated(self) -> bool:
-        """True if scales are computed from a calibration set. Raises UsageError for an unknown scheme."""
+        """Return True if scales are computed from a calibration set. Raises UsageError for an unknown scheme."""
         require_scheme(self)
         return schemes()[self.scheme].calibrated or self.kv_fp8
 

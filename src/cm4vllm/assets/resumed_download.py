@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import ssl
 import time
@@ -12,11 +11,12 @@ from http import HTTPStatus
 from pathlib import Path
 
 from cm4vllm.common.errors import DownloadError
+from cm4vllm.common.files import digest_of
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.http_requests import LATER, Answer, AnswerError, Follow, HttpClient
 from cm4vllm.common.units import size_text
 
-__all__ = ["RefusedError", "answer_of", "digest_of", "download_client", "fetch", "part_of", "present"]
+__all__ = ["RefusedError", "answer_of", "download_client", "fetch", "part_of", "present"]
 
 #: Seconds for a short answer, and for each piece of a download.
 _TIMEOUT_S = 60.0
@@ -89,13 +89,6 @@ def answer_of(
     return answer
 
 
-def digest_of(path: Path, kind: str) -> str:
-    """Return the digest of a file as `<kind>:<hex>`, `kind` being md5 or sha256."""
-    with path.open("rb") as file:
-        made = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
-    return f"{kind}:{made.hexdigest()}"
-
-
 def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[str], None]) -> None:
     """Append to `part` until it has `size` bytes; a broken connection is taken up again."""
     begin, first = time.monotonic(), present(part)
@@ -138,7 +131,7 @@ class _BrokenError(Exception):
 
 @contextmanager
 def _network_errors() -> Iterator[None]:
-    """Tell the errors of a connection from those of the disk, which are OSErrors too."""
+    """Separate the errors of a connection from those of the disk, which are OSErrors too."""
     try:
         yield
     except OSError as error:

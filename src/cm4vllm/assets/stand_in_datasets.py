@@ -13,11 +13,11 @@ from cm4vllm.assets.dataset_files import DatasetSettings, Requirements
 from cm4vllm.assets.media_files import media_record
 from cm4vllm.assets.picture_dataset import write_products
 from cm4vllm.assets.published_formats import write_rows
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of, text_of
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.files import require_space, sha256_of
 from cm4vllm.common.progress import step
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.rules import BenchmarkTerms, Column, Media, accuracy_targets
 
 __all__ = ["CALIBRATION_SAMPLES", "SPACE_BYTES", "stand_in_dataset"]
@@ -105,7 +105,7 @@ def _products(benchmark: BenchmarkTerms, model: Path, folder: Path) -> DatasetRe
 
 
 def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokenizer_json: Path) -> dict[str, str]:
-    """Say how long the references are beside the answers of the benchmark's own model, where the rules have those."""
+    """Return how long the references are beside the answers of the benchmark's own model, if the rules have those."""
     targets = accuracy_targets(benchmark.round, benchmark.name, benchmark.scenarios[0])
     published = next((target.reference for target in targets if target.metric == "TOKENS_PER_SAMPLE"), None)
     if published is None:
@@ -119,7 +119,7 @@ def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokeni
 
 
 def _tokenised(made: list[Example], columns: Mapping[str, Column], tokenizer_json: Path) -> Iterator[dict[str, Any]]:
-    """Give the rows of a stand-in dataset; the values that a column may hold come in turn."""
+    """Yield the rows of a stand-in dataset; the values that a column may hold come in turn."""
     tokenizer = read_tokenizer(tokenizer_json)
     kinds = list(product(*(column.values or (text_of(name),) for name, column in columns.items())))
     for start in range(0, len(made), _CHUNK):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from cm4vllm.assets import tiny_model, tiny_vision, tiny_whisper
 from cm4vllm.assets.environment_worker import run_worker
-from cm4vllm.assets.records import SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, VISION_STAND_IN_SOURCE
 from cm4vllm.common.errors import InstallError, ModelError
 from cm4vllm.common.files import require_space, write_text
 from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.records.assets import SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, VISION_STAND_IN_SOURCE
 
 __all__ = ["STAND_INS", "StandIn", "stand_in_named", "stand_in_of", "variation_of"]
 
@@ -122,8 +122,8 @@ STAND_INS: Mapping[str, StandIn] = {
 
 
 def stand_in_named(name: str) -> str:
-    """Return the variation of the stand-in with this name; empty if no stand-in has it."""
-    return next((variation for variation, stand_in in STAND_INS.items() if stand_in.name == name), "")
+    """Return the variation of the stand-in with this name, its own or that of the variation; empty for no stand-in."""
+    return next((variation for variation, stand_in in STAND_INS.items() if name in (stand_in.name, variation)), "")
 
 
 def variation_of(architecture: str) -> str:

@@ -54,7 +54,7 @@ def encode(tokenizer: Any, pairs: list[tuple[str, str]]) -> list[Sequence_]:
 
 
 def batches(sequences: list[Sequence_], rng: random.Random) -> Iterator[list[Sequence_]]:
-    """Give batches of sequences of like length, each sequence once, in a shuffled order."""
+    """Yield batches of sequences of like length, each sequence once, in a shuffled order."""
     order = list(range(len(sequences)))
     rng.shuffle(order)
     for start in range(0, len(order), BATCH * POOL):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.bounded_documents import object_of
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import digest_of, write_json
 
 __all__ = ["VerifiedDigests"]
 
@@ -26,7 +25,7 @@ class VerifiedDigests:
         self._known: dict[str, list[object]] = object_of(self._file)
 
     def knows(self, name: str, digest: str) -> bool:
-        """Tell whether a file was found to have this digest and has not changed since."""
+        """Return True if a file was found to have this digest and has not changed since."""
         return self._known.get(name) == [digest, *self._state(name)]
 
     def prove(self, name: str, digest: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
 from cm4vllm.assets.hub import page_of
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.assets.stand_in_datasets import CALIBRATION_SAMPLES
@@ -22,6 +21,8 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.records.weights.checkpoint import GGUF
+from cm4vllm.rules import CatalogueModel, catalogue, published_bytes
 
 __all__ = ["AssetInputs", "Sources", "asked_quantisation", "needs_calibration", "sources"]
 
@@ -52,7 +53,7 @@ class AssetInputs(Settings, frozen=True, kw_only=True):
 
     @property
     def served(self) -> bool:
-        """True if a server that runs already is measured."""
+        """Return True if a server that runs already is measured."""
         return bool(self.api_server)
 
     @property
@@ -79,12 +80,12 @@ class Sources:
 
     @property
     def dummy(self) -> bool:
-        """True if the model has random weights."""
+        """Return True if the model has random weights."""
         return self.model.startswith(_DUMMY)
 
     @property
     def needs_sentence_model(self) -> bool:
-        """True if nltk's trained model splits the dataset's answers; answers made here are split without a model."""
+        """Return True if nltk's trained model splits the dataset's answers; answers made here need none."""
         return self.dataset != _TINY
 
     @property
@@ -216,7 +217,7 @@ def _model(inputs: AssetInputs, tiny: str) -> tuple[str, str]:
     `tiny` gives the stand-in of the benchmark. Raises UsageError for two models, and for random weights that cannot be.
     """
     name, served = inputs.vllm_model_name, inputs.served
-    named = stand_in_named(name)
+    named = "" if typed_path(name).is_dir() else stand_in_named(name)
     asked = {_TINY: tiny, _DUMMY: f"{_DUMMY}.{inputs.model}"}.get(inputs.source, inputs.source)
     asked = asked or (f"_{named}" if named else "")
     _require_own_stand_in(inputs.model, tiny[1:], asked[1:], named)
@@ -284,7 +285,7 @@ def _of_name(name: str, *, served: bool) -> str:
         return f"_catalogue.{name}"
     folder = typed_path(name).absolute()
     is_path = folder.is_dir() or (
-        not served and (folder.is_file() or name.startswith(_PATHS) or name.endswith(".gguf"))
+        not served and (folder.is_file() or name.startswith(_PATHS) or name.lower().endswith(GGUF))
     )
     return f"_path.{folder}" if is_path else f"_{'served' if served else 'hf'}.{name}"
 

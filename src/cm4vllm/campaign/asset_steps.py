@@ -9,14 +9,14 @@ from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Check, Condition, Duration, Need, Product, Step
-from cm4vllm.results.settings_search_record import SETTINGS_FILE, STEP
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, STEP
 from cm4vllm.rules import Media, Mode, audit
 
 __all__ = ["asset_steps", "steps_before"]
 
 
 def steps_before(job: Job) -> Iterator[Step]:
-    """Give the steps before hours are spent: a result that cannot be checked is not begun."""
+    """Yield the steps before hours are spent: a result that cannot be checked is not begun."""
     if job.settings.run_checker and not job.no_tree:
         yield Step(
             name="checker source",
@@ -56,7 +56,7 @@ def steps_before(job: Job) -> Iterator[Step]:
 
 
 def asset_steps(job: Job) -> Iterator[Step]:
-    """Give the steps up to a server that is ready and a machine that is described."""
+    """Yield the steps up to a server that is ready and a machine that is described."""
     sources, given = job.sources, bool(job.settings.api_server)
     if given:  # before all else: a wrong address should not cost a download
         yield _server(job)
@@ -100,7 +100,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
 
 
 def _language_data(job: Job) -> Iterator[Step]:
-    """Give what splits texts and reads speech, for the scores."""
+    """Yield what splits texts and reads speech, for the scores."""
     if job.needs_sentence_model:
         yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
     if job.benchmark.media is Media.AUDIO and not job.settings.rehearse:
@@ -114,7 +114,7 @@ def _language_data(job: Job) -> Iterator[Step]:
 
 
 def _quantised(job: Job) -> Iterator[Step]:
-    """Give the steps that quantise the model."""
+    """Yield the steps that quantise the model."""
     calibrated = needs_calibration(job.quantisation)
     if calibrated:
         yield Step(
@@ -134,7 +134,7 @@ def _quantised(job: Job) -> Iterator[Step]:
 
 
 def _datasets(job: Job) -> Iterator[Step]:
-    """Give the steps that provide the dataset of each mode: mostly it is one."""
+    """Yield the steps that provide the dataset of each mode: mostly it is one."""
     sources, checks = job.sources, (Check.PROMPTS if job.benchmark.media is None else Check.MEDIA,)
     if Mode.ACCURACY in job.modes or not sources.performance:
         yield Step(

@@ -94,12 +94,12 @@ def graders(benchmark: BenchmarkTerms, problems: str = "") -> tuple[str, ...]:
 
 
 def reads_problems(benchmark: BenchmarkTerms) -> bool:
-    """Say whether answers of a benchmark are judged by tests that the user gives."""
+    """Return True if answers of a benchmark are judged by tests that the user gives."""
     return any(grader(name).problems for names in SCORERS[benchmark.scorer].graders.values() for name in names)
 
 
 def needs_sentences(benchmark: BenchmarkTerms) -> bool:
-    """Say whether answers are split into sentences for a benchmark's scores."""
+    """Return True if answers are split into sentences for a benchmark's scores."""
     return SCORERS[benchmark.scorer].rouge
 
 

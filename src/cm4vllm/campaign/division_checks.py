@@ -14,20 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.assets.audio_dataset import digest_of_clips
-from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.model_identity import differences, is_from
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.given_datasets import other_prompts
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import typed_path
+from cm4vllm.common.files import digest_of, typed_path
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
-from cm4vllm.hardware.system_description import NETWORK_KEYS
 from cm4vllm.hardware.system_file import read_system_file
-from cm4vllm.rules import DivisionRule, Mode, audit, division_rules, over_network, speculation
+from cm4vllm.records.described_system import NETWORK_KEYS
+from cm4vllm.rules import DivisionRule, Mode, audit, catalogue, division_rules, over_network, speculation
 from cm4vllm.serving.fixed_options import speculative_options
 from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.submission.system_records import runs_here
@@ -118,7 +116,7 @@ class _Facts:
 
     @property
     def elsewhere(self) -> bool:
-        """True if the model is served on other machines, about which this machine shows nothing."""
+        """Return True if the model is served on other machines, about which this machine shows nothing."""
         servers = self.job.settings.api_server
         return bool(servers) and not any(runs_here(url) for url in base_urls(servers))
 
@@ -178,7 +176,7 @@ def _dataset(facts: _Facts) -> _Breaches:
 
 
 def _prompts(facts: _Facts) -> _Breaches:
-    """Give that prompts would be tokenised again, as far as dataset and model are files on this machine."""
+    """Yield that prompts would be tokenised again, as far as dataset and model are files on this machine."""
     source, _, location = facts.job.sources.dataset.removeprefix("_").partition(".")
     if source != "path" or facts.job.benchmark.media is not None or typed_path(location).is_dir():
         return
@@ -282,13 +280,13 @@ def _memory_here(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
 
 
 def _stated_accelerators(stated: Mapping[str, str]) -> Iterator[tuple[str, bool | None]]:
-    """Give the accelerators of machines that are only stated, unless there are none."""
+    """Yield the accelerators of machines that are only stated, unless there are none."""
     if stated.get("accelerators_per_node") != "0":
         yield "accelerators", None
 
 
 def _gpu_memory(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
-    """Give whether the GPUs' memory has ECC, where the job may use GPUs: off where it is off in one."""
+    """Yield whether the GPUs' memory has ECC, where the job may use GPUs: off where it is off in one."""
     ecc = [] if facts.job.settings.device == "cpu" else [gpu.ecc for gpu in detect_gpus()]
     if ecc:
         yield "accelerators", False if False in ecc else None if None in ecc else True
@@ -316,7 +314,7 @@ def _datacenter(facts: _Facts) -> _Breaches:
 
 
 def _separate(facts: _Facts) -> _Breaches:
-    """Give the signs that a server shares this machine; it cannot be seen that addresses belong to one machine."""
+    """Yield the signs that a server shares this machine; it cannot be seen that addresses belong to one machine."""
     servers = facts.job.settings.api_server
     here = [url for url in base_urls(servers) if runs_here(url)] if servers else []
     remedy = "start the server on another machine, and give its address with --api_server"

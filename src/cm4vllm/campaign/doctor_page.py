@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
 from cm4vllm.campaign.capabilities import runnable_benchmarks, unscored
 from cm4vllm.common import input_types
@@ -31,7 +30,7 @@ from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
-from cm4vllm.rules import BenchmarkTerms, benchmark_terms, round_names, round_terms
+from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, round_names, round_terms
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
 from cm4vllm.serving.vllm_choice import DEVICES, VENDORS, require_device

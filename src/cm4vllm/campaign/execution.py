@@ -40,7 +40,7 @@ from cm4vllm.common.units import duration_text
 from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.loadgen.process.first_rate import first_rate
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 
 __all__ = ["Execution", "recipes_of", "run_schedule"]
 
@@ -242,7 +242,7 @@ class Execution:
             self.server.need()
 
     def _say_left(self, step: Step) -> None:
-        """Say how long a step of measuring and the rest of the job take, as far as it is known."""
+        """Print how long a step of measuring and the rest of the job take, as far as it is known."""
         if step.product is None or not step.product.asks_server:
             return
         now = next(status for status in self.shown() if status.name == step.name)

@@ -37,7 +37,7 @@ def with_expected_times(job: Job, steps: tuple[Step, ...]) -> tuple[tuple[Step, 
 
 
 def _bound_notes(job: Job, steps: tuple[Step, ...], rates: dict[bool, Rate]) -> Iterator[str]:
-    """Give what bounds a rehearsal, and what the times of its runs are computed from."""
+    """Yield what bounds a rehearsal, and what the times of its runs are computed from."""
     source = " and ".join(rate.words for rate in rates.values())
     known = (
         f"the times of its runs are computed from {source} in {job.out}"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.dataset_files import Requirements, check_file, checked_rows
 from cm4vllm.assets.prompt_tokens import misread, tokenised
-from cm4vllm.rules import BenchmarkTerms, Mode, Terms
+from cm4vllm.records.weights.checkpoint import read_checkpoint
+from cm4vllm.rules import BenchmarkTerms, Mode, Terms, audit
 from cm4vllm.serving.arguments import require_context
 from cm4vllm.serving.launch_settings import chosen_server
 
@@ -22,14 +22,21 @@ _SERVER = "CM_MLPERF_INFERENCE_API_SERVER"
 
 
 def require_given_datasets(
-    env: Mapping[str, Any], benchmark: BenchmarkTerms, runs: Sequence[Terms], *, model: str, valid: bool
+    env: Mapping[str, Any],
+    benchmark: BenchmarkTerms,
+    runs: Sequence[Terms],
+    *,
+    model: str,
+    valid: bool,
+    tests: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Read the files for `runs` of a `model` (the variation that gives it), and return notes on their prompts.
 
-    A `valid` run takes the benchmark's number of samples alone, a rehearsal any. Raises DatasetError, ModelError.
+    A `valid` run takes the benchmark's number of samples alone, a rehearsal any. `tests` are the compliance tests that
+    are made. Raises DatasetError, ModelError.
     """
     notes: list[str] = []
-    for path, required, modes in _given(env, benchmark, valid=valid):
+    for path, required, modes in _given(env, benchmark, tests, valid=valid):
         if benchmark.media is not None:
             check_file(path, required)
             continue
@@ -53,14 +60,18 @@ def other_prompts(path: Path, model: str) -> str:
 
 
 def _given(
-    env: Mapping[str, Any], benchmark: BenchmarkTerms, *, valid: bool
+    env: Mapping[str, Any], benchmark: BenchmarkTerms, tests: Sequence[str], *, valid: bool
 ) -> Iterator[tuple[Path, Requirements, tuple[Mode, ...]]]:
-    """Give each file, its requirements, and the modes of the runs that read it."""
+    """Yield each file, its requirements, and the modes of the runs that read it."""
     if name := env.get(DATASET_FILE):
         modes = (Mode.ACCURACY,) if benchmark.performance_samples else tuple(Mode)
         yield Path(name), Requirements.evaluation(benchmark, valid), modes
     if name := env.get(PERFORMANCE_FILE):
         yield Path(name), Requirements.performance(benchmark, valid), (Mode.PERFORMANCE,)
+    if name := env.get(COMPLIANCE_FILE):
+        own = [made for made in (audit(test, benchmark.name) for test in tests) if made.own_dataset]
+        for required in [Requirements.compliance(made, benchmark) for made in own] or [Requirements()]:
+            yield Path(name), required, (Mode.PERFORMANCE,)
 
 
 def _folder(model: str) -> Path | None:

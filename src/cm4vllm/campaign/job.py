@@ -18,13 +18,13 @@ from cm4vllm.common.errors import CmError, InvalidResult
 from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import write_record
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.searches.settings_search import CHOSEN, EVIDENCE
 from cm4vllm.report.explorer import published_index
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.published_rank import places_of
-from cm4vllm.report.report_contents import Report, load
 from cm4vllm.report.summary import write_summary
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE
+from cm4vllm.results.campaign_results import Report, load
+from cm4vllm.results.published_rank import places_of
 from cm4vllm.submission.published_program import program_digest
 
 __all__ = ["run"]
@@ -98,7 +98,7 @@ def _report(job: Job, execution: Execution) -> Report:
 
 
 def _placed(job: Job, report: Report) -> Report:
-    """Give the report the places of its results among published ones, where the job names these.
+    """Add to the report the places of its results among published ones, where the job names these.
 
     The results stand without them: published results that can no longer be read are warned of.
     """

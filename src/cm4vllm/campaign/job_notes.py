@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE
 from cm4vllm.campaign.capabilities import reads_problems, unscored, unscored_words
-from cm4vllm.loadgen.logs.early_stopping import missing_queries, passes
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES, rehearsal_queries
+from cm4vllm.records.logs.early_stopping import missing_queries, passes
 from cm4vllm.rules import Division, Mode, terms
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def job_notes(job: Job) -> tuple[str, ...]:
 
 
 def _flag_notes(job: Job) -> Iterator[str]:
-    """Give the flags that have no effect, or another one than their name says."""
+    """Yield the flags that have no effect, or another one than their name says."""
     settings = job.settings
     if settings.implementation == "reference":
         yield "--implementation=reference: the built-in asynchronous client takes the reference client's place"
@@ -60,7 +60,7 @@ def _weight_notes(job: Job) -> Iterator[str]:
 
 
 def _rehearsal_notes(job: Job) -> Iterator[str]:
-    """Give the properties of a result that a rehearsal lacks, and those of LoadGen's verdict with the given queries."""
+    """Yield the properties of a result that a rehearsal lacks, and of LoadGen's verdict with the given queries."""
     if not job.rehearsal:
         return
     count, performance = job.settings.test_query_count, Mode.PERFORMANCE
@@ -88,7 +88,7 @@ def _unscored_notes(job: Job) -> Iterator[str]:
 
 
 def _length_notes(job: Job) -> Iterator[str]:
-    """Give what decides how long answers are, where the division states other lengths than the reference."""
+    """Yield what decides how long answers are, where the division states other lengths than the reference."""
     name, division = job.benchmark.name, job.division
     for mode in job.modes:
         stated, reference = (

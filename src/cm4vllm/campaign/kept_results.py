@@ -18,7 +18,6 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm import __version__
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
 from cm4vllm.campaign.powered_run import lacks_session
 from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
@@ -27,17 +26,18 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import altered_files
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import run_settings_of
-from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.endpoints.curve_search import CurveInputs, curve_identity, earlier_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, point_setup
 from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.process.kept_answers import file_of, remove_answers
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
-from cm4vllm.results.settings_search_record import SETTINGS_FILE, SettingsRecord
+from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.records.compliance import COMPLIANCE_FILE, ComplianceRecord
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsRecord
 
 __all__ = ["KeptResult", "forget_answers", "kept_result", "result_folder", "set_aside"]
 
@@ -224,7 +224,7 @@ def _remains(out: Path, inputs: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_below(out: Path, folder: Path) -> bool:
-    """Tell whether a folder lies below another, and is reached from there through plain folders only."""
+    """Return True if a folder lies below another, and is reached from there through plain folders only."""
     if not folder.is_relative_to(out):
         return False
     parts = folder.relative_to(out).parts

@@ -64,7 +64,7 @@ class State(StrEnum):
 
     @property
     def is_good(self) -> bool:
-        """True if the step's result exists."""
+        """Return True if the step's result exists."""
         return self in (State.DONE, State.KEPT)
 
 
@@ -188,7 +188,7 @@ def _take(states: dict[str, StepState], entry: Entry) -> None:
 
 
 def is_under_way(out: Path) -> bool:
-    """Say whether a command works in a results folder at this moment."""
+    """Return True if a command works in a results folder at this moment."""
     try:
         with opened(out / LOCK_FILE) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

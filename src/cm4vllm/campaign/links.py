@@ -17,8 +17,7 @@ from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.accuracy.scorer_needs import SENTENCES
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.assets.stand_ins import variation_of
+from cm4vllm.assets.stand_ins import stand_in_named, variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.capabilities import needs_sentences, require_runnable
@@ -35,14 +34,15 @@ from cm4vllm.campaign.step_values import CHECKS
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder
-from cm4vllm.common.owned_folders import beside
+from cm4vllm.common.ownership_notes import beside
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import audit_config, run_settings_of
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.run import RUN_FILE
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
 from cm4vllm.report.run_table import run_table
-from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
 from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.planned_servers import media_of
@@ -120,7 +120,7 @@ def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _splits_sentences(env: Mapping[str, Any], inputs: RunInputs) -> bool:
-    """Tell whether the scores of a run, which are shown while its answers come, need nltk's sentence model."""
+    """Return True if the scores of a run, which are shown while its answers come, need nltk's sentence model."""
     terms = inputs.terms
     if terms.mode is not Mode.ACCURACY or not needs_sentences(benchmark_terms(terms.round, terms.benchmark)):
         return False
@@ -163,7 +163,8 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
     settings = LaunchSettings.of(env)
     if (media := media_of(settings)) is not None and not settings.container:  # an image has its own
         variant[_PACKAGES[media]] = "yes"
-    if inputs.model_record or (inputs.vllm_model_name and not inputs.model_source):
+    name = inputs.vllm_model_name
+    if inputs.model_record or (name and not inputs.model_source and not stand_in_named(name)):
         return variant
     model = inputs.sources().model
     check_source(model, inputs.dummy_layers)
@@ -290,7 +291,8 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
         check_source(sources.model, asked.dummy_layers)
     valid = ExecutionMode.parse(inputs.execution_mode) is ExecutionMode.VALID
     benchmark = benchmark_terms(round_.name, inputs.model)
-    for note in require_given_datasets(env, benchmark, [terms], model=sources.model, valid=valid):
+    tests = [inputs.compliance_test] if inputs.compliance_test else []
+    for note in require_given_datasets(env, benchmark, [terms], model=sources.model, valid=valid, tests=tests):
         say(f"note: {note}")
     done = {
         **paths,

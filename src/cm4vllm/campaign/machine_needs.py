@@ -15,10 +15,10 @@ from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.limits import Demand, Load, highest_rate, load_of, needs
 from cm4vllm.loadgen.settings import in_flight_of, longest_answer
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES, user_conf
+from cm4vllm.records.vllm.given_options import OptionValue
+from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes
 from cm4vllm.rules import Mode, Scenario
-from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.launch_settings import asked_options
-from cm4vllm.serving.server_needs import api_processes, ring_buffer_bytes
 from cm4vllm.serving.server_requests import base_urls
 
 __all__ = ["machine_notes"]
@@ -105,7 +105,7 @@ def _servers(job: Job) -> int:
 
 
 def _rate_notes(demand: Demand, load: Load, limits: MachineLimits) -> Iterator[str]:
-    """Give the highest rate that fits, where the run's rate is not known yet and the machine bounds it."""
+    """Yield the highest rate that fits, where the run's rate is not known yet and the machine bounds it."""
 
     def at(rate: float) -> Demand:
         return replace(demand, open=load.at(rate) or demand.open)

@@ -169,7 +169,7 @@ class Minutes:
         return Duration(seconds=seconds, source=f"by {rate.words}")
 
     def _is_given(self, step: Step) -> bool:
-        """Say whether the user gives how long a run is; `max_test_duration` is that of performance runs."""
+        """Return True if the user gives how long a run is; `max_test_duration` is that of performance runs."""
         settings = self._job.settings
         performance = self._terms[step.name].mode is Mode.PERFORMANCE
         return settings.test_query_count is not None or (settings.max_test_duration is not None and performance)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.steps import Recipes, Step
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.identity import serves_alike
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, stop
 
 __all__ = ["DESCRIBE", "OwnServer", "earlier_server"]
@@ -49,7 +49,7 @@ class OwnServer:
         self._waits = False
 
     def can_wait(self, recipes: Recipes, env: MutableMapping[str, str]) -> bool:
-        """Say whether the server of an earlier command was the same, so that its record tells all before a start.
+        """Return True if the server of an earlier command was the same, so that its record tells all before a start.
 
         `env` then gets what the step would export.
         """

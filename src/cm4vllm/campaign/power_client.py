@@ -22,9 +22,9 @@ from cm4vllm.common.files import typed_path
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.redaction import vault
+from cm4vllm.common.replaceable_folders import Kind, require_replaceable
 from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.power.making import (
     Site,
     SiteInputs,
@@ -34,13 +34,16 @@ from cm4vllm.power.making import (
     require_reachable,
     several_analyzers,
 )
-from cm4vllm.power.samples import SIMULATED, mean_watts
-from cm4vllm.power.session import FILES, Phase, PowerSession
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.power.samples import SIMULATED, mean_watts
+from cm4vllm.records.power.session import FILES, Phase, PowerSession
 from cm4vllm.submission.power_files import require_analyzer
 from cm4vllm.submission.privacy import PrivateWord, first_private, private_words
 from cm4vllm.submission.privacy_check import words_of
 
 __all__ = ["ClientSettings", "make", "make_preflight", "require_publishable", "require_settings", "require_wiring"]
+#: The folder of a session, which takes hours: an earlier one is not replaced.
+_SESSION_FOLDER = Kind("a power session", "--log_dir", refused=lambda _folder: "it holds an earlier session")
 #: How long the two runs of a session before the runs stand for; the simulated analyzer needs no more for a few samples.
 _SECONDS, _SIMULATED_S = 10.0, 3.0
 #: PTDaemon's value for a reading that it did not get.
@@ -80,8 +83,8 @@ def require_settings(settings: ClientSettings) -> None:
     if not settings.run_cmd and not settings.preflight:
         raise UsageError("no command to measure was given", remedy="give it with --run_cmd, or add _preflight")
     kept = not settings.preflight and not settings.timestamp
-    if kept and (folder := typed_path(settings.log_dir).absolute()).exists():
-        raise UsageError(f"{folder} exists already", remedy="give another folder with --log_dir, or move that one")
+    if kept:
+        require_replaceable(typed_path(settings.log_dir).absolute(), _SESSION_FOLDER)
     require_hosts(settings.site(simulated=settings.simulated))
 
 

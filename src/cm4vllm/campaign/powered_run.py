@@ -14,12 +14,11 @@ from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, UsageError
-from cm4vllm.common.files import bytes_of, text_of, typed_path, write_bytes, write_text
-from cm4vllm.common.owned_folders import discard, forget, move_result, note_finished, write_noted
+from cm4vllm.common.files import bytes_of, mapped, text_of, typed_path, write_bytes, write_text
+from cm4vllm.common.owned_folders import discard, forget, move_result, write_noted
+from cm4vllm.common.ownership_notes import note_finished
 from cm4vllm.common.progress import warn
 from cm4vllm.common.settings import Key
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import (
     OUTPUT,
@@ -30,8 +29,10 @@ from cm4vllm.power.making import (
     require_reachable,
     several_analyzers,
 )
-from cm4vllm.power.session import SESSION, PowerSession, session_beside
-from cm4vllm.power.supplies import SUPPLIES, read_supplies
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import SUMMARY_LOG
+from cm4vllm.records.power.session import SESSION, PowerSession, session_beside
+from cm4vllm.records.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.results.checks.power import session_findings
 from cm4vllm.results.findings import Severity
 from cm4vllm.rules import round_terms
@@ -118,7 +119,8 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
     def one_run(logs: Path) -> None:
         made = measure(again).parent
         for name in (DETAIL_LOG, SUMMARY_LOG):
-            write_bytes(logs / name, bytes_of(made / name))
+            with mapped(made / name) as data:
+                write_bytes(logs / name, data)
 
     try:
         made = make_session(asked.own_site, session, one_run)
@@ -157,13 +159,13 @@ def require_sound(session: PowerSession) -> None:
 def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:
     """Return the reason why a run that was to be made under power cannot be kept; empty where it can.
 
-    It has no session, or one with files that are missing or have another digest than the session states.
+    It has no session, or one with files that are missing, lack parts, or have another digest than the session states.
     """
     if not env.get(UNDER_POWER):
         return ""
     if (session := session_beside(inputs.folder)) is None:
         return _NO_SESSION
-    changed = [*session.missing, *(name for name, *_ in session.changed())]
+    changed = dict.fromkeys([*session.missing, *session.unstated, *(name for name, *_ in session.changed())])
     return f"files of its power session have been changed or removed: {', '.join(changed)}" if changed else ""
 
 

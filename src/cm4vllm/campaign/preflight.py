@@ -19,8 +19,8 @@ from cm4vllm.campaign.powered_run import require_power
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
-from cm4vllm.common.owned_folders import require_replaceable
 from cm4vllm.common.plain_files import require_plain_files
+from cm4vllm.common.replaceable_folders import require_replaceable
 from cm4vllm.loadgen.measurement import RUN
 from cm4vllm.rules import Terms
 from cm4vllm.serving.ipc_files import require_shared_memory
@@ -97,7 +97,9 @@ def preflight(env: Mapping[str, Any], job: Job) -> tuple[str, ...]:
     """
     check_source(job.sources.model, job.settings.dummy_layers)
     runs = [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes]
-    notes = require_given_datasets(env, job.benchmark, runs, model=job.sources.model, valid=not job.rehearsal)
+    notes = require_given_datasets(
+        env, job.benchmark, runs, model=job.sources.model, valid=not job.rehearsal, tests=job.tests
+    )
     if name := env.get(_CALIBRATION):
         check_file(Path(name), Requirements())
     if (name := env.get(_SOURCE)) and job.settings.run_checker:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError
-from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.weights.model_size import read_architecture
+from cm4vllm.rules import catalogue
 from cm4vllm.serving.fit.layout import ENOUGH_REQUESTS, GIB, UTILISATION, Asked, Fit, advise
 
 __all__ = ["LAYOUTS_DIFFER", "SEQUENCES_DIFFER", "fit_lines"]
@@ -30,7 +30,7 @@ Settings = Mapping[str, bool | int | float | str]
 
 
 def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
-    """Give the advisor's layout for a published run, the run's own layout, and the reason of their difference.
+    """Yield the advisor's layout for a published run, the run's own layout, and the reason of their difference.
 
     `settings` are those of the published run, as fields of the campaign's and the server's settings. Nothing is given
     for a run on processors.
@@ -79,7 +79,7 @@ def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
 
 
 def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
-    """Give the capacity of the published layout, and explain each difference."""
+    """Yield the capacity of the published layout, and explain each difference."""
     layout = [key for key in ("tp_size", "pp_size", "dp_size", "replicas") if key in settings]
     sequences = int(settings.get("max_num_seqs", 0))
     if not layout and asked.gpus > 1:

@@ -92,27 +92,27 @@ def latency_name(scenario: Scenario) -> str:
 
 
 def is_at_once(job: Job, scenario: Scenario) -> bool:
-    """Say whether LoadGen sends all samples at once, so that the time they take gives the server's rate."""
+    """Return True if LoadGen sends all samples at once, so that the time they take gives the server's rate."""
     return job.terms(scenario, Mode.ACCURACY).at_once
 
 
 def is_one_by_one(job: Job, scenario: Scenario) -> bool:
-    """Say whether each query follows the answer before it, so that a latency takes the place of a rate."""
+    """Return True if each query follows the answer before it, so that a latency takes the place of a rate."""
     return job.terms(scenario, Mode.PERFORMANCE).one_by_one
 
 
 def is_sized(job: Job, scenario: Scenario) -> bool:
-    """Say whether LoadGen computes the size of a performance run from its target."""
+    """Return True if LoadGen computes the size of a performance run from its target."""
     return job.terms(scenario, Mode.PERFORMANCE).rate is RateUse.SIZES
 
 
 def lacks_rate(job: Job, scenario: Scenario) -> bool:
-    """Say whether a scenario's runs aim at a rate, and none is given."""
+    """Return True if a scenario's runs aim at a rate, and none is given."""
     return not is_one_by_one(job, scenario) and given_target(job, scenario) is None
 
 
 def lacks_latency(job: Job, scenario: Scenario) -> bool:
-    """Say whether runs are sized by a latency, and none is given."""
+    """Return True if runs are sized by a latency, and none is given."""
     return (
         is_one_by_one(job, scenario)
         and given_target(job, scenario) is None
@@ -121,7 +121,7 @@ def lacks_latency(job: Job, scenario: Scenario) -> bool:
 
 
 def is_searched(job: Job, scenario: Scenario) -> bool:
-    """Say whether the target of a scenario's runs is searched for: where no rate is given."""
+    """Return True if the target of a scenario's runs is searched for: where no rate is given."""
     terms = job.terms(scenario, Mode.PERFORMANCE)
     return (
         job.searches_rate
@@ -160,7 +160,7 @@ def target_share(job: Job, scenario: Scenario) -> float:
 
 
 def keeps_target(job: Job, scenario: Scenario) -> bool:
-    """Say whether the target of a valid result of an earlier run is kept."""
+    """Return True if the target of a valid result of an earlier run is kept."""
     return not job.rehearsal and not any(map(job.reruns, (search_name(scenario), latency_name(scenario), RATE_STEP)))
 
 

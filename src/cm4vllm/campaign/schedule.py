@@ -121,7 +121,7 @@ def _runs(job: Job) -> Iterator[Step]:
 
 
 def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
-    """Give the short run of its own that measures the server's rate, where no accuracy run before gives it."""
+    """Yield the short run of its own that measures the server's rate, where no accuracy run before gives it."""
     condition = _without_earlier(job, scenarios)
     at_once = next(scenario for scenario in job.benchmark.scenarios if is_at_once(job, scenario))
     mode = Mode.PERFORMANCE if job.sources.performance else Mode.ACCURACY
@@ -147,7 +147,7 @@ def _without_earlier(job: Job, scenarios: list[Scenario]) -> Condition | None:
 
 
 def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
-    """Give the short run of its own that measures the mean latency, from which LoadGen computes how long a run is."""
+    """Yield the short run of its own that measures the mean latency, from which LoadGen computes how long a run is."""
     condition = _without_earlier(job, [scenario])
     folder = f"latency/{scenario}"
     inputs = {
@@ -187,7 +187,7 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
 def _performance(
     job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget], *, searched: bool
 ) -> Iterator[Step]:
-    """Give the performance run, and once more where a target that we chose may let it end too early to be valid."""
+    """Yield the performance run, and once more where a target that we chose may let it end too early to be valid."""
     name, folder = run_name(scenario, Mode.PERFORMANCE), run_folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
     inputs = {**_run(scenario, Mode.PERFORMANCE, folder), **target, **_power(job)}
@@ -207,7 +207,7 @@ def _performance(
 
 
 def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
-    """Give the run of a compliance test and its verification; a test that fails ends the job after the report."""
+    """Yield the run of a compliance test and its verification; a test that fails ends the job after the report."""
     name, place = f"{scenario} {test}", f"runs/{SYSTEM}/{scenario}/{test}"
     folder, gives = f"{job.out}/{place}", shown(place)
     inputs = {**_run(scenario, Mode.PERFORMANCE, folder), TEST: test, **target}
@@ -223,7 +223,7 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
 
 
 def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
-    """Give the search for the highest rate that keeps the scenario's limits, from the rate on that `rate` measures."""
+    """Yield the search for the highest rate that keeps the scenario's limits, from the rate on that `rate` measures."""
     condition = _without_earlier(job, [scenario])
     folder = f"search/{scenario}"
     inputs: dict[str, str | MeasuredTarget] = {
@@ -247,7 +247,7 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
 
 
 def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
-    """Give the runs at lower rates that follow where one at the rate found misses a limit at full length."""
+    """Yield the runs at lower rates that follow where one at the rate found misses a limit at full length."""
     before = run_name(scenario, Mode.PERFORMANCE)
     gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
     for times in range(1, BACK_OFFS + 1):
@@ -327,7 +327,7 @@ def _run(scenario: Scenario, mode: Mode, folder: str) -> dict[str, str]:
 
 
 def _submission(job: Job) -> Iterator[Step]:
-    """Give the steps that build the tree and check it, where one is made."""
+    """Yield the steps that build the tree and check it, where one is made."""
     if job.no_tree:
         return
     yield Step(

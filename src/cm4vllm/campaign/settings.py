@@ -147,7 +147,7 @@ class Job(ScheduledJob):
 
     @property
     def proves_model(self) -> bool:
-        """True if the model is to be compared with the benchmark's published digests."""
+        """Return True if the model is to be compared with the benchmark's published digests."""
         rule = division_rules(self.division, self.category).get(_MODEL_RULE)
         return rule is not None and all(fault.rule != rule for fault in self.faults)
 
@@ -165,7 +165,7 @@ class Job(ScheduledJob):
 
     @property
     def scores(self) -> bool:
-        """True if accuracy runs are scored: the answers of a simulated server have no meaning."""
+        """Return True if accuracy runs are scored: the answers of a simulated server have no meaning."""
         return not self.settings.rehearse
 
     @property
@@ -180,13 +180,13 @@ class Job(ScheduledJob):
 
     @property
     def searches_rate(self) -> bool:
-        """True if rates that are not given are searched for: in a valid run, unless the user says otherwise."""
+        """Return True if rates that are not given are searched for: in a valid run, unless the user says otherwise."""
         asked = self.settings.find_target_qps
         return not self.rehearsal if asked is None else asked
 
     @property
     def needs_sentence_model(self) -> bool:
-        """True if nltk's trained model splits answers for the scores."""
+        """Return True if nltk's trained model splits answers for the scores."""
         return (
             self.scores
             and Mode.ACCURACY in self.modes

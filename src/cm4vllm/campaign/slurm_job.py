@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cm4vllm.common import input_types
-from cm4vllm.common.command_lines import shell_line
+from cm4vllm.common.command_lines import options_in, shell_line
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.owned_folders import write_noted
@@ -23,8 +23,8 @@ __all__ = ["MAIN_JOB", "SlurmJobSettings", "batch_text", "job_words", "write_bat
 MAIN_JOB = "run-mlperf,inference,_vllm"
 #: Slurm ends a job at its time limit. So long before, in s, `cm` gets SIGTERM and ends in order.
 _WARNING_S = 60
-#: The nodes and the launcher of a main job, as CM reads them: a comma ends the name of a flag with a list.
-_NODES = re.compile(r"--?(nodes|launcher|env\.CM_VLLM_SERVER_(NODES|LAUNCHER)),?(=|$)")
+#: The nodes and the launcher of a main job: the names of their flags and of their environment keys.
+_NODES = frozenset({"nodes", "launcher", "CM_VLLM_SERVER_NODES", "CM_VLLM_SERVER_LAUNCHER"})
 #: The sets of options of sbatch of which it takes one at most (sbatch(1): --mem, --exclusive and --oversubscribe,
 #: --gpus-per-node and --gpus-per-task beside --gpus), by which a given option replaces ours; each as long.
 _EXCLUSIVE = (
@@ -32,20 +32,27 @@ _EXCLUSIVE = (
     frozenset({"exclusive", "oversubscribe", "share"}),
     frozenset({"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres"}),
 )
-#: The short names of the options that are ours.
-_SHORT = {
-    "J": "job-name",
-    "N": "nodes",
-    "w": "nodelist",
-    "t": "time",
-    "p": "partition",
-    "A": "account",
-    "o": "output",
-    "G": "gpus",
-    "s": "oversubscribe",
+#: The long names of short options.
+_LONG = {
+    "-J": "job-name",
+    "-N": "nodes",
+    "-n": "ntasks",
+    "-w": "nodelist",
+    "-F": "nodefile",
+    "-t": "time",
+    "-p": "partition",
+    "-A": "account",
+    "-o": "output",
+    "-G": "gpus",
+    "-s": "oversubscribe",
 }
+#: The short options of sbatch that take no value.
+_WITHOUT_VALUE = "HhOQsuVvW"
 #: What the batch file and the launcher rest on: the nodes are those of --nodes, with one task on each.
-_OURS = frozenset({"nodes", "nodelist", "ntasks-per-node", "signal"})
+_OURS = frozenset(
+    {*("nodes", "nodelist", "nodefile", "signal"), *("ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-gpu")}
+)
+_KNOWN = _OURS.union(_LONG.values(), *_EXCLUSIVE)
 #: Variables of the environment that the job needs as they are here.
 _KEPT = ("CM_REPOS",)
 
@@ -67,12 +74,12 @@ class SlurmJobSettings(Settings, frozen=True, kw_only=True):
 def job_words(settings: SlurmJobSettings) -> list[str]:
     """Return the words of the main job, after `cm run script`. Raises UsageError for a text that is not one."""
     words = _split(settings.job, "--job")
-    if alone := [word for word in words if not word.startswith("--")]:
+    if alone := [word for word in words if not word.startswith("--") or word == "--"]:
         raise UsageError(
             f"--job has {alone[0]!r}, which is not a flag",
             remedy="put all flags of the main job into --job, each as --NAME=VALUE",
         )
-    if given := [word for word in words if _NODES.match(word)]:
+    if given := [word for word in words if _innermost_key(word) in _NODES]:
         raise UsageError(
             f"{given[0]} is given in --job",
             cause="the nodes of the job are those of its allocation, which srun starts the server on",
@@ -82,6 +89,11 @@ def job_words(settings: SlurmJobSettings) -> list[str]:
         words.insert(0, f"--tags={MAIN_JOB}")
     count = _count(settings)
     return [*words, *([f"--nodes={settings.nodes if _names(settings) else count}"] if count > 1 else []), "--quiet"]
+
+
+def _innermost_key(word: str) -> str:
+    """Return the last key of a flag of CM: a comma ends the name of a list, a dash that of a switch that is off."""
+    return word.partition("=")[0].rpartition(".")[2].strip("-+, ").replace("-", "_")
 
 
 def batch_text(settings: SlurmJobSettings, *, folder: Path, program: Path, environ: Mapping[str, str]) -> str:
@@ -130,19 +142,19 @@ def _options(settings: SlurmJobSettings) -> list[str]:
         "signal": f"B:TERM@{_WARNING_S}",
     }
     further = _further(settings.options)
-    given = {_option_of(word) for word in further}
+    given = {option for word in further for option in _options_of(word)}
     given |= {name for group in _EXCLUSIVE if group & given for name in group}
     words = [f"--{option}={value}" for option, value in own.items() if value and option not in given]
     for word in words:
         if re.search(r"\s", word):
             raise UsageError(f"{word!r} cannot be an option of sbatch", cause="it has a space in it")
-    words += [word for word in ("--exclusive", "--mem=0") if _option_of(word) not in given]
+    words += [word for word in ("--exclusive", "--mem=0") if given.isdisjoint(_options_of(word))]
     return [*words, *map(shlex.quote, further)]
 
 
-def _option_of(word: str) -> str:
-    """Return the long name of an option of sbatch."""
-    return word.removeprefix("--").partition("=")[0] if word.startswith("--") else _SHORT.get(word[1:2], word)
+def _options_of(word: str) -> list[str]:
+    """Return the long names of the options of sbatch that a word gives; of others the short ones."""
+    return [_LONG.get(option, option.removeprefix("--")) for option in options_in(word, _WITHOUT_VALUE)]
 
 
 def _further(text: str) -> Sequence[str]:
@@ -152,7 +164,14 @@ def _further(text: str) -> Sequence[str]:
             f"{wrong[0]!r} in --slurm_options is not an option of sbatch",
             remedy="put further options of sbatch into --slurm_options, each as --NAME=VALUE",
         )
-    if ours := [word for word in words if _option_of(word) in _OURS]:
+    for option in (option for word in words for option in _options_of(word) if option not in _KNOWN):
+        if begun := sorted(name for name in _KNOWN if name.startswith(option)):
+            raise UsageError(
+                f"--{option} in --slurm_options is the beginning of an option's name",
+                cause="whether it takes the place of an option of the batch file is known of whole names only",
+                remedy=f"write the name as a whole: {' or '.join(f'--{name}' for name in begun)}",
+            )
+    if ours := [word for word in words if not _OURS.isdisjoint(_options_of(word))]:
         raise UsageError(
             f"{ours[0]!r} cannot be given in --slurm_options",
             cause="the batch file and the servers on the nodes rest on cm4vllm's own value",

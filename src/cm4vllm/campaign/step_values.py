@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cm4vllm.assets.media_files import require_media
 from cm4vllm.assets.published_formats import rows_of
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.stand_ins import stand_in_named
 from cm4vllm.campaign.computed_targets import TargetQps, target_of
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
@@ -17,12 +16,13 @@ from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.units import SamplesPerSecond
-from cm4vllm.loadgen.logs.run_logs import read_performance
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.power.session import session_beside
-from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.power.session import session_beside
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Category, Division, ExecutionMode, Mode, division_rules
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_probe import check_vocabulary
 from cm4vllm.serving.text_servers import check_tokenizer, require_division
 
@@ -102,7 +102,7 @@ class Values:
         return name in self.good
 
     def was_too_short(self, name: str) -> bool:
-        """Say whether a performance run ended before the duration that the rules ask, and if so tell the user."""
+        """Return True if a performance run ended before the duration that the rules ask, and if so tell the user."""
         result = read_performance(self._folder(name))
         if result.duration >= result.min_duration:
             return False
@@ -113,7 +113,7 @@ class Values:
         return True
 
     def missed_limits(self, name: str) -> bool:
-        """Say whether a performance run went on for long enough and is invalid, and if so report it."""
+        """Return True if a performance run went on for long enough and is invalid, and if so report it."""
         result = read_performance(self._folder(name))
         if result.valid or result.duration < result.min_duration:
             return False
@@ -124,7 +124,7 @@ class Values:
         return True
 
     def _say_once(self, text: str) -> None:
-        """Tell the user why steps are taken; all the steps of a repeated run ask for the same condition."""
+        """Print once why steps are taken; all the steps of a repeated run ask for the same condition."""
         if text not in self._said:
             self._said.add(text)
             say(text)
@@ -133,7 +133,7 @@ class Values:
         return self._earlier_target(place) is None
 
     def has_no_session(self, place: str) -> bool:
-        """Say whether no folder of runs that the pattern names has its power session."""
+        """Return True if no folder of runs that the pattern names has its power session."""
         return not any(session_beside(folder) is not None for folder in self.out.glob(place))
 
 
@@ -156,7 +156,7 @@ def measured_rate(folder: Path) -> SamplesPerSecond:
 def _require_stand_in(env: Mapping[str, str]) -> None:
     """Raise UsageError unless a server for which no model was named serves a stand-in."""
     server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
-    if not stand_in_named(server.model_name):
+    if not stand_in_named(Path(server.model_name).name):
         raise UsageError(
             f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
             cause="its files describe the result, and its dataset is the benchmark's: the stand-in's files and "

@@ -97,7 +97,7 @@ class Product(StrEnum):
 
     @property
     def asks_server(self) -> bool:
-        """True if it is made by requests to the server."""
+        """Return True if it is made by requests to the server."""
         return self in (Product.RUN, Product.SEARCH, Product.CURVE, Product.POINT)
 
 
@@ -280,9 +280,9 @@ class ScheduledJob(ABC):
 
     @property
     def rehearsal(self) -> bool:
-        """True for a rehearsal: its runs are shorter than the rules ask."""
+        """Return True for a rehearsal: its runs are shorter than the rules ask."""
         return self.execution_mode is ExecutionMode.TEST
 
     def reruns(self, step: str) -> bool:
-        """Tell whether a step is made again even if an earlier command left its product."""
+        """Return True if a step is made again even if an earlier command left its product."""
         return not self.rerun.isdisjoint((ALL, key_of(step)))

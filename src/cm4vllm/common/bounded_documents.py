@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cm4vllm.common.files import bytes_of, opened
+from cm4vllm.common.files import MOST_BYTES, beginning_of, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +31,6 @@ __all__ = [
 
 V = TypeVar("V")
 
-#: The most bytes of a document, and of a line in a file of lines.
-MOST_BYTES = 64 * 2**20
 #: The most values of a YAML document, those that its references stand for among them.
 _MOST_VALUES = 250_000
 _DEEPEST = 100
@@ -105,7 +103,7 @@ def object_of(path: Path) -> dict[str, Any]:
 
 
 def lines_of(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
-    """Give the lines of a file, the last also without its line feed. Raises OSError, ValueError for a longer one."""
+    """Yield the lines of a file, the last also without its line feed. Raises OSError, ValueError for a longer one."""
     with opened(path) as file:
         number = 0
         while line := file.readline(most + 1):
@@ -190,7 +188,7 @@ def _require_few_values(events: Iterator[Any]) -> None:
 
 
 def _content(path: Path, most: int) -> bytes:
-    data = bytes_of(path, most + 1)
+    data = beginning_of(path, most + 1)
     if len(data) > most:
         raise ValueError(f"it is longer than {most:,} bytes")
     return data

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,15 +17,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.environments import checked, site_packages
-from cm4vllm.common.errors import CmError, translated_os_errors
+from cm4vllm.common.environments import checked, pinned_requirements, site_packages
+from cm4vllm.common.errors import CmError, InstallError, translated_os_errors
 from cm4vllm.common.files import require_space, write_json
+from cm4vllm.common.pip_settings import pip_settings
 from cm4vllm.common.processes import Completed
 
 __all__ = ["install"]
 
-#: Have packages installed to, or imported from, another place than the environment.
-_MISLEADING = ("PYTHONHOME", "PYTHONPATH", "PIP_CONSTRAINT", "PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_USER")
+#: Have packages imported from another place than the environment.
+_MISLEADING = ("PYTHONHOME", "PYTHONPATH")
 #: What a virtual environment takes before anything but pip is installed into it.
 _VENV_BYTES = 40 * 2**20
 #: Lists uv, which pip installs.
@@ -65,9 +67,11 @@ def install(
         )
         return Completed(tuple(argv), done.returncode, done.stdout.decode(errors="replace"))
 
-    if ignored := [name for name in _MISLEADING if os.environ.pop(name, "")]:
-        print(f"not used while packages are installed: {', '.join(ignored)}", flush=True)
     try:
+        settings, unused = pip_settings()
+        if ignored := [*(name for name in _MISLEADING if os.environ.pop(name, "")), *unused]:
+            print(f"not used while packages are installed: {', '.join(ignored)}", flush=True)
+        os.environ.update(settings)
         with translated_os_errors("install into", place):
             if reason:
                 _set_aside(place, ours=bool(record))
@@ -174,9 +178,26 @@ def _install(run: Callable[..., Completed], place: Path, names: list[str]) -> No
             by_uv = run(
                 uv, "pip", "install", "--quiet", f"--python={python}", "--require-hashes", *compiled, "-r", name
             )
-            if by_uv.ok:
+            if by_uv.ok and not _missing(place, name):
                 continue
             (place / "uv.log").write_text(by_uv.output, encoding="utf-8")
             said = by_uv.output
         by_pip = run(*pip, "-r", name)
         checked(replace(by_pip, output=f"{said}\n{by_pip.output}"), f"the packages of {name} cannot be installed")
+        if missing := _missing(place, name):
+            raise InstallError(
+                f"pip has ended well, and {', '.join(missing)} of {name} are not in {place}/",
+                remedy="find the setting that has it install elsewhere: `pip config debug`",
+            )
+
+
+def _missing(place: Path, requirements: str) -> list[str]:
+    """Return the packages that a requirements file pins for every machine and that are not in the environment."""
+    present = {_normal(path.name.partition("-")[0]) for path in site_packages(place).glob("*.dist-info")}
+    pinned = pinned_requirements(Path(requirements)).items()
+    names = [name.partition("[")[0] for name, line in pinned if ";" not in line]
+    return [name for name in names if _normal(name) not in present]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

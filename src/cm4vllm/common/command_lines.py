@@ -16,6 +16,7 @@ from cm4vllm.common.redaction import PLACEHOLDER, Vault, redacted_words, variabl
 
 __all__ = [
     "given_words",
+    "options_in",
     "published_command",
     "published_words",
     "refuse_secrets",
@@ -44,6 +45,18 @@ def given_words(flag: str, text: str) -> list[str]:
         raise UsageError(
             f"{redacted_words([f'{flag}={text}'])[0]} cannot be read", cause=str(error), remedy="quote it as in a shell"
         ) from error
+
+
+def options_in(word: str, without_value: str) -> list[str]:
+    """Return the names of the options that one word of a command gives: --name, or the short ones that are joined.
+
+    `without_value` are the letters of the short options that take no value, and so stand before others: of `it`, -itp80
+    gives -i, -t and -p.
+    """
+    if word.startswith("--") or not word.startswith("-"):
+        return [word.partition("=")[0]]
+    begun = len(word) - len(word[1:].lstrip(without_value)) + 1
+    return [f"-{letter}" for letter in word[1:begun]]
 
 
 def refuse_secrets(flag: str, words: Sequence[str], *, cause: str, remedy: str) -> None:
@@ -88,7 +101,7 @@ def published_words(
 
 
 class _Namer:
-    """Gives variables to paths and servers; the same path has the same variable in the whole command."""
+    """The variables of paths and servers; the same path has the same variable in the whole command."""
 
     def __init__(self, names: Mapping[str, str], hosts: Collection[str]) -> None:
         self._folders = sorted(

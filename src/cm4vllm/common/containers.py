@@ -216,7 +216,7 @@ def _given(value: str) -> tuple[str, ...]:
 
 
 def _takes_shm_size(container: Container) -> bool:
-    """Say whether the size is ours to give: an engine refuses one beside the memory of this machine or another one."""
+    """Return True if the size is ours to set: an engine refuses one beside the memory of this machine or another."""
     return {word.partition("=")[0] for word in container.options}.isdisjoint(("--ipc", "--shm-size"))
 
 

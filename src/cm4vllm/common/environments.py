@@ -16,6 +16,7 @@ from urllib.request import getproxies
 from cm4vllm.common.errors import DiskFull, InstallError
 from cm4vllm.common.files import write_text
 from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.pip_settings import pip_settings
 from cm4vllm.common.processes import Completed, run
 
 __all__ = [
@@ -50,17 +51,6 @@ def site_packages(environment: Path) -> Path:
     return next((environment / "lib").glob("python3*/site-packages"))
 
 
-#: Settings of pip by which a package would get elsewhere than into the environment, none, or another one; those of
-#: indexes, proxies and certificates stay. A variable holds before pip's configuration, where it is not empty.
-_OFF = {
-    **dict.fromkeys(("PIP_USER", "PIP_DRY_RUN", "PIP_NO_DEPS", "PIP_IGNORE_INSTALLED"), "0"),
-    **dict.fromkeys(("PIP_CONSTRAINT", "PIP_REQUIREMENT"), os.devnull),
-    "PIP_BUILD_CONSTRAINT": "",  # pip refuses one, be it empty, beside --no-build-isolation
-    **dict.fromkeys(("PIP_EDITABLE", "PIP_PLATFORM", "PIP_PYTHON_VERSION", "PIP_IMPLEMENTATION", "PIP_ABI"), ""),
-    **dict.fromkeys(("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV"), ""),
-}
-
-
 def pip(
     python: Path,
     words: Sequence[str],
@@ -69,12 +59,11 @@ def pip(
 ) -> Completed:
     """Have our pip work on the environment of `python`; what it prints goes to `log` too.
 
-    The environment's own commands come first on PATH: a build backend that is installed there may be one.
+    Of the user's settings those of indexes and connections are used (`pip_settings`). The environment's own commands
+    come first on PATH: a build backend that is installed there may be one.
     """
     # Not compiled: of thousands of modules few are ever imported.
-    more = {"install": ["--no-compile", "--progress-bar=off", "--target="], "uninstall": ["--yes"], "freeze": []}[
-        action
-    ]
+    more = {"install": ["--no-compile", "--progress-bar=off"], "uninstall": ["--yes"], "freeze": []}[action]
     return run(
         [
             sys.executable,
@@ -90,7 +79,7 @@ def pip(
         ],
         log=log,
         env={
-            **_OFF,
+            **pip_settings()[0],
             "PYTHONPATH": "",
             "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
         },
@@ -121,14 +110,12 @@ def unresolved(index: str) -> str:
     It is empty too where a proxy is asked for the host.
     """
     address = urlsplit(index)
-    if not address.hostname or getproxies().get(address.scheme) or os.environ.get("PIP_PROXY"):
+    if not address.hostname or getproxies().get(address.scheme) or pip_settings()[0].get("PIP_PROXY"):
         return ""
     try:
         socket.getaddrinfo(address.hostname, address.port or 443)
     except (OSError, UnicodeError) as error:
-        settings = run([sys.executable, "-P", "-m", "pip", "config", "list"])
-        proxy = re.search(r"^[\w:.-]+\.proxy=", settings.output, re.MULTILINE)
-        return "" if proxy else f"{address.hostname}: {getattr(error, 'strerror', '') or error}"
+        return f"{address.hostname}: {getattr(error, 'strerror', '') or error}"
     return ""
 
 
@@ -201,11 +188,13 @@ def checked(done: Completed, title: str, own_index: str = "") -> Completed:
 #: The line with a file for which a disk or a quota has no space.
 _FULL = re.compile(r"^.*(?:No space left on device|Disk quota exceeded).*$", re.MULTILINE)
 
+#: What to do where no process or thread can be started (EAGAIN of fork(2)).
+_TOO_FEW = "the limit of processes of this user (`ulimit -u`) is too low: raise it"
 #: What to do, by the words that pip or the system has for a failure.
 _REMEDIES = {
     "externally-managed-environment": "use a virtual environment: python3 -m venv ~/cm && ~/cm/bin/pip install cmind, "
     "then run cm from ~/cm/bin",
-    "can't start new thread": "the limit of processes of this user (`ulimit -u`) is too low: raise it",
+    **dict.fromkeys(("can't start new thread", "Resource temporarily unavailable"), _TOO_FEW),
     "Permission denied": "the named file belongs to another user: use a virtual environment of your own",
 }
 

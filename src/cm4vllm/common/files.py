@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, digests and free space.
 
-`hashlib`, `pathlib`, `shutil` and `tempfile` are imported where they are used: to load them takes longer than all else
-that `cm` does where the cache answers.
+`hashlib`, `mmap`, `pathlib`, `shutil` and `tempfile` are imported where they are used: to load them takes longer than
+all else that `cm` does where the cache answers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from typing import TYPE_CHECKING, Any
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
 
 if TYPE_CHECKING:
+    import mmap
     from pathlib import Path
 
 __all__ = [
+    "MOST_BYTES",
     "altered_files",
+    "beginning_of",
     "bytes_of",
+    "digest_of",
     "digests_of",
     "free_bytes",
     "given_path",
+    "json_text",
     "locked",
+    "mapped",
     "opened",
     "require_space",
     "require_writable",
@@ -46,6 +52,9 @@ __all__ = [
     "write_json",
     "write_text",
 ]
+
+#: The most bytes of a file that is read whole, where its reader names no other number: of a page, a record, a source.
+MOST_BYTES = 64 * 2**20
 
 
 def typed_path(text: str | os.PathLike[str]) -> Path:
@@ -84,7 +93,7 @@ def given_path(text: str) -> Path:
     return path
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes | mmap.mmap) -> None:
     """Write `data` to `path`: aside first, then synced and renamed, so that no reader sees half of it."""
     import tempfile
 
@@ -144,23 +153,51 @@ def opened(path: Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReade
     return io.BufferedReader(io.FileIO(handle), buffer)
 
 
-def bytes_of(path: Path, most: int = -1) -> bytes:
-    """Return the bytes of a file, from its beginning `most` of them where that is not negative.
+def bytes_of(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the bytes of a file, which may have `most` of them: one with holes may be larger than all memory.
 
     Raises OSError, also for a pipe or a device, which might never end.
     """
     with opened(path) as file:
-        return file.read(most)
+        long = os.fstat(file.fileno()).st_size > most
+        data = b"" if long else file.read()
+    if long or len(data) > most:
+        raise OSError(errno.EFBIG, f"it is longer than {most:,} bytes", str(path))
+    return data
 
 
-def text_of(path: Path, most: int = -1) -> str:
+def text_of(path: Path, most: int = MOST_BYTES) -> str:
     """Return the text of the bytes that `bytes_of` reads, in UTF-8; invalid ones become U+FFFD. Raises OSError."""
     return bytes_of(path, most).decode(errors="replace")
 
 
+def beginning_of(path: Path, most: int) -> bytes:
+    """Return the first `most` bytes of a file, all of a shorter one. Raises OSError as `bytes_of`."""
+    with opened(path) as file:
+        return file.read(most)
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
+    """Yield the bytes of a file of any length: only those that are read come into memory. Raises OSError."""
+    import mmap
+
+    with opened(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` as indented JSON with a final newline, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return a value as indented JSON with a final newline."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 @contextmanager
@@ -299,3 +336,12 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def digest_of(path: Path, kind: str) -> str:
+    """Return the digest of a file as `<kind>:<hex>`, `kind` being md5 or sha256."""
+    import hashlib
+
+    with path.open("rb") as file:
+        made = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
+    return f"{kind}:{made.hexdigest()}"

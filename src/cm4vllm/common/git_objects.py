@@ -44,12 +44,16 @@ OF_A_REPOSITORY = (
     "GIT_SHALLOW_FILE",
     "GIT_WORK_TREE",
 )
-#: No configuration but that of the directory itself, nothing fetched, nothing replaced, nothing written.
-OWN_CONFIGURATION = {
+#: No configuration but that of the directory itself.
+NO_CONFIGURATION = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_COUNT": "0",
     "GIT_CONFIG_PARAMETERS": "",
+}
+#: Besides, nothing fetched, nothing replaced, nothing written.
+OWN_CONFIGURATION = {
+    **NO_CONFIGURATION,
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_OPTIONAL_LOCKS": "0",
@@ -63,11 +67,17 @@ _CONFIGURATION = """\
 [uploadpack]
 \tallowAnySHA1InWant = true
 """
-#: An object is held in memory as a whole.
-_LARGEST_BYTES = 2**30
-_HEAD_BYTES = 4096
+#: The most bytes of an object, which is held in memory as a whole: of a file, and of a commit or a folder.
+_LARGEST_BYTES, _LARGEST_FOLDER = 2**30, 2**25
+#: The most bytes of all files that are written out of one commit.
+MOST_ALTOGETHER = 4 * 2**30
+#: The most entries of a commit's folders that are read, and the most folders inside one another: a folder of a few
+#: objects, each named many times in the next, can stand for any number of files.
+_MOST_ENTRIES, _DEEPEST = 100_000, 100
 _FOLDER, _SUBMODULE = "40000", "160000"
 _WHOLE = re.compile(r"[0-9a-f]{40}")
+#: The name of a file that Python keeps for a module beside it; with a number while it is written.
+_COMPILED = re.compile(r"(.*/|)__pycache__/([^/]+?)\.[^/.]+(?:\.opt-[^/.]+)?\.pyc(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -109,9 +119,9 @@ class GitObjects:
 
         Raises SourceUnavailable where the commit or one of the paths is missing.
         """
-        root = self._read(commit, "commit").split(b"\n", 1)[0].removeprefix(b"tree ").decode()
+        root = self._read(commit, "commit").split(b"\n", 1)[0].removeprefix(b"tree ").decode(errors="replace")
         wanted = [PurePosixPath(path) for path in paths] or [PurePosixPath()]
-        files = dict(self._below(root, PurePosixPath(), wanted))
+        files = dict(self._below(root, wanted))
         for path in map(PurePosixPath, paths):
             if not any(PurePosixPath(name).is_relative_to(path) for name in files):
                 raise self._unavailable(f"{self._git} does not hold {path} at {commit}")
@@ -121,27 +131,37 @@ class GitObjects:
         """Return the content of a file; of a link, the path that it names."""
         return self._read(entry.blob, "blob")
 
-    def _below(self, tree: str, folder: PurePosixPath, wanted: Sequence[PurePosixPath]) -> Iterator[tuple[str, Entry]]:
-        for name, mode, oid in self._tree(tree):
-            path = folder / name
-            if mode == _SUBMODULE:
-                continue
-            below = any(path.is_relative_to(part) for part in wanted)
-            if mode == _FOLDER and (below or any(part.is_relative_to(path) for part in wanted)):
-                yield from self._below(oid, path, wanted)
-            elif mode != _FOLDER and below:
-                yield str(path), Entry(mode, oid)
+    def _below(self, root: str, wanted: Sequence[PurePosixPath]) -> Iterator[tuple[str, Entry]]:
+        """Yield the files of a tree that are or lie below one of `wanted`."""
+        waiting, entries = [(PurePosixPath(), root)], 0
+        while waiting:
+            folder, tree = waiting.pop()
+            for name, mode, oid in self._tree(tree):
+                path = folder / name
+                entries += 1
+                if entries > _MOST_ENTRIES or len(path.parts) > _DEEPEST:
+                    raise self._unavailable(
+                        f"the folders in {self._git} are too large",
+                        f"they hold more than {_MOST_ENTRIES:,} files and folders, or {_DEEPEST} inside one another",
+                    )
+                if mode == _SUBMODULE:
+                    continue
+                below = any(path.is_relative_to(part) for part in wanted)
+                if mode == _FOLDER and (below or any(part.is_relative_to(path) for part in wanted)):
+                    waiting.append((path, oid))
+                elif mode != _FOLDER and below:
+                    yield str(path), Entry(mode, oid)
 
     def _tree(self, tree: str) -> Iterator[tuple[str, str, str]]:
         """Yield name, mode and object of each entry of a tree."""
-        data = self._read(tree, "tree")
-        while data:
-            head, _, rest = data.partition(b"\0")
-            mode, _, name = os.fsdecode(head).partition(" ")
-            if name in ("", ".", "..") or "/" in name or name.lower() == ".git" or len(rest) < 20:
+        data, at = self._read(tree, "tree"), 0
+        while at < len(data):
+            end = data.find(b"\0", at)
+            mode, _, name = os.fsdecode(data[at:end]).partition(" ")
+            at = end + 21
+            if end < 0 or name in ("", ".", "..") or "/" in name or name.lower() == ".git" or at > len(data):
                 raise self._unavailable(f"{self._git} has a tree with an entry {name!r}, which no folder can have")
-            yield name, mode, rest[:20].hex()
-            data = rest[20:]
+            yield name, mode, data[end + 1 : at].hex()
 
     def _read(self, name: str, kind: str) -> bytes:
         with contextlib.suppress(BrokenPipeError):
@@ -151,7 +171,7 @@ class GitObjects:
         if len(head) != 3:
             raise self._unavailable(f"{self._git} does not hold the {kind} {name}")
         size = int(head[2])
-        if size > _LARGEST_BYTES:
+        if size > (_LARGEST_BYTES if kind == "blob" else _LARGEST_FOLDER):
             raise self._unavailable(f"the {kind} {name} in {self._git} has {size:,} bytes, too many")
         data = self._contents.read(size + 1)[:-1]
         if head[1].decode() != kind or digest_of(data, kind) != name:
@@ -168,9 +188,9 @@ class GitObjects:
 def objects_of(git: Path, *, remedy: str = "") -> Iterator[GitObjects]:
     """Open a git directory, or the file of that name in a worktree, for reading. `remedy` is that of each error.
 
-    Raises SourceUnavailable where git is missing.
+    Raises SourceUnavailable where git is missing, or the directory is none.
     """
-    with borrowed(git) as own:
+    with borrowed(git, remedy) as own:
         try:
             reader = subprocess.Popen(
                 ["git", f"--git-dir={own}", "cat-file", "--batch"],
@@ -191,18 +211,26 @@ def objects_of(git: Path, *, remedy: str = "") -> Iterator[GitObjects]:
 
 
 @contextmanager
-def borrowed(git: Path) -> Iterator[Path]:
-    """Give a git directory that has the objects, references and index of `git`, and none of its configuration."""
-    shared = shared_part(git)
+def borrowed(git: Path, remedy: str = "") -> Iterator[Path]:
+    """Yield a git directory that has the objects, references and index of `git`, and none of its configuration.
+
+    Raises SourceUnavailable with `remedy` where `git` is none: a worktree or a submodule that was copied, for one.
+    """
+    try:
+        shared, apart = shared_part(git), own_part(git)
+        head = bytes_of(apart / "HEAD")
+        listed = os.fsencode(os.path.realpath(shared / "objects", strict=True))
+    except (OSError, ValueError) as error:
+        cause = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise SourceUnavailable(f"{git} is not a git directory", cause=cause, remedy=remedy) from error
     with scratch_folder("mlperf-git-") as own:
-        # git takes a link in the place of HEAD for a reference.
-        (own / "HEAD").write_bytes(bytes_of(own_part(git) / "HEAD", _HEAD_BYTES))
+        (own / "HEAD").write_bytes(head)  # git takes a link in the place of HEAD for a reference
         (own / "info").mkdir()
-        parts = {"index": own_part(git), "packed-refs": shared, "refs": shared, "info/exclude": shared}
+        parts = {"index": apart, "packed-refs": shared, "refs": shared, "info/exclude": shared}
         for name, source in parts.items():
             (own / name).symlink_to((source / name).absolute())
         (own / "objects" / "info").mkdir(parents=True)
-        (own / "objects" / "info" / "alternates").write_bytes(os.fsencode((shared / "objects").absolute()) + b"\n")
+        (own / "objects" / "info" / "alternates").write_bytes(listed + b"\n")
         (own / "config").write_text(_CONFIGURATION, encoding="utf-8")
         yield own
 
@@ -234,18 +262,30 @@ def changed_files(root: Path, objects: GitObjects, commit: str, paths: Sequence[
 
 
 def added_files(root: Path, objects: GitObjects, commit: str) -> list[str]:
-    """Return the files of a checkout that its commit does not have, but those that its .gitignore files name."""
-    with borrowed(root / ".git") as git:
-        words = ["ls-files", "-z", "--others", "--cached", "--exclude-per-directory=.gitignore"]
-        listed = run_git(words, git, work_tree=root).output.split("\0")
+    """Return the files and links of a checkout that its commit does not have, whatever git is to ignore.
+
+    What Python compiles out of the commit's own modules is left out.
+    """
     files = objects.files(commit)
-    return [name for name in listed if name and name not in files]
+    added = []
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        if here == root:
+            folders[:] = [name for name in folders if name != ".git"]
+            names = [name for name in names if name != ".git"]
+        links = [name for name in folders if (here / name).is_symlink()]
+        added += [
+            name for part in (*names, *links) if (name := (here / part).relative_to(root).as_posix()) not in files
+        ]
+    return [
+        name for name in added if not ((match := _COMPILED.fullmatch(name)) and f"{match[1]}{match[2]}.py" in files)
+    ]
 
 
 def blob_of(path: Path) -> str | None:
-    """Return the name that git gives the content of a file, or of a link; None where there is neither."""
+    """Return the name that git gives the content of a file, or of a link; None where there is neither, or a larger."""
     try:
-        return digest_of(os.fsencode(path.readlink()) if path.is_symlink() else bytes_of(path), "blob")
+        return digest_of(os.fsencode(path.readlink()) if path.is_symlink() else bytes_of(path, _LARGEST_BYTES), "blob")
     except OSError:
         return None
 

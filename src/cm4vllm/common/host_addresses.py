@@ -26,7 +26,7 @@ _MAC = re.compile(r"[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}", re.IGNORECASE)
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is a machine's name or address for itself, as localhost, 127.0.0.1 and 0.0.0.0 are."""
+    """Return True if a host is a machine's name or address for itself, as localhost, 127.0.0.1 and 0.0.0.0 are."""
     address = _parsed(host)
     if address is None:
         return host.strip("[]").lower().partition(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback", "(none)")
@@ -34,7 +34,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Tell whether a host is given by its IP address."""
+    """Return True if a host is given by its IP address."""
     return _parsed(host) is not None
 
 

@@ -137,7 +137,7 @@ class HttpClient:
         follow: Follow = Follow.ORIGIN,
         renewed: bool = False,
     ) -> Iterator[OpenAnswer]:
-        """Give an answer whose body is read piece by piece. Raises as `answer` does, also while it is read.
+        """Yield an answer whose body is read piece by piece. Raises as `answer` does, also while it is read.
 
         With `renewed` the time begins again whenever PIECE_BYTES have come. A body that is compressed though it was
         asked for as it is, is empty with an error's status, else refused.

@@ -38,7 +38,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def exists(path: Path) -> bool:
-    """Say whether a path exists and may be asked for."""
+    """Return True if a path exists and may be asked for."""
     try:
         return path.exists()
     except OSError:

@@ -193,12 +193,12 @@ def _of_folder(root: Path) -> list[ProgramFile]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Tell whether a submission may not hold a file: the official checkers refuse hidden names and __pycache__."""
+    """Return True if a submission may not hold a file: the official checkers refuse hidden names and __pycache__."""
     return any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
 
 
 def _is_inside(root: Path, path: Path) -> bool:
-    """Tell whether a file that git lists, or what it names as a link, lies in the repository."""
+    """Return True if a file that git lists, or what it names as a link, lies in the repository."""
     return not path.is_symlink() or path.resolve().is_relative_to(root)
 
 

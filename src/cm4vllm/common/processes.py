@@ -88,7 +88,7 @@ def safe_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def spawned_safely() -> Iterator[SpawnContext]:
-    """Give the context of multiprocessing for processes without this one's threads and locks.
+    """Yield the context of multiprocessing for processes without this one's threads and locks.
 
     What it starts is found by an environment variable in this block: `cm` is started without -P.
     """

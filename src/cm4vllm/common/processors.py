@@ -63,7 +63,7 @@ def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
 
 
 def _hierarchies(controller: str, root: Path) -> Iterator[tuple[str, Path]]:
-    """Give the names in /proc/self/cgroup of the hierarchies that may hold a controller, and where they are mounted."""
+    """Yield the names in /proc/self/cgroup of hierarchies that may hold a controller, and where they are mounted."""
     yield from (("", root / _GROUPS), ("", root / _GROUPS / "unified"))
     yield controller, root / _GROUPS / controller
     if controller == "cpu":  # mounted together with the accounting; mostly `cpu` is a link to it
@@ -71,7 +71,7 @@ def _hierarchies(controller: str, root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _own_groups(lines: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Give the parts of the own group's path by controller; version 2 has none (cgroups(7), /proc/pid/cgroup)."""
+    """Yield the parts of the own group's path by controller; version 2 has none (cgroups(7), /proc/pid/cgroup)."""
     for line in lines.splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         parts = tuple(part for part in path.split("/") if part)

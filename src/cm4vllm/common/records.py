@@ -15,10 +15,11 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from cm4vllm.common.bounded_documents import object_of, read_object
+from cm4vllm.common.bounded_documents import lines_of, object_of, read_object
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import bytes_of, write_bytes
+from cm4vllm.common.files import write_bytes
 from cm4vllm.common.owned_folders import make_way
+from cm4vllm.common.ownership_notes import note_files
 from cm4vllm.common.redaction import vault
 
 __all__ = [
@@ -58,10 +59,12 @@ def write_record(path: Path, record: Record) -> None:
     """Write `record` with its schema to `path` as indented JSON, whole or not at all.
 
     No secret of the run under way is in it. What is there and is no such record is moved to a new name, which is said.
+    A record that is added to a result is noted with it.
     """
     _make_way(path, type(record))
     clean = vault().cleaned({_SCHEMA: record.SCHEMA, **msgspec.to_builtins(record)}, by_name=False)
     write_bytes(path, msgspec.json.format(msgspec.json.encode(clean), indent=2) + b"\n")
+    note_files(path.parent, [path.name])
 
 
 def remove_record(path: Path, cls: type[Record]) -> None:
@@ -136,8 +139,12 @@ def write_sample_file(path: Path, samples: Sequence[Record]) -> None:
 
 
 def read_sample_file(path: Path, kind: type[R]) -> list[R]:
-    """Return the samples in a file; none where there is no file."""
-    return msgspec.json.Decoder(kind).decode_lines(bytes_of(path)) if path.exists() else []
+    """Return the samples in a file; none where there is no file. Raises OSError, ValueError."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        return [decoder.decode(line) for line in lines_of(path)] if path.exists() else []
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deep") from error
 
 
 def now() -> str:

@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 from cm4vllm.common.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secret_names import is_secret_name, variable_name
-from cm4vllm.common.standard_streams import give_up
+from cm4vllm.common.standard_streams import give_up, have_wait
 
 __all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 
@@ -55,7 +55,7 @@ class Vault:
         self._patterns.update(patterns)
 
     def is_secret(self, key: str) -> bool:
-        """Tell whether the value of a key must not be written anywhere."""
+        """Return True if the value of a key must not be written anywhere."""
         if is_secret_name(key) or key in self._patterns:
             return True
         wild = [pattern for pattern in self._patterns if any(sign in pattern for sign in "*?[")]
@@ -99,7 +99,7 @@ class Vault:
         return without_forms(text)
 
     def holds(self, value: Any) -> bool:
-        """Tell whether a value contains a secret, at any depth."""
+        """Return True if a value contains a secret, at any depth."""
         if isinstance(value, str):
             return any(secret in value for secret in self._names) or holds_form(value)
         if isinstance(value, Mapping):
@@ -156,6 +156,7 @@ class _Cleaning:
 
     def write(self, text: str) -> int:
         clean = self._vault.clean(text)
+        have_wait(self._stream)
         try:
             self._stream.write(clean)
         except UnicodeEncodeError:  # a byte that is no text, out of an environment, or a letter that the locale lacks
@@ -166,6 +167,7 @@ class _Cleaning:
         return len(text)
 
     def flush(self) -> None:
+        have_wait(self._stream)
         try:
             self._stream.flush()
         except OSError as error:

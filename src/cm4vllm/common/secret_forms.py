@@ -50,7 +50,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _key_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Give where keys of well-known services and private keys in PEM stand, in the order of their kinds."""
+    """Yield where keys of well-known services and private keys in PEM stand, in the order of their kinds."""
     for beginnings, pattern in _KINDS:
         if any(beginning in text for beginning in beginnings):
             for match in _compiled(pattern).finditer(text):
@@ -118,7 +118,7 @@ def _bearer() -> re.Pattern[str]:
 
 
 def holds_form(text: str) -> bool:
-    """Tell whether a text holds a key of a well-known service, or a URL with a password."""
+    """Return True if a text holds a key of a well-known service, or a URL with a password."""
     return next(_key_spans(text), None) is not None or ("://" in text and bool(_in_url().search(text)))
 
 
@@ -133,7 +133,7 @@ def without_keys(text: str, hidden: str = HIDDEN) -> str:
 
 
 def keys_in(content: bytes) -> Iterator[bytes]:
-    """Give keys of well-known services and private keys in the bytes of a text."""
+    """Return keys of well-known services and private keys in the bytes of a text."""
     text = content.decode("latin-1")
     return (content[start:end] for start, end in _key_spans(text))
 

@@ -98,7 +98,7 @@ _TOKENS_OF_TEXT = tuple(
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Tell whether the name of an environment variable, a flag or a key says that its value is a secret."""
+    """Return True if the name of an environment variable, a flag or a key says that its value is a secret."""
     # The second of two, and what is only called the value of it: HF_TOKEN_2, CLIENT_SECRET_VALUE.
     plain = re.sub(r"(?:_?(?<!\d)\d+|_VALUE)$", "", variable_name(name).strip("_"))
     if plain in _NO_SECRETS or f"_{plain}".endswith(_NO_SECRETS[2:]) or plain.endswith(_TOKENS_OF_TEXT):

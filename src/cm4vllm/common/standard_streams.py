@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from contextlib import suppress
 from typing import TextIO
 
-__all__ = ["ensure_streams", "give_up", "lost_output", "report"]
+__all__ = ["ensure_streams", "give_up", "have_wait", "lost_output", "report"]
 
-_READER_GONE = (errno.EPIPE, errno.EIO)
-_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
+_READER_GONE = (errno.EPIPE, errno.ECONNRESET)
 _lost: list[str] = []
 
 
 def ensure_streams() -> None:
-    """Replace each standard stream that was closed when this process began: another file would take its number."""
+    """Have each standard stream be open, and wait for its reader.
+
+    One that was closed when this process began is replaced: another file would take its number. A pipe that does not
+    wait, as the programs of some CI systems give it, would lose what a slow reader has not read yet.
+    """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # Lower numbers are in use by now, so that the null device gets this one where it is free.
@@ -29,18 +33,34 @@ def ensure_streams() -> None:
             setattr(sys, name, os.fdopen(null, "r" if descriptor == 0 else "w", encoding="utf-8"))
             if descriptor:
                 _lost.append(f"{name} is closed")
+        elif descriptor:
+            have_wait(getattr(sys, name))
+
+
+def have_wait(stream: TextIO) -> None:
+    """Have a stream wait for its reader, also where a program that got it from this one has changed that since."""
+    with suppress(OSError, ValueError):
+        if not os.get_blocking(stream.fileno()):
+            os.set_blocking(stream.fileno(), True)
 
 
 def give_up(stream: TextIO, error: OSError) -> None:
-    """Have what else is written to `stream` go nowhere. Raises `error` where it is none of a stream's own."""
-    if error.errno not in (*_READER_GONE, *_NOT_WRITTEN):
-        raise error
-    if error.errno in _NOT_WRITTEN:
-        _lost.append(f"{getattr(stream, 'name', 'output')}: {error.strerror}")
+    """Have what else is written to `stream` go nowhere, because of the error of a write to it."""
+    if not _reader_has_gone(stream, error):
+        _lost.append(f"{getattr(stream, 'name', 'output')}: {error.strerror or error}")
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+
+
+def _reader_has_gone(stream: TextIO, error: OSError) -> bool:
+    """Return True for the end of a pipe's or a socket's reader, or of a terminal: of a disk, EIO is a failure."""
+    try:
+        is_device = stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        is_device = False
+    return error.errno in _READER_GONE or (error.errno == errno.EIO and is_device)
 
 
 def report(text: str) -> None:
@@ -52,8 +72,7 @@ def report(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError as error:
-        with suppress(OSError):
-            give_up(sys.stderr, error)
+        give_up(sys.stderr, error)
 
 
 def lost_output() -> str:

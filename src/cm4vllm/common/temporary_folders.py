@@ -6,7 +6,6 @@ Each is locked while it is used. Those that killed processes have left are remov
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cm4vllm.common.errors import DiskFull, NotWritable
-from cm4vllm.common.owned_folders import mark, remove_marked, unmark
+from cm4vllm.common.ownership_notes import in_the_making, remove_marked, unmark
 
 __all__ = ["scratch_folder"]
 
@@ -25,7 +24,7 @@ _SUFFIX = ".scratch"
 
 @contextmanager
 def scratch_folder(prefix: str = "cm4vllm-") -> Iterator[Path]:
-    """Give a folder below the system's folder for temporary files, which is removed at the end of the block.
+    """Yield a folder below the system's folder for temporary files, which is removed at the end of the block.
 
     Raises NotWritable where no such folder can be written to, DiskFull where it is full; both name TMPDIR.
     """
@@ -55,19 +54,15 @@ def scratch_folder(prefix: str = "cm4vllm-") -> Iterator[Path]:
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
     """Mark a folder, and hold its lock: it ends with this process, however that ends."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks: what is left there stays
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        mark(Path(folder))
-        yield
-    finally:
-        unmark(Path(folder))
-        os.close(descriptor)
+    with in_the_making(Path(folder)):
+        try:
+            yield
+        finally:
+            unmark(Path(folder))
 
 
 def _is_full(folder: str) -> bool:
-    """Say whether a page can no longer be written in a folder."""
+    """Return True if a page can no longer be written in a folder."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * os.sysconf("SC_PAGE_SIZE"))

@@ -8,9 +8,9 @@ detail log says of the run.
 from __future__ import annotations
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.logs.detail_log import DetailLog
+from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Audit, audit
 
 __all__ = ["audit_config", "config_text", "require_applied", "run_settings_of"]

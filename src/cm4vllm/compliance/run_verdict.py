@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.compliance.logged_answers import LoggedAnswer
-from cm4vllm.compliance.records import CheckResult
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.compliance import CheckResult
+from cm4vllm.records.logs.answers import LoggedAnswer
+from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Audit
 
 __all__ = ["LoggedRun", "Verdict"]
@@ -57,7 +57,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """True if no check failed."""
+        """Return True if no check failed."""
         return all(check.passed is not False for check in self.checks)
 
     @property

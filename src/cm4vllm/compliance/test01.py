@@ -14,10 +14,10 @@ from cm4vllm.accuracy.metric_families import Samples
 from cm4vllm.accuracy.scoring import accuracy_text, rows_of_samples, scorer_of, texts_of_labels
 from cm4vllm.accuracy.sentences import NO_SENTENCES
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.compliance.logged_answers import logged_data
-from cm4vllm.compliance.records import CheckResult
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, PerformanceResult, read_performance
+from cm4vllm.records.compliance import CheckResult
+from cm4vllm.records.logs.answers import logged_data
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, PerformanceResult, read_performance
 from cm4vllm.rules import Logged
 
 __all__ = ["ACCURACY", "PERFORMANCE", "compared", "verify"]

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
-from cm4vllm.assets.config_json import json_object
 from cm4vllm.common.errors import ModelError
-from cm4vllm.compliance.logged_answers import LoggedAnswer
-from cm4vllm.compliance.records import CheckResult
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
+from cm4vllm.records.compliance import CheckResult
+from cm4vllm.records.logs.answers import LoggedAnswer
+from cm4vllm.records.weights.config_json import json_object
 
 __all__ = ["EOS", "FIRST_TOKEN", "SAMPLE_LENGTH", "end_tokens", "verdict", "verify"]
 

@@ -13,10 +13,10 @@ from cm4vllm.accuracy.answer_texts import Detokenizer
 from cm4vllm.accuracy.metric_families import Samples
 from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
 from cm4vllm.accuracy.sentences import NO_SENTENCES
-from cm4vllm.compliance.logged_answers import LoggedAnswer
-from cm4vllm.compliance.records import CheckResult
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.compliance import CheckResult
+from cm4vllm.records.logs.answers import LoggedAnswer
+from cm4vllm.records.run import RunSettings
 
 __all__ = ["ACCURACY", "SCORE", "WHOLE", "verdict", "verify"]
 

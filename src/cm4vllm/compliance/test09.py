@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cm4vllm.compliance.logged_answers import LoggedAnswer
-from cm4vllm.compliance.records import CheckResult
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
+from cm4vllm.records.compliance import CheckResult
+from cm4vllm.records.logs.answers import LoggedAnswer
 
 __all__ = ["LONG", "SHORT", "WHOLE", "verdict", "verify"]
 

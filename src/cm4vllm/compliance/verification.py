@@ -15,16 +15,17 @@ from typing import Any
 
 from cm4vllm import REHEARSAL_NOTICE, compliance
 from cm4vllm.common.errors import InvalidResult, RunFailed, UsageError
-from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.owned_folders import write_result_file
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import require_applied
-from cm4vllm.compliance.logged_answers import read_answers
-from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord, given_run_folder
+from cm4vllm.records.compliance import COMPLIANCE_FILE, ComplianceRecord
+from cm4vllm.records.logs.answers import read_answers
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.run import RUN_FILE, RunRecord, require_run
 from cm4vllm.rules import VerifiedFile, audit, compliance_rules, compliance_test_names
 
 __all__ = ["FOLDER", "compliance_folder", "require_passed", "verified_tests", "verify_run"]
@@ -58,7 +59,7 @@ def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
     _require_same(rules.files, texts, verdict)
     written = {**texts, **verdict.accuracy_texts}
     for name, text in written.items():
-        write_text(folder / name, text)
+        write_result_file(folder, name, text)
     record = ComplianceRecord(
         notice=run.notice,
         test=test.name,
@@ -101,12 +102,13 @@ def _verifiable(folder: Path) -> RunRecord:
 
 def compliance_folder(env: Mapping[str, Any]) -> Path:
     """Return the folder of the run that is verified. Raises UsageError where it holds no run."""
-    return given_run_folder(
-        env,
-        FOLDER,
+    folder = Path(env[FOLDER]).absolute()
+    require_run(
+        folder,
         "--tags=process,mlperf,compliance --test_dir=FOLDER, that of a run with --compliance_test of "
         "app,mlperf,inference,vllm",
     )
+    return folder
 
 
 def require_passed(record: ComplianceRecord) -> None:

@@ -10,21 +10,23 @@ from typing import Annotated, Any
 
 import yaml
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.command_lines import published_words, shell_line
 from cm4vllm.common.errors import CmError, SubmissionError
-from cm4vllm.common.files import altered_files, typed_path, write_json, write_text
+from cm4vllm.common.files import altered_files, json_text, text_of, typed_path, write_text
 from cm4vllm.common.host_addresses import host_of
-from cm4vllm.common.owned_folders import note_files, require_replaceable
+from cm4vllm.common.owned_folders import forget, write_noted, write_result_file
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import OtherSchema, read_record
+from cm4vllm.common.replaceable_folders import require_replaceable
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.results.curves import POWER_FILE
 from cm4vllm.serving.server_identities import other_content
 from cm4vllm.submission.privacy import private_words
@@ -69,7 +71,9 @@ def author_and_build(inputs: BundleInputs) -> Path:
     folder = typed_path(inputs.points).absolute()
     points = read_points(folder)
     stated = read_submitter_file(typed_path(inputs.submitter_file).absolute() if inputs.submitter_file else None)
-    write_text(folder / _TEMPLATE_FILE, TEMPLATE)
+    forget(folder / _TEMPLATE_FILE)
+    if not (folder / _TEMPLATE_FILE).exists():  # one that its user has filled in stays
+        write_noted(folder / _TEMPLATE_FILE, TEMPLATE)
     description = read_json(Path(inputs.description))
     model = read_record(Path(inputs.model_record), ModelRecord)
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
@@ -78,22 +82,24 @@ def author_and_build(inputs: BundleInputs) -> Path:
         _author(path, record, stated, description, _disclosure(inputs, stated, model, dataset), _warmed(record, runs))
     if stated.power is None:
         say(f"no power is stated: {folder / _TEMPLATE_FILE} asks for it, and --submitter_file gives it")
-    target = _target(inputs)
-    _write_sources(folder, points, model)
-    return build_bundle(
-        read_record(Path(inputs.checker), CheckerInstallation),
-        {path.name: path for path, _ in points},
-        target,
-        division=stated.division.lower(),
-        availability=str(stated.system.get("system_availability_status", "RDI")).lower(),
-        source=folder / "shared" / "src",
-        documentation=folder / "shared" / "docs",
-        power=folder / POWER_FILE,
-        private=private_words(
-            servers={host_of(endpoint) for _, record in points for endpoint in record.server.endpoints},
-            folders=[str(folder.parent), os.environ.get("CM_REPOS", "")],
-        ),
-    )
+    with scratch_folder() as shared:
+        _write_sources(shared, points, model)
+        bundle = build_bundle(
+            read_record(Path(inputs.checker), CheckerInstallation),
+            {path.name: path for path, _ in points},
+            _target(inputs),
+            division=stated.division.lower(),
+            availability=str(stated.system.get("system_availability_status", "RDI")).lower(),
+            source=shared / "src",
+            documentation=shared / "docs",
+            power=shared / POWER_FILE,
+            private=private_words(
+                servers={host_of(endpoint) for _, record in points for endpoint in record.server.endpoints},
+                folders=[str(folder.parent), os.environ.get("CM_REPOS", "")],
+            ),
+        )
+        write_noted(folder / POWER_FILE, text_of(shared / POWER_FILE))
+    return bundle
 
 
 def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
@@ -148,7 +154,7 @@ def _author(
     if record.curve is None:
         raise CmError(f"{path} is of no curve")
     document = point_document(record, record.curve, disclosure, warmed)
-    write_text(path / "point.yaml", yaml.safe_dump(document, sort_keys=False))
+    write_result_file(path, "point.yaml", yaml.safe_dump(document, sort_keys=False))
     system = system_document(
         description,
         {**_derived_system(description), **stated.system, "node": stated.node},
@@ -158,11 +164,10 @@ def _author(
         parallel=_parallel(record) if description.get("accelerators_per_node", "0") not in ("0", "") else {},
         detected=record.node,
     )
-    write_json(path / "system_desc.json", system)
+    write_result_file(path, "system_desc.json", json_text(system))
     power = stated.power_document(str(system["system_name"]), int(system.get("system_node_ensemble_total") or 1))
     if power is not None:
-        write_json(path / "system_power.json", power)
-    note_files(path, ["point.yaml", "system_desc.json", *(["system_power.json"] if power is not None else [])])
+        write_result_file(path, "system_power.json", json_text(power))
 
 
 def _runs(folder: Path) -> list[PointRecord]:
@@ -221,7 +226,7 @@ def _disclosure(
 
 
 def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]:
-    """Give lines on how the server was started, for each command the concurrencies of the points that it served."""
+    """Yield lines on how the server was started, for each command the concurrencies of the points that it served."""
     names = {model.path: "MODEL_DIR"} if model.path else {}
     served: dict[str, list[str]] = {}
     for record in records:
@@ -246,7 +251,9 @@ def _without_port(argv: Sequence[str]) -> list[str]:
 
 
 def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], model: ModelRecord) -> None:
-    """Write src/vllm/README.md and docs/README.md of the bundle: how the server was started and points measured."""
+    """Write src/vllm/README.md and docs/README.md of the bundle below a folder: how the server was started and points
+    measured.
+    """
     record = points[0][1]
     lines = [
         f"# {record.server.named}",
@@ -259,7 +266,7 @@ def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], mod
         "",
         "in mode `both` for a point with accuracy results. config.yaml is that of the point.",
     ]
-    write_text(folder / "shared" / "src" / "vllm" / "README.md", "\n".join(lines) + "\n")
+    write_text(folder / "src" / "vllm" / "README.md", "\n".join(lines) + "\n")
     software = [f"- {name} {version}" for name, version in sorted(record.server.packages.items())]
     text = "\n".join(["# Software", "", f"- {record.server.named}", *software]) + "\n"
-    write_text(folder / "shared" / "docs" / "README.md", text)
+    write_text(folder / "docs" / "README.md", text)

@@ -11,9 +11,11 @@ from typing import Literal
 import msgspec
 
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
-from cm4vllm.common.owned_folders import Kind, discard, staged_folder
+from cm4vllm.common.files import bytes_of
+from cm4vllm.common.owned_folders import discard, staged_folder
 from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record
+from cm4vllm.common.replaceable_folders import Kind
 from cm4vllm.submission.privacy import PrivateWord, refuse_private
 
 __all__ = ["BUNDLE", "CheckerInstallation", "OfficialFinding", "OfficialReport", "build_bundle", "official_report"]
@@ -54,7 +56,7 @@ class OfficialReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """True if there is no error."""
+        """Return True if there is no error."""
         return not self.counts("error")
 
 
@@ -102,8 +104,8 @@ def official_report(checker: CheckerInstallation, bundle: Path, report: Path) ->
     discard(report)
     done = run([checker.python, "-P", _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S)
     try:
-        written = msgspec.json.decode(report.read_bytes(), type=OfficialReport)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        written = msgspec.json.decode(bytes_of(report), type=OfficialReport)
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckerFailed(
             f"the official checker {checker.version} gives no report on {bundle}", cause=done.tail(12)
         ) from error

@@ -15,7 +15,7 @@ import yaml
 from cm4vllm.common.bounded_documents import object_of, read_json, read_object
 from cm4vllm.common.errors import CmError, InstallError, RunFailed, RunIncomplete, ServerDied
 from cm4vllm.common.git_objects import added_files, changed_files, objects_of
-from cm4vllm.common.owned_folders import discard, mark, write_noted
+from cm4vllm.common.owned_folders import begun_folder, write_noted
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
@@ -80,23 +80,21 @@ def run_client(
 ) -> None:
     """Make the run in `folder`, where `wanted.folder` appears.
 
-    A folder that an interrupted run left is removed first. `alive` returns why the server has ended, None while it
-    runs; `facts` what a view shows of samples done, all samples, and the seconds since the start. Raises ServerDied,
-    RunFailed where the client fails, RunIncomplete where it was killed, ends before all samples were answered or has
-    requests that failed, which its exit status does not say.
+    What an interrupted run left there is replaced, what a killed one left is kept under a new name. `alive` returns why
+    the server has ended, None while it runs; `facts` what a view shows of samples done, all samples, and the seconds
+    since the start. Raises ServerDied, RunFailed where the client fails, RunIncomplete where it was killed, ends before
+    all samples were answered or has requests that failed, which its exit status does not say.
     """
     require_unmodified(client)
     end_orphans()
     target = folder / wanted.folder
-    discard(target)
-    target.mkdir()
-    mark(target)
     settings = folder / f"{wanted.folder}.yaml"
-    write_noted(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
     log = folder / f"{wanted.folder}.log"
     argv = [client.python, "-P", "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
     argv += ["--mode", "both" if wanted.accuracy else "perf"]
-    status = _followed(argv, wanted, folder, environment, alive, facts)
+    with begun_folder(target):
+        write_noted(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
+        status = _followed(argv, wanted, folder, environment, alive, facts)
     faults = faults_of(target, wanted, client.commit)
     if faults or status != 0:
         _require_server(alive)
@@ -167,7 +165,7 @@ def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
 
 
 def _failed_requests(folder: Path, wanted: ClientRun) -> Iterator[str]:
-    """Give a clause for each run, performance and accuracy, that has failed requests: how many, and the reasons."""
+    """Yield a clause for each run, performance and accuracy, that has failed requests: how many, and the reasons."""
     try:
         failed = failed_samples(folder / EVENTS)
     except CmError as error:
@@ -235,7 +233,7 @@ def _require_server(alive: Callable[[], str | None]) -> None:
 
 
 def _was_cut_short(folder: Path, wanted: ClientRun) -> bool:
-    """Tell whether the client was interrupted: it has issued fewer samples, and ends with 0, or fails to score."""
+    """Return True if the client was interrupted: it has issued fewer samples, and ends with 0, or fails to score."""
     try:
         issued = int(read_summary(folder)["n_samples_issued"])
     except (OSError, ValueError, TypeError, KeyError):

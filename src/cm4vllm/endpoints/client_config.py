@@ -45,7 +45,7 @@ class ClientRun(Record, frozen=True, kw_only=True):
 
     @property
     def accuracy(self) -> bool:
-        """True for a run with an accuracy run."""
+        """Return True for a run with an accuracy run."""
         return bool(self.scored)
 
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.model_links import model_links
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import writable_folder, write_text
-from cm4vllm.common.owned_folders import forget, make_way, staged_file
+from cm4vllm.common.owned_folders import forget, make_way, staged_file, staged_folder, write_noted
 from cm4vllm.common.progress import warn
 from cm4vllm.endpoints.client_config import TOKENIZER
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.rules import ClientDataset
 
 __all__ = ["client_environment", "datasets_of_ours", "prepare_folder"]
@@ -45,17 +45,17 @@ def prepare_folder(
     """
     writable_folder(folder)
     _copy_tokenizer(Path(model.path), folder / TOKENIZER)
-    write_text(folder / _METRIC, Path(__file__).with_name("rouge_metric.txt").read_text(encoding="utf-8"))
+    write_noted(folder / _METRIC, Path(__file__).with_name("rouge_metric.txt").read_text(encoding="utf-8"))
     for place, file in files.items():
         _lay_out(folder / place, file)
     if dataset is None:
         return
     rows = _rows(Path(dataset.path), samples)
-    write_text(folder / _file_of(dataset), "".join(json.dumps(row) + "\n" for row in rows))
+    write_noted(folder / _file_of(dataset), "".join(json.dumps(row) + "\n" for row in rows))
     if dataset.sentences == UNTRAINED:
-        english = folder / _NLTK_DATA / "tokenizers" / "punkt_tab" / "english"
-        for name in _UNTRAINED_FILES:
-            write_text(english / name, "")
+        with staged_folder(folder / _NLTK_DATA / "tokenizers" / "punkt_tab" / "english") as english:
+            for name in _UNTRAINED_FILES:
+                write_text(english / name, "")
 
 
 def _lay_out(place: Path, file: Path | None) -> None:
@@ -69,16 +69,19 @@ def _lay_out(place: Path, file: Path | None) -> None:
 
 
 def _copy_tokenizer(model: Path, folder: Path) -> None:
-    """Copy a model's small files, those of its tokenizer among them: a results folder holds no links."""
+    """Copy a model's small files, those of its tokenizer among them: a results folder holds no links.
+
+    The folder holds nothing else then: a file of the user in it would change the tokenizer that the client loads.
+    """
     if folder.is_symlink():
         make_way(folder)
-    writable_folder(folder)
     linked = model_links(model)
     if linked.others:
         warn(f"links in {model} lead to what no model needs, which is not copied: {linked.in_words}")
-    for path in sorted(model.iterdir()):
-        if path.suffix in _TOKENIZER_SUFFIXES and path.is_file() and path not in linked.others:
-            shutil.copyfile(path, folder / path.name)
+    with staged_folder(folder) as staging:
+        for path in sorted(model.iterdir()):
+            if path.suffix in _TOKENIZER_SUFFIXES and path.is_file() and path not in linked.others:
+                shutil.copyfile(path, staging / path.name)
 
 
 def datasets_of_ours(dataset: DatasetRecord) -> tuple[ClientDataset, ClientDataset]:

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from cm4vllm.results.checks import CheckBase, Fault
 from cm4vllm.results.curves import Curve, Point
+from cm4vllm.results.endpoints_harness import impossible_in_summary
 from cm4vllm.results.file_values import count, part
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
@@ -30,7 +31,7 @@ class CurveCheck(CheckBase):
     function: Function
 
     def findings(self, curve: Curve) -> Iterator[Finding]:
-        """Give what the check finds; where it cannot be made, that is a finding, too."""
+        """Yield what the check finds; where it cannot be made, that is a finding, too."""
         try:
             yield from map(self.finding, self.function(curve))
         except Exception as error:  # one file that no check expects must not hide all other findings
@@ -42,7 +43,7 @@ CURVE_CHECKS: dict[str, CurveCheck] = {}
 
 
 def curve_findings(curve: Curve) -> Iterator[Finding]:
-    """Give the findings of all checks on a curve."""
+    """Yield the findings of all checks on a curve."""
     for check in CURVE_CHECKS.values():
         yield from check.findings(curve)
 
@@ -138,6 +139,18 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
                     f"{score.answered:,}",
                     f"{score.samples:,}",
                 )
+
+
+@curve_check(
+    "POINT-IMPOSSIBLE",
+    "the client's figures are those of a run: above 0, and each distribution in the order of its percentiles",
+    source="a design rule of cm4vllm; the official checker compares none of them with another",
+    remedy="publish the summary as the client wrote it, or make the run again",
+)
+def possible_figures(curve: Curve) -> Iterator[Fault]:
+    for point in curve.points:
+        for value in impossible_in_summary(point.summary):
+            yield Fault(value.what, point.name, value.key, value.value, value.expected)
 
 
 @curve_check(

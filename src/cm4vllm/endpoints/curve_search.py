@@ -17,6 +17,7 @@ from cm4vllm.common.files import altered_files
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import plan_curve
 from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, measure_point, point_setup
@@ -115,10 +116,10 @@ def _probe_change(folder: Path, probe: Probe) -> str:
 
 def given_points(text: str) -> tuple[int, ...]:
     """Return the concurrencies of --points, in their order. Raises UsageError for other texts."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if wrong := [part for part in parts if not part.isdecimal() or part == "0"]:
+    numbers = {part.strip(): whole_number(part) for part in text.split(",") if part.strip()}
+    if wrong := [part for part, number in numbers.items() if not number]:
         raise UsageError(f"--points={text} names {wrong[0]!r}", remedy="give whole numbers of requests in flight")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted({number for number in numbers.values() if number}))
 
 
 def _highest(probe: Callable[[int], Probe], most: int) -> int:
@@ -134,7 +135,7 @@ def _highest(probe: Callable[[int], Probe], most: int) -> int:
 
 
 def _gaps(probed: Sequence[int]) -> Iterator[int]:
-    """Give concurrencies between the probed ones, each the geometric mean of its neighbours, until no gap is wide."""
+    """Yield concurrencies between the probed ones, each the geometric mean of its neighbours, until no gap is wide."""
     for low, high in pairwise(sorted(probed)):
         if high / low > _WIDEST_GAP:
             middle = round(math.sqrt(low * high))

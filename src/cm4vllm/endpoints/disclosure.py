@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.rules import Regions
@@ -194,5 +195,4 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _count(description: Mapping[str, str], key: str) -> int | None:
     """Return a count that the description states as a whole number."""
-    text = description.get(key, "")
-    return int(text) if text.isdecimal() else None
+    return whole_number(description.get(key, ""))

@@ -125,7 +125,7 @@ def _chunks(part: object) -> list[str]:
 
 
 def _events(path: Path) -> Iterator[tuple[_Event, Any]]:
-    """Give each event, with its content where it has an answer or an error."""
+    """Yield each event, with its content where it has an answer or an error."""
     decoder = msgspec.json.Decoder(_Event)
     try:
         for number, line in enumerate(lines_of(path), 1):

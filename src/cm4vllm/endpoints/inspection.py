@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import cm4vllm
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.files import typed_path, write_json
+from cm4vllm.common.files import json_text, typed_path
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
@@ -59,7 +60,7 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
     for line in _lines(curves, findings, official, why_not):
         say_text(line)
     if settings.sarif:
-        write_json(typed_path(settings.sarif).absolute(), as_sarif(findings, cm4vllm.__version__))
+        write_noted(typed_path(settings.sarif).absolute(), json_text(as_sarif(findings, cm4vllm.__version__)))
     _require_none(findings, official, root, {part.strip() for part in settings.allowed.split(",")})
     return {"findings": as_objects(findings), "summary": summary(findings), "official": _as_data(official)}
 

@@ -22,7 +22,7 @@ def regions_line(curve: Regions) -> str:
 
 
 def plan_lines(record: CurveRecord) -> Iterator[str]:
-    """Give a planned curve in lines: regions, points with the minutes of their clients, the sum, and alternatives."""
+    """Yield a planned curve in lines: regions, points with the minutes of their clients, the sum, and alternatives."""
     plan = record.plan
     yield regions_line(plan.regions)
     for number, point in enumerate(plan.points, 1):
@@ -46,7 +46,7 @@ def plan_lines(record: CurveRecord) -> Iterator[str]:
 
 
 def one_more_point(points: Sequence[int], seconds: Mapping[int, float] | None = None) -> Iterator[str]:
-    """Give a line on what one more point would gain; `seconds` are those foreseen of the points, where they are known.
+    """Yield a line on what one more point would gain; `seconds` are those foreseen of the points, where they are known.
 
     Its own minutes are those of its two neighbours: it lies between them.
     """
@@ -62,7 +62,7 @@ def one_more_point(points: Sequence[int], seconds: Mapping[int, float] | None = 
 
 
 def moved_ends(points: Sequence[int]) -> Iterator[str]:
-    """Give a line for each end of the curve on the regions that it would have with the end moved to the next point."""
+    """Yield a line for each end of the curve on the regions that it would have with the end moved to the next point."""
     yield _moved("lowest", points[1:])
     yield _moved("highest", points[:-1])
 

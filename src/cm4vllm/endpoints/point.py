@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import psutil
@@ -14,15 +15,15 @@ import psutil
 from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.bounded_tables import parquet_rows
 from cm4vllm.assets.published_formats import require_file
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import CmError, DatasetError, UsageError
+from cm4vllm.common.errors import CmError, DatasetError, RunFailed, UsageError
 from cm4vllm.common.files import altered_files, digests_of, given_path, sha256_of, typed_path
-from cm4vllm.common.owned_folders import Kind, note_finished, require_replaceable
+from cm4vllm.common.ownership_notes import note_finished
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
+from cm4vllm.common.replaceable_folders import Kind, require_replaceable
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.client import EVENTS, ClientInstallation, read_summary, run_client
 from cm4vllm.endpoints.client_config import ClientRun
@@ -34,9 +35,11 @@ from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
 from cm4vllm.loadgen.process.run_servers import RunServers
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.results.endpoints_harness import impossible_in_summary
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
 from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
     "POINT",
@@ -120,7 +123,8 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     """Make the run of a point; return its record and the record's path.
 
     An earlier point in its folder is replaced. Raises CmError: ServerUnsuitable where a server is another one than when
-    it was probed, RunFailed where it becomes one during the run, and the errors of the client.
+    it was probed, RunFailed where it becomes one during the run or where the client's figures are those of no run, and
+    the errors of the client.
     """
     planned = point_setup(inputs)
     target = Path(inputs.output_dir).absolute()
@@ -141,14 +145,25 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     facts = curve_status(curve, inputs.number, folder).after if curve else None
     servers = RunServers(planned.server, target.name)
     run_client(planned.client, planned.run, folder, environment, alive=alive, facts=facts)
-    servers.require_same({})
+    servers.require_same(None)
     wall_s = round(time.monotonic() - began, 3)
     summary = read_summary(target)
+    _require_possible(summary, target)
     record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)
     write_record(target / POINT_FILE, record)
     note_finished(target)
     _say_result(record, summary)
     return record, target / POINT_FILE
+
+
+def _require_possible(summary: Mapping[str, Any], target: Path) -> None:
+    """Raise RunFailed where the client's figures are those of no run."""
+    if impossible := [str(value) for value in impossible_in_summary(summary)]:
+        raise RunFailed(
+            f"the client's figures in {target} are those of no run",
+            cause="\n".join(impossible[:5]),
+            remedy="see the client's log and the server's; the next command makes the run again",
+        )
 
 
 def _recorded(planned: PointSetup, target: Path, started: str, wall_s: float, duration_s: float) -> PointRecord:

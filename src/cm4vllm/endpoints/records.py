@@ -9,9 +9,9 @@ from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.curve_plan import CurvePlan, PlannedPoint
 from cm4vllm.endpoints.steady_state import SteadyState
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.curves import POINT_FILE
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["CURVE_FILE", "POINT_FILE", "CurveRecord", "PointRecord", "Probe"]
 

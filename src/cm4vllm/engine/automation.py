@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -28,7 +29,7 @@ from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.scope import asked_by_code
 from cm4vllm.engine.run.script_selection import choice_note
-from cm4vllm.engine.run.session import Session
+from cm4vllm.engine.run.session import Session, ends_the_process
 from cm4vllm.engine.run.shadowed_packages import shadowed_packages
 
 __all__ = ["OwnAutomation", "ScriptAutomation"]
@@ -60,6 +61,8 @@ class OwnAutomation(Automation):  # type: ignore[misc]
         except KeyboardInterrupt:
             if _SESSION in self.cmind.state:  # a run is under way, and ends in order itself
                 raise
+            if ends_the_process(i):
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             known: CmError = Interrupted("stopped by Ctrl-C")
         except Exception as error:
             known = _known(error, verbose=flag(i, "v", "verbose"))

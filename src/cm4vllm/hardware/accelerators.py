@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cm4vllm.hardware.interconnect import interconnect
-from cm4vllm.hardware.known_hardware import accelerator
-from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.machine import GpuFacts
 
 __all__ = ["accelerator_keys", "accelerator_notes", "serving"]
 
@@ -117,7 +117,7 @@ def _model(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> str:
 
 
 def _is_whole(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> bool:
-    """Say whether all partitions of a GPU serve."""
+    """Return True if all partitions of a GPU serve."""
     return bool(gpu.partitions) and all(any(used.part == each for used in parts) for each in gpu.partitions)
 
 
@@ -131,7 +131,7 @@ def _capacity(used: UsedGpu) -> str:
 
 
 def _fits(gpu: GpuFacts) -> bool:
-    """Say whether the memory reported, if any, is that of the product in the table: 10^9 or 2^30 bytes a GB."""
+    """Return True if the memory reported, if any, is that of the product in the table: 10^9 or 2^30 bytes a GB."""
     row, reported = accelerator(gpu.name), gpu.memory_bytes
     if row is None or reported is None:
         return True

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cm4vllm.common.kernel_files import exists
 from cm4vllm.hardware.drivers import Questions, answered, asked, constant, entry
-from cm4vllm.hardware.records import MEMORY, GpuFacts, MigFacts
+from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
 __all__ = ["amd_gpus", "cards", "opened"]
 
@@ -50,7 +50,7 @@ def _library() -> Any:
 
 @contextmanager
 def opened() -> Iterator[Any]:
-    """Give the amdsmi module, initialised; None where the driver or the module is missing."""
+    """Yield the amdsmi module, initialised; None where the driver or the module is missing."""
     amdsmi = _library()
     try:
         yield amdsmi
@@ -75,7 +75,7 @@ def cards(amdsmi: Any) -> list[Card]:
 
 
 def _is_part(card: Card, bus: str, uuid: str, ask: Questions) -> bool:
-    """Say whether a handle is a further partition of a card: another function of its PCI device, or without a name."""
+    """Return True if a handle is another partition of a card: another function of its PCI device, or without a name."""
     device, _, function = bus.rpartition(".")
     if not device or device != card.bus.rpartition(".")[0]:
         return False

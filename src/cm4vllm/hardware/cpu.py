@@ -12,7 +12,7 @@ import psutil
 
 from cm4vllm.common.kernel_files import exists, fields, matching, number, text
 from cm4vllm.common.processors import cpu_quota
-from cm4vllm.hardware.records import CpuFacts
+from cm4vllm.records.machine import CpuFacts
 
 __all__ = ["detect_cpu", "nodes_with_processors"]
 

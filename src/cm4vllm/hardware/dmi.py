@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm.common.kernel_files import content
-from cm4vllm.hardware.records import MemoryModule
+from cm4vllm.records.machine import MemoryModule
 
 __all__ = ["memory_has_ecc", "memory_modules"]
 
@@ -35,7 +35,7 @@ def memory_modules(root: Path = Path("/")) -> list[MemoryModule]:
 
 
 def memory_has_ecc(root: Path = Path("/")) -> bool | None:
-    """Say whether modules are wider than the data they hold, which is what carries ECC; None where it is not known."""
+    """Return True if modules are wider than their data, which is what carries ECC; None where it is not known."""
     widths = [
         (struct.unpack_from("<H", data, 0x08)[0], struct.unpack_from("<H", data, 0x0A)[0])
         for data in _devices(root)

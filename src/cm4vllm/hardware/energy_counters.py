@@ -17,8 +17,8 @@ from typing import Any
 from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import amd, nvml
-from cm4vllm.hardware.counted_energy import Counter, Reading, RunEnergy, Scope, energy_of_run
 from cm4vllm.hardware.drivers import Questions, entry
+from cm4vllm.records.energy import Counter, Reading, RunEnergy, Scope, energy_of_run
 
 __all__ = ["ELSEWHERE", "EnergyWatch", "amd_counters", "energy_watched", "nvidia_counters", "package_counters"]
 
@@ -94,7 +94,7 @@ def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
 
 
 def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
-    """Give the counters of NVIDIA's GPU boards: Volta and later have one, in mJ since the driver was loaded."""
+    """Yield the counters of NVIDIA's GPU boards: Volta and later have one, in mJ since the driver was loaded."""
     question = "nvmlDeviceGetTotalEnergyConsumption"
     for device in nvml.devices(library):
         if device.ask(question) is None:
@@ -111,7 +111,7 @@ def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
 
 
 def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
-    """Give the counters of AMD's GPU boards: amdsmi states a count and its unit in uJ."""
+    """Yield the counters of AMD's GPU boards: amdsmi states a count and its unit in uJ."""
 
     def count(ask: Questions) -> tuple[int, float] | None:
         said = ask("amdsmi_get_energy_count")
@@ -136,7 +136,7 @@ def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
 
 
 def package_counters(root: Path = Path("/")) -> Iterator[tuple[Counter, Read]]:
-    """Give the counters of CPU packages that can be read (kernel: power/powercap/powercap.rst)."""
+    """Yield the counters of CPU packages that can be read (kernel: power/powercap/powercap.rst)."""
     for folder in _packages(root):
         largest = number(folder / "max_energy_range_uj")
         if largest is not None and number(folder / "energy_uj") is not None:

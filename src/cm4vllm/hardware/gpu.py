@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import json_text
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.nvml_recording import Recorder
-from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.records.machine import GpuFacts
 
 __all__ = ["detect_gpus", "record_gpus", "silent_gpus"]
 
@@ -35,4 +36,4 @@ def record_gpus(path: Path) -> None:
         recorder = Recorder(library) if library is not None else None
         if recorder is None or not nvml.nvidia_gpus(recorder):
             raise CmError("there is no GPU to record", cause="no NVIDIA driver answers on this machine")
-        write_json(path, recorder.recording("recorded by cm4vllm's recipe detect-gpu"))
+        write_noted(path, json_text(recorder.recording("recorded by cm4vllm's recipe detect-gpu")))

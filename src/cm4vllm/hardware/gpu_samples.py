@@ -8,38 +8,15 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.records import Record, write_sample_file
+from cm4vllm.common.records import write_sample_file
 from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.drivers import constant
+from cm4vllm.records.metrics import GpuSample, GpusSample
 
-__all__ = ["GPU_SAMPLES_FILE", "GpuSample", "GpusSample", "gpus_sampled", "look_at_gpus"]
+__all__ = ["gpus_sampled", "look_at_gpus"]
 
-#: The name of the samples' file in a run's folder: one JSON object a line.
-GPU_SAMPLES_FILE = "gpu_metrics.jsonl"
 INTERVAL_S = 2.0
-
-
-class GpuSample(Record, frozen=True, kw_only=True):
-    """One GPU at one time. `utilisation` is the part of the last second in which a kernel ran, in [0..1].
-
-    None stands for what the driver does not report.
-    """
-
-    index: int
-    name: str
-    utilisation: float | None = None
-    power_w: float | None = None
-    memory_used_bytes: int | None = None
-    temperature_c: int | None = None
-    sm_mhz: int | None = None
-
-
-class GpusSample(Record, frozen=True, kw_only=True):
-    """All GPUs, `at_s` seconds after the run began."""
-
-    at_s: float
-    gpus: list[GpuSample]
 
 
 def look_at_gpus(library: Any) -> list[GpuSample]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cm4vllm.common.kernel_files import exists, text
 from cm4vllm.hardware.os_release import read_os_release
-from cm4vllm.hardware.records import HostFacts
+from cm4vllm.records.machine import HostFacts
 
 __all__ = ["detect_host", "is_virtual"]
 
@@ -59,7 +59,7 @@ def detect_host(root: Path = Path("/")) -> HostFacts:
 
 
 def is_virtual(root: Path = Path("/")) -> bool | None:
-    """Say whether this is a virtual machine, by the hypervisor flag or the firmware; None where neither states it."""
+    """Return True if this is a virtual machine, by the hypervisor flag or the firmware; None if neither says."""
     if text(root / "sys/hypervisor/type"):
         return True
     flags = next((line for line in text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cm4vllm.hardware.known_hardware import accelerator
-from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.machine import GpuFacts
 
 __all__ = ["interconnect"]
 

@@ -17,10 +17,12 @@ from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.interconnect import interconnect
-from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
-from cm4vllm.hardware.records import (
+from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
+from cm4vllm.hardware.storage import detect_disks, root_bytes
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.machine import (
     MEMORY,
     CpuFacts,
     DiskFacts,
@@ -30,8 +32,6 @@ from cm4vllm.hardware.records import (
     MemoryFacts,
     NetworkCard,
 )
-from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
-from cm4vllm.hardware.storage import detect_disks, root_bytes
 
 __all__ = [
     "capacity_env",

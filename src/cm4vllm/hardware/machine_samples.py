@@ -18,12 +18,13 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from cm4vllm.common.files import bytes_of
+from cm4vllm.common.bounded_documents import lines_of
 from cm4vllm.common.kernel_files import exists
 from cm4vllm.common.records import Record
 from cm4vllm.hardware import nvml
-from cm4vllm.hardware.gpu_samples import INTERVAL_S, GpuSample, look_at_gpus
+from cm4vllm.hardware.gpu_samples import INTERVAL_S, look_at_gpus
 from cm4vllm.hardware.throttling import throttling
+from cm4vllm.records.metrics import GpuSample
 
 __all__ = ["MachineSample", "machine_sample", "read_machine_samples"]
 
@@ -69,8 +70,8 @@ def machine_sample(begin: float, gpus: list[GpuSample] | None = None) -> Machine
 def read_machine_samples(path: Path) -> list[MachineSample]:
     """Return the samples of a file, oldest first. Other lines, such as those of a login shell, are left out."""
     samples = []
-    for line in bytes_of(path).splitlines() if exists(path) else []:
-        with contextlib.suppress(msgspec.DecodeError):
+    for line in lines_of(path) if exists(path) else []:
+        with contextlib.suppress(ValueError, RecursionError):
             samples.append(msgspec.json.decode(line, type=MachineSample))
     return samples
 

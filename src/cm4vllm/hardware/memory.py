@@ -9,7 +9,7 @@ from cm4vllm.common.kernel_files import fields, matching, number, text
 from cm4vllm.common.processors import control_groups
 from cm4vllm.hardware.cpu import nodes_with_processors
 from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
-from cm4vllm.hardware.records import MemoryFacts
+from cm4vllm.records.machine import MemoryFacts
 
 __all__ = ["detect_memory", "free_memory"]
 
@@ -22,9 +22,13 @@ _FILES = (
 
 
 def detect_memory(root: Path = Path("/")) -> MemoryFacts:
-    """Return the memory under `root`: by the firmware's modules, else the kernel's blocks, else what it can use."""
+    """Return the memory under `root`: by the firmware's modules, else the kernel's blocks, else what it can use.
+
+    That of NUMA nodes without processors, as a GPU's that the kernel manages, is apart and counts nowhere.
+    """
     modules = memory_modules(root)
-    usable = _meminfo("MemTotal", root)
+    of_nodes = _of_nodes_apart("MemTotal", root)
+    usable = max(0, _meminfo("MemTotal", root) - of_nodes)
     installed = sum(module.size_bytes for module in modules)
     blocks, apart = _blocks(root)
     total, source = (
@@ -42,13 +46,13 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
         modules=modules,
         limit_bytes=limit if limit is not None and limit < usable else None,
         ecc=_ecc(root),
-        apart_bytes=apart,
+        apart_bytes=apart or of_nodes,
     )
 
 
 def free_memory(root: Path = Path("/")) -> int:
     """Return the memory that a program may still take: what the machine has free, and its control groups leave."""
-    free = max(0, _meminfo("MemAvailable", root) - _free_apart(root))
+    free = max(0, _meminfo("MemAvailable", root) - _of_nodes_apart("MemFree", root))
     for group, limit, (_, used, reclaimable) in _limits(root):
         pages = dict(line.split()[:2] for line in text(group / "memory.stat").splitlines() if " " in line)
         taken = (number(group / used) or 0) - int(pages.get(reclaimable, 0))
@@ -74,13 +78,13 @@ def _nodes_apart(root: Path) -> list[Path]:
     return [node for node in matching(root / "sys/devices/system/node", "node[0-9]*") if own and node not in own]
 
 
-def _free_apart(root: Path) -> int:
-    """Return the free bytes of NUMA nodes without processors: lines as `Node 1 MemFree: 96 kB`."""
+def _of_nodes_apart(name: str, root: Path) -> int:
+    """Return the bytes of a value of NUMA nodes without processors: lines as `Node 1 MemFree: 96 kB`."""
     words = [
         line.split()
         for node in _nodes_apart(root)
         for line in text(node / "meminfo").splitlines()
-        if " MemFree:" in line
+        if f" {name}:" in line
     ]
     return sum(int(line[3]) * 1024 for line in words if len(line) > 3 and line[3].isdecimal())
 

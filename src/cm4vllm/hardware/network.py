@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cm4vllm.common.kernel_files import exists, matching, number, target, text
 from cm4vllm.hardware.host import is_virtual
-from cm4vllm.hardware.records import NetworkCard
+from cm4vllm.records.machine import NetworkCard
 
 __all__ = ["detect_network"]
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cm4vllm.hardware.drivers import Questions, answered, asked, constant, reason
-from cm4vllm.hardware.known_hardware import accelerator
-from cm4vllm.hardware.records import MEMORY, GpuFacts, MigFacts
+from cm4vllm.records.known_hardware import is_integrated
+from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
 __all__ = ["Device", "devices", "gpus_of_processes", "nvidia_gpus", "opened", "pids_on", "silent_gpus", "why_none"]
 
@@ -37,7 +37,7 @@ class Device(NamedTuple):
 
 @contextmanager
 def opened() -> Iterator[Any]:
-    """Give the NVML module, initialised; None where the driver is missing."""
+    """Yield the NVML module, initialised; None where the driver is missing."""
     import pynvml
 
     _, error = answered(pynvml, "nvmlInit")
@@ -51,7 +51,7 @@ def opened() -> Iterator[Any]:
 
 
 def why_none() -> str:
-    """Say why no NVIDIA GPU can be used; empty where the driver shows one."""
+    """Return why no NVIDIA GPU can be used; empty where the driver shows one."""
     import pynvml
 
     _, error = answered(pynvml, "nvmlInit")
@@ -152,7 +152,7 @@ def _gpu(device: Device, versions: tuple[str, str], buses: dict[str, str], shown
         link_name="NVLink" if links else "",
         links=links,
         paths={other: _PATHS[level] for other, level in paths.items() if level in _PATHS},
-        shares_host_memory=of_it.unanswered.get(MEMORY) in _NO_MEMORY_OF_ITS_OWN and accelerator(device.name) is None,
+        shares_host_memory=of_it.unanswered.get(MEMORY) in _NO_MEMORY_OF_ITS_OWN and is_integrated(device.name),
         unanswered=of_it.unanswered,
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.hardware.host import is_virtual
-from cm4vllm.hardware.records import DiskFacts
+from cm4vllm.records.machine import DiskFacts
 
 __all__ = ["VIRTUAL_DISK", "detect_disks", "root_bytes"]
 

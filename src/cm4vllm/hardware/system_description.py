@@ -14,104 +14,16 @@ from dataclasses import dataclass, field
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.accelerators import accelerator_keys, accelerator_notes, serving
-from cm4vllm.hardware.known_hardware import Processor, contradictions, processor
 from cm4vllm.hardware.machine_facts import memory_env, modules, network_env, network_lines, storage_env
-from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
-from cm4vllm.rules import Division, over_network
+from cm4vllm.records.described_system import NODES_DIFFER, NOT_STATED, STATUS_NOT_STATED, safe_name, stated_system
+from cm4vllm.records.known_hardware import Processor, contradictions, processor
+from cm4vllm.records.machine import CpuFacts, HostFacts, MachineFacts
 
-__all__ = [
-    "FREE_TEXT",
-    "KEYS",
-    "NETWORK_KEYS",
-    "NODES_DIFFER",
-    "NOT_STATED",
-    "STATUS_NOT_STATED",
-    "SystemAsked",
-    "describe_system",
-    "folder_name",
-    "hints",
-    "keys_of",
-    "not_stated",
-    "stated_system",
-]
+__all__ = ["SystemAsked", "describe_system"]
 
-NOT_STATED = "not stated"
-#: Said where the submitter states no availability: the checker wants one of three words.
-STATUS_NOT_STATED = "Availability is not stated: status rdi stands only for the checker."
-#: The remark on nodes of one system that are not alike begins so; the key and the value of each node follow.
-NODES_DIFFER = "The nodes differ in"
 _NONE = "N/A"
-
-#: The 35 keys, in the order in which they are written.
-KEYS = (
-    "division",
-    "submitter",
-    "status",
-    "system_type",
-    "system_type_detail",
-    "system_name",
-    "number_of_nodes",
-    "host_processor_model_name",
-    "host_processors_per_node",
-    "host_processor_core_count",
-    "host_processor_frequency",
-    "host_processor_caches",
-    "host_processor_interconnect",
-    "host_memory_capacity",
-    "host_memory_configuration",
-    "host_storage_capacity",
-    "host_storage_type",
-    "host_networking",
-    "host_networking_topology",
-    "host_network_card_count",
-    "accelerators_per_node",
-    "accelerator_model_name",
-    "accelerator_memory_capacity",
-    "accelerator_memory_configuration",
-    "accelerator_frequency",
-    "accelerator_host_interconnect",
-    "accelerator_interconnect",
-    "accelerator_interconnect_topology",
-    "accelerator_on-chip_memories",
-    "cooling",
-    "hw_notes",
-    "framework",
-    "operating_system",
-    "other_software_stack",
-    "sw_notes",
-)
-
-#: The keys of a system on other machines than LoadGen's, in the network division (constants
-#: SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE): the first says so, the others are for its owner to state.
-NETWORK_KEYS = (
-    "is_network",
-    "network_type",
-    "network_media",
-    "network_rate",
-    "nic_loadgen",
-    "number_nic_loadgen",
-    "net_software_stack_loadgen",
-    "network_protocol",
-    "number_connections",
-    "nic_sut",
-    "number_nic_sut",
-    "net_software_stack_sut",
-    "network_topology",
-)
-
-#: Remarks: empty where there is nothing to remark.
-FREE_TEXT = frozenset({"hw_notes", "sw_notes", "system_type_detail"})
-
-_MAY_BE_EMPTY = FREE_TEXT | {
-    "host_processor_frequency",
-    "host_processor_caches",
-    "host_processor_interconnect",
-    "accelerator_frequency",
-    "accelerator_interconnect_topology",
-    "accelerator_on-chip_memories",
-}
 
 #: The packages named in other_software_stack, where the server has them.
 _STACK = ("torch", "transformers", "triton", "flashinfer-python", "flash-attn", "xformers", "compressed-tensors", "ray")
@@ -171,38 +83,6 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         merged[key] = _joined(notice, asked.stated.get(key, ""), detected.get(key, ""), *more)
     merged.setdefault("system_name", _system_name(merged, asked))
     return stated_system(merged)
-
-
-def keys_of(division: str) -> tuple[str, ...]:
-    """Return the keys of a description in a division, which may be one that the rules do not know."""
-    return KEYS + (NETWORK_KEYS if division in list(Division) and over_network(Division(division)) else ())
-
-
-def stated_system(stated: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys of the division with what is stated, and nothing else."""
-    keys = keys_of(stated.get("division", ""))
-    description = {key: stated.get(key) or ("" if key in _MAY_BE_EMPTY else NOT_STATED) for key in keys}
-    return description | ({"is_network": "true"} if "is_network" in keys else {})
-
-
-def hints(description: Mapping[str, str]) -> list[str]:
-    """Return what a description says against rows of the table that nothing confirms: for its owner to check."""
-    return [str(wrong) for wrong in contradictions(description) if wrong.is_hint]
-
-
-def not_stated(description: Mapping[str, str]) -> list[str]:
-    """Return the keys that the description does not state, in its order; remarks are optional."""
-    open_status = {"status"} if STATUS_NOT_STATED in description.get("sw_notes", "") else set()
-    return [
-        key
-        for key in keys_of(description.get("division", ""))
-        if key in open_status or (description.get(key, "") in ("", NOT_STATED) and key not in FREE_TEXT)
-    ]
-
-
-def folder_name(description: Mapping[str, str]) -> str:
-    """Return the system's name as the name of its folder and file: letters, digits, `.`, `_` and `-` only."""
-    return _safe(description["system_name"])
 
 
 def _detected(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
@@ -371,18 +251,13 @@ def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:
     machine = f"{count}x{_model(model)}" if count and model else "unknown-machine"
     if merged.get("number_of_nodes", "1") != "1":
         machine = f"{merged['number_of_nodes']}-nodes-of-{machine}"
-    return _safe(f"{machine}_vLLM-{asked.vllm}" if asked.vllm else machine)
+    return safe_name(f"{machine}_vLLM-{asked.vllm}" if asked.vllm else machine)
 
 
 def _model(name: str) -> str:
     """Shorten a processor's name to the part that identifies it."""
     name = re.sub(r"\((R|TM|C)\)|\bCPU\b|\bProcessor\b|\d{1,9}-Core\b|@.*", " ", name, flags=re.IGNORECASE)
     return re.sub(r"\s+", "-", name.strip())
-
-
-def _safe(name: str) -> str:
-    # The older checker refuses names with spaces and dot files (submission_checker_old.py, "git unfriendly name").
-    return re.sub(r"-+(?=[-_])", "", re.sub(r"[^A-Za-z0-9._-]+", "-", name)).strip("-.") or "system"
 
 
 def _joined(*texts: str) -> str:

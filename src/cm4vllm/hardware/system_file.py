@@ -12,7 +12,7 @@ import yaml
 
 from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.hardware.system_description import KEYS, NETWORK_KEYS, NOT_STATED, keys_of
+from cm4vllm.records.described_system import KEYS, NETWORK_KEYS, NOT_STATED, keys_of
 
 __all__ = ["STATUSES", "SystemFile", "read_system_file", "template"]
 

@@ -10,13 +10,10 @@ from cm4vllm.common.kernel_files import matching, number
 from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.drivers import constant
+from cm4vllm.records.run import QUOTA, TIMES
 
-__all__ = ["QUOTA", "TIMES", "Throttling", "throttled", "throttling"]
+__all__ = ["Throttling", "throttled", "throttling"]
 
-#: The end of a counter's name that counts how often, and not for how many seconds.
-TIMES = " (times)"
-#: The begin of the counters of a control group's quota.
-QUOTA = "this program: the CPU quota"
 #: The part that was slowed down and the cause -> seconds, or the number of times.
 Throttling = Mapping[str, float]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.hardware.records import MEMORY, GpuFacts, MigFacts
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
 __all__ = [
     "VISIBLE",

@@ -12,10 +12,10 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.records import RunRecord, RunSettings
+from cm4vllm.records.access import NO_ACCESS
+from cm4vllm.records.run import RunRecord, RunSettings
+from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.serving.clusters.node_layout import ADDRESS_OPTIONS
-from cm4vllm.serving.records import NodeRecord, ServerRecord
-from cm4vllm.serving.server_access import NO_ACCESS
 
 __all__ = ["at_present_places", "differences", "server_content", "serves_alike", "settings_sha256"]
 
@@ -68,7 +68,7 @@ def _difference(name: str, before: object, now: object) -> str:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
-    """Give the fields of nested objects, each with its name from the outermost one on; a list is one value."""
+    """Yield the fields of nested objects, each with its name from the outermost one on; a list is one value."""
     if not isinstance(value, dict):
         yield name, value
         return
@@ -77,7 +77,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def serves_alike(planned: ServerRecord, record: ServerRecord, model_path: str) -> bool:
-    """Say whether a server that would be started as `planned` is the same as one that was started, by content.
+    """Return True if a server that would be started as `planned` is the same as one that was started, by content.
 
     What only a server that answers can tell is not compared.
     """
@@ -120,7 +120,8 @@ def server_content(server: ServerRecord, model_path: str) -> ServerRecord:
     known = replace(server, access=NO_ACCESS, ca_file="", model_folder="")
     if not server.owned:
         content = {
-            endpoint: replace(identity, process_started_s=None) for endpoint, identity in known.identities.items()
+            endpoint: replace(identity, process_started_s=None, unanswered={})
+            for endpoint, identity in known.identities.items()
         }
         return replace(known, identities=content)
     program, *words = server.argv or [""]
@@ -148,7 +149,7 @@ def _without_address(words: Iterable[str]) -> Iterator[str]:
 
 
 def _by_part(words: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Give each word of a command line, and whether it states the address."""
+    """Yield each word of a command line, and whether it states the address."""
     before = ""
     for word in words:
         yield word, before in _ADDRESS or word.partition("=")[0] in _ADDRESS

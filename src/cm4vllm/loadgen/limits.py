@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.client.client_counts import SPARE
-from cm4vllm.loadgen.records import RunSettings, fewer
 from cm4vllm.loadgen.settings import MOST_WORKERS
+from cm4vllm.records.run import RunSettings, fewer
+from cm4vllm.records.vllm.server_needs import SERVER_FILES_BESIDE, api_processes
 from cm4vllm.rules import Mode, Terms
-from cm4vllm.serving.server_needs import SERVER_FILES_BESIDE, api_processes
 
 __all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "highest_rate", "load_of", "needs"]
 

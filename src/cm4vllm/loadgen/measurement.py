@@ -8,23 +8,26 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import altered_files, writable_folder
-from cm4vllm.common.owned_folders import Kind, beside, forget, note_files, write_noted
+from cm4vllm.common.files import altered_files, bytes_of, writable_folder
+from cm4vllm.common.owned_folders import forget, write_noted
+from cm4vllm.common.ownership_notes import beside
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.replaceable_folders import Kind
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.loadgen.given_conf import rate_in, require_usable_conf
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
-from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.process_monitor import OnAnswers
 from cm4vllm.loadgen.process.runner import USER_CONF, run
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_interval, require_workers, run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.run import RUN_FILE, RunRecord, RunSettings
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import (
     Division,
     ExecutionMode,
@@ -41,7 +44,6 @@ from cm4vllm.rules import (
     terms_of_test,
 )
 from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
     "RUN",
@@ -218,7 +220,7 @@ def _given_conf(inputs: RunInputs) -> str:
     if not inputs.user_conf:
         return ""
     try:
-        text = Path(inputs.user_conf).read_text(encoding="utf-8")
+        text = bytes_of(Path(inputs.user_conf)).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read the user.conf {inputs.user_conf}",
@@ -316,7 +318,6 @@ def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
     present = at_present_places(record, settings)
     if present != record:
         write_record(path, present)
-        note_files(folder, [RUN_FILE])
     return Earlier(present)
 
 

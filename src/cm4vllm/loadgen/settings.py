@@ -7,16 +7,16 @@ from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
 from cm4vllm.loadgen.client.wire import Sampling
 from cm4vllm.loadgen.given_conf import rate_in
-from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.vllm.given_options import OptionValue, whole_number
 from cm4vllm.rules import Media, Terms
-from cm4vllm.serving.given_options import OptionValue, whole_number
 from cm4vllm.serving.media_apis import MEDIA_APIS, media_api_of
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
     "MOST_WORKERS",

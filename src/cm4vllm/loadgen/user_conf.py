@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.progress import say_facts
-from cm4vllm.loadgen.logs.early_stopping import missing_queries
+from cm4vllm.records.logs.early_stopping import missing_queries
 from cm4vllm.rules import ExecutionMode, Mode, Terms
 
 __all__ = [

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.pip_settings import pip_settings
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.settings import Key, Settings
@@ -18,7 +19,6 @@ from cm4vllm.rules import LoadGenWheel, Terms, round_terms
 
 __all__ = [
     "DISTRIBUTION",
-    "MLPERF_CONF",
     "LoadGenSettings",
     "ProvidedLoadGen",
     "compiled_in_conf",
@@ -28,8 +28,6 @@ __all__ = [
 ]
 
 DISTRIBUTION = "mlcommons-loadgen"
-#: The name of LoadGen's own settings, which user.conf adds to.
-MLPERF_CONF = "mlperf.conf"
 _CONF_BEGIN = b"# The format of this config file"
 
 
@@ -79,7 +77,8 @@ def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
     target = folder / "site"
     with step(f"installing {requirement}"):
         done = run(
-            [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement]
+            [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement],
+            env=pip_settings()[0],
         )
         if not done.ok:
             raise InstallError(

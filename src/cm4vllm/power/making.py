@@ -21,17 +21,17 @@ from pathlib import Path
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
-from cm4vllm.common.files import bytes_of, text_of, write_bytes
+from cm4vllm.common.files import mapped, text_of, write_bytes
 from cm4vllm.common.owned_folders import staged_folder, write_noted
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.temporary_folders import scratch_folder
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import CLIENT, official_environment
-from cm4vllm.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.power.workload import COMMAND, Relay
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.rules import PowerPrograms, round_names, round_terms
 
 __all__ = [
@@ -113,7 +113,8 @@ def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: boo
         with staged_folder(target) as staging:
             for name in FILES:
                 (staging / name).parent.mkdir(exist_ok=True)
-                write_bytes(staging / name, bytes_of(session.folder / name))
+                with mapped(session.folder / name) as data:
+                    write_bytes(staging / name, data)
         write_noted(target.with_name(OUTPUT), text_of(output))
     return PowerSession(target)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import given_path
-from cm4vllm.power.samples import SIMULATED
+from cm4vllm.records.power.samples import SIMULATED
 
 __all__ = ["ptd_path", "simulated_program"]
 

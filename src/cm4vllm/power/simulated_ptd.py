@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.power.samples import SIMULATED, mean_watts, samples_of
+from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 
 __all__ = ["IDENTITY", "SimulatedAnalyzer", "main"]
 
@@ -170,6 +170,7 @@ def main(argv: Sequence[str]) -> None:
     die_with_parent()
     print(BANNER, flush=True)
     with _Daemon(given.port, SimulatedAnalyzer(given.log)) as daemon:
+        _say(f"Uncertainty checking for {SIMULATED} is activated")
         _say("Waiting for a connection...")
         daemon.serve_forever()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cm4vllm.accuracy.accuracy_record import Score
+from cm4vllm.records.accuracy import Score
+from cm4vllm.records.metrics import MetricsSample, ServerMetrics
 from cm4vllm.results.model import Latency
-from cm4vllm.serving.server_metrics import MetricsSample, ServerMetrics
 
 __all__ = ["Bar", "Trace", "latency_bar", "score_bar", "trace"]
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.files import typed_paths
+from cm4vllm.common.number_texts import ms, number, percent, rate
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
-from cm4vllm.report import formatting
 from cm4vllm.report.curve_page import compare_curves
 from cm4vllm.report.final_table import aligned
-from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results import uncertainty
 from cm4vllm.results.capsule import Capsule
@@ -113,7 +112,7 @@ def verdict(row: Row, moved: Shift | None) -> str:
 
 
 def as_text(comparison: Comparison) -> Iterator[str]:
-    """Give the lines of the comparison: who is who, the figures, the settings that differ."""
+    """Yield the lines of the comparison: who is who, the figures, the settings that differ."""
     for side in comparison.sides:
         yield f"{side.name}: {side.capsule.title} ({side.path})"
     yield from (f"WARNING {text}" for text in comparison.warnings)
@@ -146,7 +145,7 @@ def _settings(comparison: Comparison) -> Iterator[str]:
 
 
 def _package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
-    """Give a line for each environment whose packages differ: other versions, some in one result alone, other files."""
+    """Yield a line for each environment whose packages differ: other versions, some in one alone, other files."""
     for versions, contents in _INSTALLED.items():
         rows = {row.name: row for row in settings if row.group is versions and row.differs}
         files = {row.name for row in settings if row.group is contents and row.differs and all(row.values)}
@@ -162,7 +161,7 @@ def _package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
 
 
 def answer_lines(block: Block) -> Iterator[str]:
-    """Give a line for each result whose answers were compared with the answers of the first result."""
+    """Yield a line for each result whose answers were compared with the answers of the first result."""
     for side, answers in zip(block.sides, block.answers, strict=True):
         if answers is not None and (answers.first is not None or answers.same_log is not None):
             log = "the log of answers is equal" if answers.same_log else "the log of answers is another one"
@@ -271,7 +270,6 @@ def as_page(comparison: Comparison) -> str:
         interval=interval,
         change=change,
         verdict=verdict,
-        w=formatting,
         answers=answer_lines,
         kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open", Verdict.DOUBTFUL: "is-open"},
         level=uncertainty.LEVEL,

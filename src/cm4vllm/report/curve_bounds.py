@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from cm4vllm.report.bottlenecks import MOST, MOST_DECODING
-from cm4vllm.report.formatting import percent
+from cm4vllm.common.number_texts import percent
+from cm4vllm.results.bottlenecks import MOST, MOST_DECODING
 from cm4vllm.results.curves import Curve, Point
 
 __all__ = ["Bound", "bounds"]

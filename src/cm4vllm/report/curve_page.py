@@ -11,15 +11,16 @@ from typing import Any
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.number_texts import ms, number, percent, rate, seconds
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.report.curve_bounds import bounds
 from cm4vllm.report.final_table import aligned
-from cm4vllm.report.formatting import judgement, ms, number, percent, rate, seconds, target
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results.curves import PER_USER, Curve, Point
+from cm4vllm.results.figure_texts import judgement, target
 from cm4vllm.results.file_values import count, part
 from cm4vllm.results.file_values import number as number_of
 from cm4vllm.rules import (
@@ -276,7 +277,7 @@ def _window(point: Point) -> Row:
 
 
 def _window_figures(point: Point) -> Iterator[str]:
-    """Give the figures over the window of a point; empty where they were not computed."""
+    """Yield the figures over the window of a point; empty where they were not computed."""
     for name in _OF_THE_WINDOW:
         value = point.window_figures.value(name)
         yield "" if value is None else rate(value) if name == "system_tps" else ms(value)
@@ -304,7 +305,7 @@ def _cell(point: Point, name: str, write: Callable[[float], str]) -> str:
 
 
 def _pictures(curves: Sequence[Curve]) -> Iterator[Picture]:
-    """Give the curve, and the one per kW where the power is stated."""
+    """Yield the curve, and the one per kW where the power is stated."""
     yield from _curve_picture(
         curves, "Throughput over the speed that a user sees", _TPS, "tokens/s", "result_summary.json of each point"
     )
@@ -318,7 +319,7 @@ def _pictures(curves: Sequence[Curve]) -> Iterator[Picture]:
 
 
 def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, source: str) -> Iterator[Picture]:
-    """Give the picture of one figure over tokens/s per user, a line for each curve, from point to next point."""
+    """Yield the picture of one figure over tokens/s per user, a line for each curve, from point to next point."""
     lines = [
         (name, line) for curve, name in zip(curves, _names(curves), strict=True) if (line := list(_line(curve, figure)))
     ][:_LINES]
@@ -345,7 +346,7 @@ def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, 
 
 
 def _line(curve: Curve, figure: str) -> Iterator[tuple[str, float, float]]:
-    """Give concurrency, tokens/s per user and a figure of each point at fixed concurrency, in the curve's order."""
+    """Yield concurrency, tokens/s per user and a figure of each point at fixed concurrency, in the curve's order."""
     for point in curve.fixed:
         x, y = point.figures.value(PER_USER), point.figures.value(figure)
         if x is not None and y is not None:
@@ -353,7 +354,7 @@ def _line(curve: Curve, figure: str) -> Iterator[tuple[str, float, float]]:
 
 
 def _distributions(point: Point) -> Iterator[Picture]:
-    """Give the histograms of TTFT and TPOT of a point, with their percentiles."""
+    """Yield the histograms of TTFT and TPOT of a point, with their percentiles."""
     for name, histogram in point.histograms.items():
         words = name.upper()
         stated = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from cm4vllm.hardware.counted_energy import CountedEnergy, Scope
+from cm4vllm.common.number_texts import rate
+from cm4vllm.records.energy import CountedEnergy, Scope
 from cm4vllm.report.canvas import Table
-from cm4vllm.report.formatting import rate
 from cm4vllm.results.energy_figures import energy_figures, energy_label
 from cm4vllm.results.model import Performance
 

@@ -15,11 +15,11 @@ from cm4vllm.common.files import typed_paths, user_cache
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record
-from cm4vllm.report import formatting
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.report.published_rank import Place, places_of
 from cm4vllm.results import result_index
+from cm4vllm.results.figure_texts import metric_name
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.published_rank import Place, places_of
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_indexes
 from cm4vllm.results.results_at_path import open_results
 
@@ -100,7 +100,6 @@ def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:
         stand=stand,
         script=Markup(script),  # noqa: S704 - our own script, read from the package
         script_hash=f"sha256-{digest}",
-        w=formatting,
         rounds=_counted([row.round or "round unknown" for row in index.rows]),
         submitters=len({row.submitter for row in index.rows}),
         powered=powered,
@@ -129,9 +128,7 @@ def _counted(words: Sequence[str]) -> str:
 
 
 def _units(row: IndexRow) -> str:
-    return (
-        row.unit if row.unit.endswith("/s") or not row.metric else f"{row.unit} ({formatting.metric_name(row.metric)})"
-    )
+    return row.unit if row.unit.endswith("/s") or not row.metric else f"{row.unit} ({metric_name(row.metric)})"
 
 
 def _errors(row: IndexRow) -> str:

@@ -12,9 +12,13 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
-from cm4vllm.accuracy.accuracy_record import AccuracyRecord
+from cm4vllm.common.number_texts import ms, number, rate
 from cm4vllm.common.terminal_text import columns, printable
-from cm4vllm.report.campaign_verdict import (
+from cm4vllm.records.accuracy import AccuracyRecord
+from cm4vllm.report.energy_words import energy_words
+from cm4vllm.report.power_pictures import power_words
+from cm4vllm.results.campaign_results import Report
+from cm4vllm.results.campaign_verdict import (
     Kind,
     findings,
     headline,
@@ -23,11 +27,8 @@ from cm4vllm.report.campaign_verdict import (
     score_in_words,
     unchecked,
 )
-from cm4vllm.report.energy_words import energy_words
-from cm4vllm.report.formatting import counting_words, headroom, ms, number, rate, result_figure
-from cm4vllm.report.power_pictures import power_words
-from cm4vllm.report.report_contents import Report
 from cm4vllm.results.energy_figures import energy_figures
+from cm4vllm.results.figure_texts import counting_words, headroom, result_figure
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.recorded_power import recorded_power
 

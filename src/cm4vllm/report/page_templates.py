@@ -8,8 +8,38 @@ from functools import cache, partial
 import jinja2
 from markupsafe import Markup, escape
 
+from cm4vllm.common.number_texts import ms, number, percent, rate, seconds, times, when
+from cm4vllm.results.figure_texts import (
+    counting_words,
+    headroom,
+    judgement,
+    metric_words,
+    result_figure,
+    target,
+    target_name,
+    target_value,
+)
+
 __all__ = ["environment", "page_template"]
 
+#: What templates write numbers and figures with: `w` in each of them.
+_WRITERS = (
+    counting_words,
+    headroom,
+    judgement,
+    metric_words,
+    ms,
+    number,
+    percent,
+    rate,
+    result_figure,
+    seconds,
+    target,
+    target_name,
+    target_value,
+    times,
+    when,
+)
 #: A flag in a sentence, with its value.
 _FLAG = re.compile(r"(?<![^\s(])--\w[^\s<>]*")
 #: A word that a browser would break within.
@@ -26,6 +56,7 @@ def environment(*, autoescape: bool = True) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {"flags": partial(_whole, _FLAG), "whole_words": partial(_whole, _WORD)}
+    templates.globals["w"] = {writer.__name__: writer for writer in _WRITERS}
     return templates
 
 

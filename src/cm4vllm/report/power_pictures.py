@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_POWER_NOTICE
-from cm4vllm.power.samples import SAMPLES
-from cm4vllm.power.session import Phase
+from cm4vllm.common.number_texts import rate
+from cm4vllm.records.power.samples import SAMPLES
+from cm4vllm.records.power.session import Phase
 from cm4vllm.report.canvas import Canvas, Picture, Table
-from cm4vllm.report.formatting import rate
 from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import RecordedPower, recorded_power
 
@@ -23,7 +23,7 @@ def power_words(power: RecordedPower) -> str:
 
 
 def power_pictures(part: Performance) -> Iterator[Picture]:
-    """Give the curve of watts of the session in which a run was measured."""
+    """Yield the curve of watts of the session in which a run was measured."""
     power = recorded_power(part)
     if power is None:
         return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.report.report_contents import Report
+from cm4vllm.records.run import RunRecord
+from cm4vllm.records.software import SoftwareRecord
+from cm4vllm.results.campaign_results import Report
 from cm4vllm.rules import tree_layout
-from cm4vllm.submission.campaign_software import SoftwareRecord
 from cm4vllm.submission.published_program import PROGRAM_FOLDER
 
 __all__ = ["platform_rows", "published_recipe", "setup_lines", "versions"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.common.number_texts import rate
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.doubts import client_doubts
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.records.doubts import client_doubts
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.report.final_table import aligned, one_line, performance_cells, score_lines
-from cm4vllm.report.formatting import rate
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.rules import Mode
 

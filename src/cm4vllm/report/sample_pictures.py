@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
+from cm4vllm.common.number_texts import ms, number, percent
+from cm4vllm.records.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table, bar_rows, short
-from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.results.model import Performance
 
 __all__ = ["BINS", "Rows", "histogram", "sample_pictures"]
@@ -24,7 +24,7 @@ Rows = npt.NDArray[np.void]
 
 
 def sample_pictures(part: Performance, rows: Rows) -> Iterator[Picture]:
-    """Give the lengths of the samples' prompts and answers, and the samples that took longest."""
+    """Yield the lengths of the samples' prompts and answers, and the samples that took longest."""
     most = part.run.settings.max_tokens if part.run else 0
     yield _lengths(part, "Length of the prompts", rows["prompt_tokens"], 0)
     yield _lengths(part, "Length of the answers", rows["tokens"], most)

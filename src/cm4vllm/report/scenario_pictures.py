@@ -12,17 +12,17 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, Score
-from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE, client_values, read_sample_times
+from cm4vllm.common.number_texts import ms, number, percent
+from cm4vllm.records.accuracy import ACCURACY_FILE, Score
+from cm4vllm.records.metrics import ServerMetrics, Timing
+from cm4vllm.records.sample_times import SAMPLES_FILE, client_values, read_sample_times
 from cm4vllm.report import timelines
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Shape, Table, bar_rows
-from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.report.power_pictures import power_pictures
 from cm4vllm.report.sample_pictures import BINS, Rows, histogram, sample_pictures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Accuracy, Latency, Performance, Result
 from cm4vllm.rules import AccuracyTarget
-from cm4vllm.serving.server_metrics import ServerMetrics, Timing
 
 __all__ = ["Rows", "pictures"]
 
@@ -57,7 +57,7 @@ def pictures(result: Result) -> list[Picture]:
 
 
 def _latencies(part: Performance, rows: Rows | None) -> Iterator[Picture]:
-    """Give the distribution of TTFT and TPOT, or of the latency of whole answers that were asked for one by one."""
+    """Yield the distribution of TTFT and TPOT, or of the latency of whole answers that were asked for one by one."""
     for latency in part.latencies:
         yield _distribution(part, latency.name, latency.name.lower(), client_values(latency.name, rows), latency)
     if not part.latencies and part.queries > 1:
@@ -128,7 +128,7 @@ def _percentiles(part: Performance, key: str, logged: Sequence[tuple[str, Figure
 
 
 def _phases(result: Result) -> Iterator[Picture]:
-    """Give how long a request was in each phase in the server, run by run."""
+    """Yield how long a request was in each phase in the server, run by run."""
     drawn = {"queue": "bar-3", "prefill": "bar-2", "decode": "bar-1"}
     timed = [
         (str(run.settings.mode), timings)
@@ -180,7 +180,7 @@ def _phase_table(timed: Iterable[tuple[str, dict[str, Timing]]]) -> Table:
 
 
 def _ends(result: Result) -> Iterator[Picture]:
-    """Give the reasons for which answers ended, run by run."""
+    """Yield the reasons for which answers ended, run by run."""
     ended = [(str(run.settings.mode), reasons) for run in result.runs if (reasons := run.client.finish_reasons)]
     if not ended:
         return
@@ -209,7 +209,7 @@ def _records(result: Result) -> str:
 
 
 def _accuracy(part: Accuracy) -> Iterator[Picture]:
-    """Give the scores as parts of the reference's, with the bounds that the targets set."""
+    """Yield the scores as parts of the reference's, with the bounds that the targets set."""
     if part.record is None or part.terms is None:
         return
     targets = {target.label: target for target in part.terms.targets}
@@ -247,7 +247,7 @@ def _accuracy(part: Accuracy) -> Iterator[Picture]:
 
 
 def _score(axis: Axis, top: int, score: Score, target: AccuracyTarget) -> Iterator[Shape]:
-    """Give the shapes of a score: its words, the range that is allowed, its bar, and where the reference's is."""
+    """Yield the shapes of a score: its words, the range that is allowed, its bar, and where the reference's is."""
     low = axis.at(_part(score.lower or 0, target))
     high = axis.at(_part(score.upper, target) if score.upper is not None else axis.high)
     words = f"{number(score.value)}: {percent(score.value / target.reference)} of the reference"

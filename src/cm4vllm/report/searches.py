@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.number_texts import ms, number, percent, qps, rate
 from cm4vllm.common.records import read_record
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, LimitRecord, ProbeRecord, SearchRecord
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, Evaluation, Score, SettingsRecord
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
-from cm4vllm.report.formatting import ms, number, percent, qps, rate
-from cm4vllm.results.rate_search_record import SEARCH_FILE, LimitRecord, ProbeRecord, SearchRecord
-from cm4vllm.results.settings_search_record import SETTINGS_FILE, Evaluation, Score, SettingsRecord
 
 __all__ = ["SETTINGS_PATH", "TriedSettings", "search_curves", "tried_settings"]
 

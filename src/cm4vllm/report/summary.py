@@ -6,23 +6,24 @@ import dataclasses
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.doubts import headroom as client_headroom
-from cm4vllm.report import charts, formatting
-from cm4vllm.report.bottlenecks import why
-from cm4vllm.report.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
+from cm4vllm.records.doubts import headroom as client_headroom
+from cm4vllm.records.metrics import METRICS_FILE, read_samples
+from cm4vllm.records.software import read_software
+from cm4vllm.report import charts
 from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.report.power_pictures import power_words
-from cm4vllm.report.report_contents import Report
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.scenario_pictures import pictures
 from cm4vllm.report.searches import search_curves, tried_settings
+from cm4vllm.report.server_commands import server_command, typed_command
 from cm4vllm.report.summary_exports import summary_csv, summary_record
 from cm4vllm.report.system_tables import groups, machine_group
+from cm4vllm.results.bottlenecks import why
+from cm4vllm.results.campaign_results import Report
+from cm4vllm.results.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.rules import round_terms
-from cm4vllm.serving.server_metrics import METRICS_FILE, read_samples
-from cm4vllm.submission.campaign_software import read_software
 
 __all__ = ["MAX_BYTES", "render", "write_summary"]
 
@@ -70,7 +71,6 @@ def render(report: Report, *, published: bool = False) -> str:
         charts=charts,
         traces=_traces(report),
         client_headroom=client_headroom,
-        w=formatting,
         max_findings=MAX_FINDINGS,
         record=summary_record(report, published=published),
         sentence=sentence(report),
@@ -86,8 +86,8 @@ def render(report: Report, *, published: bool = False) -> str:
         energy_notes=energy_notes,
         tried=None if published else tried_settings(report.out),
         whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},
-        command=formatting.typed_command(report.campaign.command, report.server) if report.campaign else "",
-        server_command=formatting.server_command(report.server, report.model.path),
+        command=typed_command(report.campaign.command, report.server) if report.campaign else "",
+        server_command=server_command(report.server, report.model.path),
     )
 
 

@@ -7,13 +7,13 @@ import io
 from typing import Any
 
 from cm4vllm.common.records import Record
-from cm4vllm.report.bottlenecks import Why, why
-from cm4vllm.report.campaign_verdict import Finding, findings, headline, missing_scenarios
-from cm4vllm.report.published_rank import Place
-from cm4vllm.report.report_contents import Report
+from cm4vllm.results.bottlenecks import Why, why
+from cm4vllm.results.campaign_results import Report
+from cm4vllm.results.campaign_verdict import Finding, findings, headline, missing_scenarios
 from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Performance, Result
+from cm4vllm.results.published_rank import Place
 
 __all__ = ["CSV_COLUMNS", "SummaryRecord", "summary_csv", "summary_record"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cm4vllm.hardware.records import MachineFacts
+from cm4vllm.records.described_system import LABELS, TITLES, label
+from cm4vllm.records.machine import MachineFacts
 
-__all__ = ["Group", "groups", "label", "machine_group"]
+__all__ = ["Group", "groups", "machine_group"]
 
 
 @dataclass(frozen=True)
@@ -19,58 +20,6 @@ class Group:
     note: str = ""
 
 
-_GROUPS: dict[str, dict[str, str]] = {
-    "System": {
-        "system_name": "System",
-        "submitter": "Submitter",
-        "division": "Division",
-        "status": "Status",
-        "system_type": "Category",
-        "system_type_detail": "Category, in detail",
-        "number_of_nodes": "Nodes",
-    },
-    "Accelerators": {
-        "accelerators_per_node": "Accelerators a node",
-        "accelerator_model_name": "Accelerator",
-        "accelerator_memory_capacity": "Accelerator memory",
-        "accelerator_memory_configuration": "Accelerator memory type",
-        "accelerator_frequency": "Accelerator frequency",
-        "accelerator_on-chip_memories": "Accelerator on-chip memories",
-        "accelerator_host_interconnect": "Accelerator to host",
-        "accelerator_interconnect": "Accelerator to accelerator",
-        "accelerator_interconnect_topology": "Accelerator topology",
-    },
-    "Processor and memory": {
-        "host_processor_model_name": "Processor",
-        "host_processors_per_node": "Processors a node",
-        "host_processor_core_count": "Cores a processor",
-        "host_processor_frequency": "Processor frequency",
-        "host_processor_caches": "Processor caches",
-        "host_processor_interconnect": "Processor interconnect",
-        "host_memory_capacity": "Memory",
-        "host_memory_configuration": "Memory configuration",
-    },
-    "Other hardware": {
-        "host_storage_capacity": "Storage",
-        "host_storage_type": "Storage type",
-        "cooling": "Cooling",
-        "hw_notes": "Hardware notes",
-    },
-    "Network": {
-        "host_networking": "Network",
-        "host_networking_topology": "Network topology",
-        "host_network_card_count": "Network cards",
-    },
-    "Software": {
-        "framework": "Framework",
-        "operating_system": "Operating system",
-        "other_software_stack": "Other software",
-        "sw_notes": "Software notes",
-    },
-}
-
-_LABELS = {key: name for rows in _GROUPS.values() for key, name in rows.items()}
-
 #: The text where nothing was stated: none, the words themselves, or the submitter's name in folders.
 _NOT_STATED = ("", "not stated", "not-stated")
 
@@ -78,15 +27,10 @@ _NOT_STATED = ("", "not stated", "not-stated")
 _REMARKS = ("hw_notes", "sw_notes", "system_type_detail")
 
 
-def label(key: str) -> str:
-    """Return the title of a key of the description; the key itself if it has no title."""
-    return _LABELS.get(key, key)
-
-
 def groups(description: Mapping[str, str]) -> tuple[Group, ...]:
     """Return the description as tables; keys without a title here are in the last table."""
-    tables = [_group(title, list(rows), description) for title, rows in _GROUPS.items()]
-    others = [key for key in description if key not in _LABELS]
+    tables = [_group(title, list(rows), description) for title, rows in TITLES.items()]
+    others = [key for key in description if key not in LABELS]
     if others:
         tables.append(_group("Further keys", others, description))
     return tuple(group for group in tables if group.rows or group.note)

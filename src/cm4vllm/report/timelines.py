@@ -12,13 +12,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from cm4vllm.common.number_texts import ms, number, percent, rate
 from cm4vllm.common.records import read_sample_file
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample
-from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
+from cm4vllm.records.metrics import GPU_SAMPLES_FILE, METRICS_FILE, GpusSample, MetricsSample, read_samples
+from cm4vllm.records.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table
-from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.results.model import Performance
-from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, read_samples
 
 __all__ = ["gpu_pictures", "timelines"]
 
@@ -30,7 +29,7 @@ Rows = npt.NDArray[np.void]
 
 
 def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
-    """Give the pictures of a performance run for which something was recorded."""
+    """Yield the pictures of a performance run for which something was recorded."""
     samples = read_samples(part.folder / METRICS_FILE)
     if rows is not None and len(rows) > 1 and (rows["first_ns"] >= 0).all():
         yield _first_tokens(part, rows, part.beside(SAMPLES_FILE))
@@ -151,7 +150,7 @@ def _kv_cache(at: Floats, samples: Sequence[MetricsSample], source: str) -> Pict
 
 
 def gpu_pictures(part: Performance, looks: Sequence[GpusSample], source: str) -> Iterator[Picture]:
-    """Give the utilisation of the GPUs (their mean, and the least of them) and the power that they drew together."""
+    """Yield the utilisation of the GPUs (their mean, and the least of them) and the power that they drew together."""
     if len(looks) < 3:
         return
     names = {gpu.index: gpu.name for look in looks for gpu in look.gpus}

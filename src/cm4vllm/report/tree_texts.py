@@ -13,17 +13,17 @@ from typing import Any
 import jinja2
 
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.doubts import headroom as client_headroom
-from cm4vllm.report import formatting
-from cm4vllm.report.campaign_verdict import missing
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.doubts import headroom as client_headroom
+from cm4vllm.records.software import read_software
 from cm4vllm.report.page_templates import environment
-from cm4vllm.report.report_contents import Report, load
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
+from cm4vllm.report.server_commands import container_command, server_command, typed_command
 from cm4vllm.report.summary import render
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.campaign_results import Report, load
+from cm4vllm.results.campaign_verdict import missing
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
-from cm4vllm.submission.campaign_software import read_software
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import as_yaml
 from cm4vllm.submission.tree import TreeAsked
@@ -46,7 +46,7 @@ def tree_asked(
         commit=campaign.commit,
         division=Division.parse(division or campaign.division),
         page=render(report, published=True),
-        server_command=formatting.server_command(report.server, report.model.path),
+        server_command=server_command(report.server, report.model.path),
         introduction=introduction,
         capsule=as_yaml(capsule_of_results(out)),
     )
@@ -69,12 +69,11 @@ def _text(report: Report, measurement: Result) -> str:
         run=run,
         settings=run.settings,
         server=run.settings.server,
-        command=formatting.typed_command(report.campaign.command, report.server) if report.campaign else "",
-        server_command=formatting.server_command(run.settings.server, run.settings.model.path),
-        container_command=formatting.container_command(run.settings.server, run.settings.model.path),
+        command=typed_command(report.campaign.command, report.server) if report.campaign else "",
+        server_command=server_command(run.settings.server, run.settings.model.path),
+        container_command=container_command(run.settings.server, run.settings.model.path),
         versions=versions(report, run),
         missing=missing(report),
-        w=formatting,
         client_headroom=client_headroom,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from cm4vllm.common.records import Record
+from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.results.model import Accuracy, Performance, Result
-from cm4vllm.serving.given_options import OptionValue
 
 __all__ = ["CURVE", "RUN_RECORDS", "Capsule", "CapsuleScript", "CapsuleServer", "unknown_fields"]
 
@@ -58,7 +58,7 @@ class CapsuleServer(Record, frozen=True, kw_only=True):
 
     @property
     def states_no_options(self) -> bool:
-        """True for a vLLM at --api_server whose configuration is not known: it states at most the part of its cache."""
+        """Return True for a vLLM at --api_server of unknown configuration: it states at most the part of its cache."""
         return self.software == "vLLM" and not self.command and _OF_SCHEDULER not in self.options
 
 
@@ -99,7 +99,7 @@ class Capsule(Record, frozen=True, kw_only=True):
 
     @property
     def of_curve(self) -> bool:
-        """True for a curve of MLPerf Endpoints."""
+        """Return True for a curve of MLPerf Endpoints."""
         return self.round.startswith(CURVE)
 
 

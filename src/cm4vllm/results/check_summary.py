@@ -22,7 +22,7 @@ _MOST = 300
 
 
 def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) -> Iterator[str]:
-    """Give the table of the submissions, those with most errors first: round, results, and findings by severity.
+    """Yield the table of the submissions, those with most errors first: round, results, and findings by severity.
 
     The last line adds up all `findings`; a line before it counts those that belong to no single submission.
     """
@@ -46,7 +46,7 @@ def _written(number: int) -> str:
 
 
 def by_submission(findings: Mapping[str, Sequence[Finding]], level: Severity) -> Iterator[str]:
-    """Give the findings of a severity: for each submission the codes, and for each code every place.
+    """Yield the findings of a severity: for each submission the codes, and for each code every place.
 
     Where a code stands first, its source and what to do stand below it.
     """
@@ -83,13 +83,13 @@ def _place(finding: Finding, submission: str) -> Iterator[str]:
 
 
 def lines(texts: Iterable[str]) -> Iterator[str]:
-    """Give texts as the entries of a list."""
+    """Yield texts as the entries of a list."""
     for text in texts:
         yield from _wrapped(text, "  - ", "    ")
 
 
 def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]) -> Iterator[str]:
-    """Give a line for each code of these severities: how many findings it has, and in how many submissions."""
+    """Yield a line for each code of these severities: how many findings it has, and in how many submissions."""
     rules = {finding.code: finding.rule.text for own in findings.values() for finding in own}
     places: dict[tuple[Severity, str], list[str]] = defaultdict(list)
     for name, own_findings in findings.items():
@@ -113,7 +113,7 @@ def _cut(text: str) -> str:
 
 
 def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
-    """Give the lines of a text; a word that is longer than a line is broken, a path after one of its slashes."""
+    """Yield the lines of a text; a word that is longer than a line is broken, a path after one of its slashes."""
     line, is_new = first, True
     for word in text.split():
         whole = len(later) + len(word) <= WIDTH

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cm4vllm.records.vllm.given_options import given_options, value_text
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule
 from cm4vllm.results.model import Accuracy, Performance, Result
-from cm4vllm.serving.given_options import given_options, value_text
 
 __all__ = ["NOT_STATED", "ComparedSetting", "Group", "Setting", "as_text", "compare_settings", "settings_of"]
 
@@ -76,22 +76,22 @@ class ComparedSetting:
 
     @property
     def stated(self) -> bool:
-        """True if all results state the setting."""
+        """Return True if all results state the setting."""
         return NOT_STATED not in self.values
 
     @property
     def equal(self) -> bool:
-        """True if all results state the same value."""
+        """Return True if all results state the same value."""
         return self.stated and len(set(self.values)) == 1
 
     @property
     def differs(self) -> bool:
-        """True if two results state different values."""
+        """Return True if two results state different values."""
         return len({*self.values} - {NOT_STATED}) > 1
 
     @property
     def decisive(self) -> bool:
-        """True if results with different values are not measurements of the same thing."""
+        """Return True if results with different values are not measurements of the same thing."""
         whole = self.group in _DECISIVE_GROUPS and self.name not in _NOT_DECISIVE
         return whole or (self.group, self.name) in _DECISIVE
 

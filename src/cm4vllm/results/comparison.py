@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results import uncertainty
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule
 from cm4vllm.results.checks.system_files import accelerator_count
@@ -261,7 +261,7 @@ def _other_loads(parts: Sequence[Performance | None]) -> str:
 
 
 def _performance_rows(parts: Sequence[Performance | None], accelerators: Sequence[int]) -> Iterator[Row]:
-    """Give the rows of the figures, rates also per accelerator where all that have the rate state `accelerators`."""
+    """Yield the rows of the figures, rates also per accelerator where all that have the rate state `accelerators`."""
     metrics = [part.metric.name for part in parts if part is not None and part.metric is not None]
     one_query = any(part is not None and part.queries == 1 for part in parts)
     for name in dict.fromkeys((*metrics, *COMPARED, *POWER_FIGURES, *ENERGY_LABELS)):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.loadgen.logs.detail_log import DetailLog
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.logs.detail_log import DetailLog
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import CheckBase, Fault
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.log_folders import head_and_tail
@@ -107,7 +107,7 @@ def _marks(submission: Submission, result: Result) -> Iterator[LogMarks]:
 
 
 def _marks_of_run(log: DetailLog) -> Iterator[str]:
-    """Give the figures of a run that no other run has, by their keys."""
+    """Yield the figures of a run that no other run has, by their keys."""
     stamp = log.times_ms.get(_STAMP, 0.0)
     if stamp >= _LEAST_MS:
         yield f"{_STAMP}={stamp:.6f}"
@@ -124,7 +124,7 @@ def _answers(path: Path) -> str:
 
 
 def copied(logs: Iterable[LogMarks]) -> Iterator[Finding]:
-    """Give each log whose run stands under another submitter, or as a compliance test under another system, too."""
+    """Yield each log whose run stands under another submitter, or as a compliance test under another system, too."""
     known = list(logs)
     for number, other in sorted(_same_run(known).items()):
         foreign = known[number].submitter != known[other].submitter

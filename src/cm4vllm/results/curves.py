@@ -18,7 +18,7 @@ from typing import Any
 from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
 from cm4vllm.results.endpoints_harness import SCORES, SUMMARY, times
 from cm4vllm.results.figures import Figure, Figures, Source
-from cm4vllm.results.file_values import count, number, part
+from cm4vllm.results.file_values import count, magnitude, number, part
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.log_folders import Reader
 
@@ -170,7 +170,7 @@ def curves_at(place: Path) -> tuple[Curve, ...]:
 
 
 def point_folders(root: Path) -> Iterator[Path]:
-    """Give the folders of points below `root`: those that hold a point.yaml or are named r and a number."""
+    """Yield the folders of points below `root`: those that hold a point.yaml or are named r and a number."""
     candidates = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
     for folder in candidates:
         if (folder / _DECLARED).is_file() or (_FOLDER.fullmatch(folder.name) and _first(folder, _SUMMARIES)):
@@ -220,7 +220,7 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
 
 
 def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
-    """Give the figures over the window of the steady state, which cm4vllm computes from the client's events."""
+    """Yield the figures over the window of the steady state, which cm4vllm computes from the client's events."""
     figures = part(part(record, "steady_state"), "figures")
     for name, key, unit in (
         ("system_tps", "system_tps", TokensPerSecond),
@@ -232,20 +232,22 @@ def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
 
 
 def _histogram(times: Mapping[str, Any]) -> Histogram | None:
-    """Return the histogram of a summary; None if it has none or an unknown form of it."""
+    """Return the histogram of a summary; None if it has none, an unknown form of it, or numbers that none can have."""
     histogram = part(times, "histogram")
-    try:
-        edges = [float(low) / _NS_OF_MS for low, _ in histogram["buckets"]]
-        edges.append(float(histogram["buckets"][-1][1]) / _NS_OF_MS)
-        counts = tuple(int(count) for count in histogram["counts"])
-    except (KeyError, IndexError, TypeError, ValueError):
+    buckets, counted = histogram.get("buckets"), histogram.get("counts")
+    if not isinstance(buckets, list) or not isinstance(counted, list) or len(counted) != len(buckets) or not buckets:
         return None
+    if not all(isinstance(bucket, list) and len(bucket) == 2 for bucket in buckets):
+        return None
+    stated = [magnitude(edge) for edge in (*(low for low, _ in buckets), buckets[-1][1])]
+    edges = tuple(edge / _NS_OF_MS for edge in stated if edge is not None)
+    counts = tuple(int(value) for value in map(magnitude, counted) if value is not None)
     rising = all(low < high for low, high in pairwise(edges))
-    return Histogram(tuple(edges), counts) if rising and len(counts) == len(edges) - 1 else None
+    return Histogram(edges, counts) if rising and len(counts) == len(edges) - 1 == len(buckets) else None
 
 
 def _efficiency(reader: Reader, folder: Path) -> Iterator[Figure]:
-    """Give the tokens/s per kW of a point, where the official checker has computed it."""
+    """Yield the tokens/s per kW of a point, where the official checker has computed it."""
     path = folder.parent / POWER_FILE
     if not path.is_file():
         return

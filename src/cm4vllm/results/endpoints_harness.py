@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.units import Milliseconds, Quantity, Samples, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.records.logs.impossible_values import ImpossibleValue, between, rising
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.file_values import number, part
 from cm4vllm.results.log_folders import SCORE_UNITS, Reader
@@ -24,6 +25,7 @@ __all__ = [
     "SCORES",
     "SUMMARY",
     "endpoints_performance",
+    "impossible_in_summary",
     "is_endpoints",
     "read_endpoints_accuracy",
     "read_endpoints_performance",
@@ -36,6 +38,13 @@ SCORES = Path("accuracy") / "accuracy_results.json"
 _CONFIG = "config.yaml"
 _NS = 1e6
 _STATISTICS = {"min": "min", "max": "max", "mean": "avg"}
+#: Figures that are above 0 in each run that answered anything.
+_POSITIVE = ("n_samples_completed", "duration_ns", "qps", "tps")
+#: The distributions of a summary, and the percentile from which on values are above 0: the least time per output token
+#: is 0 where an answer came in one piece, and many answers may be empty.
+_DISTRIBUTIONS = {"ttft": 0.0, "latency": 0.0, "tpot": 50.0, "output_sequence_lengths": 100.0}
+#: The part by which a mean of equal values may differ from them.
+_ROUNDED = 1e-9
 _PERCENTILES = (50, 90, 95, 97, 99, 99.9)
 
 
@@ -128,7 +137,7 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
-    """Give the name of each figure, its value and the field that it was read from."""
+    """Yield the name of each figure, its value and the field that it was read from."""
     for name, field, unit, divisor in (
         ("samples", "n_samples_completed", Samples, 1.0),
         ("samples_per_second", "qps", SamplesPerSecond, 1.0),
@@ -141,7 +150,7 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
 
 
 def times(summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, Milliseconds, str]]:
-    """Give name, value and field of the times in a summary of the reference client: ttft_p90, tpot_mean, latency_max.
+    """Yield name, value and field of the times in a summary of the reference client: ttft_p90, tpot_mean, latency_max.
 
     `kinds` are the objects that have percentiles: of several the first that has one decides.
     """
@@ -158,7 +167,53 @@ def times(summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[st
                     break
 
 
+def impossible_in_summary(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
+    """Yield the values in a summary of the reference client that no run has."""
+    for key in _POSITIVE:
+        if (value := _stated(summary, key)) is not None and not value > 0:
+            yield ImpossibleValue("a figure is not above 0", key, value, "more than 0")
+    for name, positive in _DISTRIBUTIONS.items():
+        yield from _disorder(name, part(summary, name), positive)
+    first, whole = (_stated(part(summary, name), "max") for name in ("ttft", "latency"))
+    if first and whole and first > whole:
+        yield ImpossibleValue("first tokens come after whole answers", "ttft.max", first, f"{whole:.15g} or less")
+
+
+def _disorder(name: str, stated: Mapping[str, Any], positive: float) -> Iterator[ImpossibleValue]:
+    """Compare the values of a distribution with 0 and with each other; they are above 0 from this percentile on."""
+    least, largest = _numbers(stated, name, {"min": 0.0}), _numbers(stated, name, {"max": 100.0})
+    means = _numbers(stated, name, {"median": 50.0, "avg": 100.0})
+    kinds = [(f"{name}.{kind}", part(stated, kind)) for kind in ("percentiles", "early_stopping_percentiles")]
+    percentiles = [
+        _numbers(listed, kind, {key: float(key) for key in listed if key.replace(".", "", 1).isdecimal()})
+        for kind, listed in kinds
+    ]
+    for percent, key, value in chain(least, *percentiles, means, largest):
+        if value < 0 or (value == 0 and percent >= positive):
+            yield ImpossibleValue("a figure is not above 0", key, value, "more than 0")
+    for listed in percentiles:
+        yield from rising([(key, value) for _, key, value in (*least, *listed, *largest)])
+    for (_, _, low), (_, key, value), (_, _, high) in product(least, means, largest):
+        yield from between("a mean", key, value, low * (1 - _ROUNDED), high * (1 + _ROUNDED))
+
+
+def _numbers(content: Mapping[str, Any], name: str, percents: Mapping[str, float]) -> list[tuple[float, str, float]]:
+    """Return the numbers of these keys in the order of their percentiles: percentile, key with `name`, value."""
+    return sorted(
+        (percent, f"{name}.{key}", value)
+        for key, percent in percents.items()
+        if (value := _stated(content, key)) is not None
+    )
+
+
+def _stated(content: Mapping[str, Any], key: str) -> float | None:
+    """Return a number of any sign; None where it is missing."""
+    value = content.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _reasons(summary: Mapping[str, Any]) -> Iterator[str]:
+    yield from map(str, impossible_in_summary(summary))
     if summary.get("complete") is False:
         yield f"the run was not completed: its state is {summary.get('state', 'unknown')}"
     if failed := number(summary, "n_samples_failed"):

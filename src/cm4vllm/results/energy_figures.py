@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.hardware.counted_energy import RunEnergy, Scope
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.energy import RunEnergy, Scope
+from cm4vllm.records.run import RUN_FILE
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
 

@@ -78,7 +78,7 @@ def list_files(root: Path, home: Path) -> Listing:
 
 
 def _entries(folder: str, listing: Listing, cut: int) -> Iterator[os.DirEntry[str]]:
-    """Give the entries of a folder and of those below it; the folders themselves are noted in `listing`."""
+    """Yield the entries of a folder and of those below it; the folders themselves are noted in `listing`."""
     listing.folders.append(folder[cut:])
     try:
         with os.scandir(folder) as listed:

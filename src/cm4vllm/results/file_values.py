@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["count", "number", "part"]
+__all__ = ["count", "magnitude", "number", "part"]
 
 #: No figure is larger; NaN is not smaller.
 _LARGEST = 1e30
@@ -19,7 +19,11 @@ def part(content: object, key: str) -> Mapping[str, Any]:
 
 def number(content: object, key: str) -> float | None:
     """Return a finite number of at least 0; None where it is missing."""
-    value = content.get(key) if isinstance(content, Mapping) else None
+    return magnitude(content.get(key) if isinstance(content, Mapping) else None)
+
+
+def magnitude(value: object) -> float | None:
+    """Return a value that is a finite number of at least 0; None for any other."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LARGEST:
         return None
     return float(value)

@@ -10,15 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from cm4vllm import rules
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.bounded_documents import read_object, read_yaml
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import opened, text_of
+from cm4vllm.common.files import beginning_of, opened
 from cm4vllm.common.terminal_text import one_line
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.loadgen.logs.figures import figures
-from cm4vllm.loadgen.logs.run_logs import verdict
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.accuracy import ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
+from cm4vllm.records.logs.figures import figures
+from cm4vllm.records.logs.run_logs import verdict
+from cm4vllm.records.run import RunRecord
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Performance
@@ -46,7 +46,7 @@ PROBLEMS = {
     "FILE-MISSING": Rule("every file that the round's layout asks for is in its place", _LAYOUT),
     "FILE-UNREADABLE": Rule("each file can be read in its format", _LAYOUT),
     "LOG-UNREADABLE": Rule("a detail log is LoadGen's, whole, and that of one run", "loadgen/logging.cc"),
-    "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.loadgen.records"),
+    "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.records.run"),
     "CHECK-FAILED": Rule("every check can be made on every result", "cm4vllm.results.checks"),
     "SCENARIO-UNKNOWN": Rule("a scenario's folder has the name of a scenario of the rules", _LAYOUT),
 }
@@ -193,12 +193,12 @@ class Reader:
             detail=log,
         )
 
-    def text(self, path: Path) -> str:
+    def text(self, path: Path, most: int = _MAX_TEXT) -> str:
         """Return the end of a text file, whatever its encoding; empty, and a problem, where it cannot be read."""
         try:
             with opened(path) as file:
-                file.seek(max(0, path.stat().st_size - _MAX_TEXT))
-                return file.read().decode(errors="replace")
+                file.seek(max(0, path.stat().st_size - most))
+                return file.read(most).decode(errors="replace")
         except OSError as error:
             self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
             return ""
@@ -233,15 +233,15 @@ class Reader:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
 
 
-def text_at(path: Path, most: int) -> str:
+def text_at(path: Path, most: int = _MAX_TEXT) -> str:
     """Return the first `most` bytes of a text file as text; empty if it cannot be read."""
     try:
-        return text_of(path, most)
+        return beginning_of(path, most).decode(errors="replace")
     except OSError:
         return ""
 
 
-def head_and_tail(path: Path, most: int) -> bytes:
+def head_and_tail(path: Path, most: int = _MAX_TEXT) -> bytes:
     """Return the first and the last `most` bytes of a file on two lines, all of a shorter one; nothing of no file."""
     try:
         with opened(path) as file:

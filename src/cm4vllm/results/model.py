@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
-from cm4vllm.accuracy.accuracy_record import AccuracyRecord
-from cm4vllm.assets.checkpoint import Weights
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
-from cm4vllm.compliance.records import ComplianceRecord
-from cm4vllm.loadgen.doubts import client_doubts
-from cm4vllm.loadgen.logs.detail_log import DetailLog, Window
-from cm4vllm.loadgen.logs.figures import metric_names
-from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.results.campaign_record import CampaignRecord
+from cm4vllm.records.accuracy import AccuracyRecord
+from cm4vllm.records.campaign import CampaignRecord
+from cm4vllm.records.compliance import ComplianceRecord
+from cm4vllm.records.doubts import client_doubts
+from cm4vllm.records.logs.detail_log import DetailLog, Window
+from cm4vllm.records.logs.figures import metric_names
+from cm4vllm.records.run import RunRecord
+from cm4vllm.records.weights.checkpoint import Weights
 from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding
@@ -51,7 +51,7 @@ class Latency:
 
     @property
     def met(self) -> bool | None:
-        """True if the percentile is below the limit (the checker compares with <); None where there is no limit."""
+        """Return True if the percentile is below the limit (the checker compares with <); None if there is no limit."""
         return None if self.limit is None else self.p99 < self.limit
 
     @property
@@ -133,7 +133,7 @@ class Performance(_Run):
 
     @property
     def valid(self) -> bool:
-        """True if LoadGen calls the result valid, and our record of the run names no fault."""
+        """Return True if LoadGen calls the result valid, and our record of the run names no fault."""
         return self.loadgen_valid and not self.faults
 
     @property
@@ -188,7 +188,7 @@ class Performance(_Run):
 
     @property
     def one_by_one(self) -> bool:
-        """True if each query followed the answer to the previous query: LoadGen then has a target latency, no rate."""
+        """Return True if each query followed the answer to the previous one: LoadGen then has a target latency."""
         return self.terms is not None and self.terms.one_by_one
 
     @property
@@ -316,12 +316,12 @@ class Result:
 
     @property
     def mapped(self) -> bool:
-        """True if the model is not the benchmark's own, and only mapped to it (open division)."""
+        """Return True if the model is not the benchmark's own, and only mapped to it (open division)."""
         return self.benchmark not in (self.model, benchmark_of(self.round, self.model, {}))
 
     @property
     def covered(self) -> bool:
-        """True if the rules of its benchmark were applied to the result."""
+        """Return True if the rules of its benchmark were applied to the result."""
         return not self.uncovered and self.performance is not None
 
     @property

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.loadgen.logs.detail_log import Window
-from cm4vllm.power.protocol import totals_of
-from cm4vllm.power.samples import SAMPLES, mean_watts
-from cm4vllm.power.session import SESSION, Phase, PowerSession, session_beside
+from cm4vllm.records.logs.detail_log import Window
+from cm4vllm.records.power.protocol import totals_of
+from cm4vllm.records.power.samples import SAMPLES, mean_watts
+from cm4vllm.records.power.session import SESSION, Phase, PowerSession, session_beside
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
 

@@ -21,7 +21,7 @@ from cm4vllm.common.errors import CmError, SubmissionError, UsageError
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.terminal_text import spelled_out
-from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.check import Stage
 from cm4vllm.results.checks.system_files import accelerator_count
@@ -157,7 +157,7 @@ class Index:
         ]
 
     def outlier(self, row: IndexRow) -> str:
-        """Say how far a result lies from the median of its like; empty where it is near, or where these are few."""
+        """Return how far a result lies from the median of its like; empty where it is near, or where these are few."""
         rates = [other.per_accelerator or 0.0 for other in self.like(row)]
         if row.per_accelerator is None or len(rates) < OF_AT_LEAST:
             return ""
@@ -253,7 +253,7 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
 
 
 def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
-    """Give the rows with files named from `root`."""
+    """Yield the rows with files named from `root`."""
     above = home.parents[1].relative_to(root).as_posix()
     for row in part.rows:
         files = {name: path for name in ("file", "power_file") if (path := getattr(row, name))}

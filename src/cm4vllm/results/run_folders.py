@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.records import Record, read_record
-from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.compliance import COMPLIANCE_FILE, ComplianceRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import ComplianceTest, Result, Submission, System
 from cm4vllm.rules import Mode, Scenario
@@ -114,7 +114,7 @@ def _result(reader: Reader, folder: Path, scenario: Scenario, campaign: Campaign
 
 
 def _tests(reader: Reader, folder: Path) -> Iterator[ComplianceTest]:
-    """Give the compliance tests whose runs were verified."""
+    """Yield the compliance tests whose runs were verified."""
     for path in sorted(folder.glob(f"TEST*/{COMPLIANCE_FILE}")):
         run = _record(reader, path.with_name(RUN_FILE), RunRecord)
         record = _record(reader, path, ComplianceRecord)

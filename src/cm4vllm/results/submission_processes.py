@@ -23,7 +23,7 @@ _PER_CORE = 2
 
 
 def each_submission(read: Callable[[Path], T], homes: Sequence[Path]) -> Iterator[tuple[Path, T]]:
-    """Give each submitter's folder with what `read` returns for it. Raises SubmissionError if a process is killed."""
+    """Yield each submitter's folder with what `read` returns for it. Raises SubmissionError if a process is killed."""
     workers = min(_PER_CORE * usable_processors(), len(homes))
     if workers < 2 or len(homes) < MANY:
         yield from ((home, read(home)) for home in homes)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cm4vllm import rules
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.results.endpoints_harness import is_endpoints, read_endpoints_accuracy, read_endpoints_performance
 from cm4vllm.results.file_listing import Listing, list_files
 from cm4vllm.results.findings import Severity
@@ -26,6 +26,8 @@ __all__ = ["compliance_folders", "read_submission", "read_tree", "round_of", "su
 
 T = TypeVar("T")
 
+#: The most bytes of a page beside a result: the checks read it many times.
+_MAX_PAGE = 2**20
 #: The scenarios that a folder may be named after.
 _SCENARIOS = {name.lower(): name for name in Scenario}
 
@@ -124,7 +126,7 @@ def _systems(reader: Reader, home: Path) -> Iterator[System]:
 
 
 def _folders(reader: Reader, home: Path) -> Iterator[tuple[Path, str]]:
-    """Give the folder of each result, and its scenario."""
+    """Yield the folder of each result, and its scenario."""
     for folder in sorted((home / "results").glob("*/*/*")):
         if not folder.is_dir():
             continue
@@ -171,8 +173,8 @@ class _Folder:
             if self.by_endpoints
             else self.reader.accuracy(self.folder / "accuracy", terms[Mode.ACCURACY]),
             measurements=self.reader.json(stated),
-            user_conf=self.reader.text(conf) if conf else "",
-            readme=self.reader.text(readme) if readme else "",
+            user_conf=self.reader.text(conf, _MAX_PAGE) if conf else "",
+            readme=self.reader.text(readme, _MAX_PAGE) if readme else "",
             files={name: self.reader.name(path) for name, path in files.items() if path},
             compliance=tuple(sorted(path.name for path in self._compliance() if path.is_dir())),
             test_runs=dict(self._test_runs()),
@@ -180,7 +182,7 @@ class _Folder:
         )
 
     def _settings(self) -> Iterator[tuple[TreeLayout, Path]]:
-        """Give the folder of this result's settings in each layout."""
+        """Yield the folder of this result's settings in each layout."""
         for layout in tree_layouts():
             yield layout, layout.settings_of(self.home, self.system, self.model, self.folder.name)
 
@@ -195,7 +197,7 @@ class _Folder:
         return next(paths, folder / newest.measurements)
 
     def _test_runs(self) -> Iterator[tuple[str, Performance]]:
-        """Give the logs of compliance tests; what cannot be read is left out, as the rules ask for no log of them."""
+        """Yield the logs of compliance tests; what cannot be read is left out, as the rules ask for no log of them."""
         reader = Reader(self.reader.root)
         for test in sorted(self._compliance()):
             folders = [folder for folder in (test / "performance" / "run_1", test) if (folder / DETAIL_LOG).is_file()]
@@ -208,7 +210,7 @@ class _Folder:
 
 
 def compliance_folders(home: Path, folder: Path) -> Iterator[Path]:
-    """Give the folders in which the compliance tests of a result may lie, that of the newest layout first."""
+    """Yield the folders in which the compliance tests of a result may lie, that of the newest layout first."""
     system, model, scenario = folder.parts[-3:]
     for layout in tree_layouts():
         yield layout.compliance_of(home, system, model, scenario)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from math import prod
 
@@ -35,7 +35,7 @@ class Serving(Record, frozen=True, kw_only=True):
         return bool(re.search(self.names, text, re.IGNORECASE))
 
     def is_used_in(self, commands: str) -> bool:
-        """Tell whether a text of command lines starts this software, or sends requests to its server."""
+        """Return True if a text of command lines starts this software, or sends requests to its server."""
         return bool(self.commands and re.search(self.commands, commands, re.IGNORECASE))
 
 
@@ -60,9 +60,10 @@ def serving_software() -> list[Serving]:
     return _words().serving
 
 
-def models_served(page: str) -> set[str]:
+@lru_cache(maxsize=16)
+def models_served(page: str) -> frozenset[str]:
     """Return the models that the commands of a page serve, by name or path."""
-    return set(re.findall(rf"(?:{'|'.join(_words().served_model)})([^\s\\-][^\s\\]*)", page))
+    return frozenset(re.findall(rf"(?:{'|'.join(_words().served_model)})([^\s\\-][^\s\\]*)", page))
 
 
 def accelerators_named(name: str) -> set[int]:
@@ -89,14 +90,14 @@ def _not_accelerators() -> re.Pattern[str]:
 
 
 def is_no_framework(text: str) -> bool:
-    """Tell whether a text names only what lies below a framework, as `CUDA 12.2` does; false for an empty one."""
+    """Return True if a text names only what lies below a framework, as `CUDA 12.2` does; false for an empty one."""
     words = re.findall(r"[A-Za-z]{2,}", text)
     known = {drive.lower() for drive in _words().drives}
     return bool(words) and all(word.lower() in known for word in words)
 
 
 def is_a_person(name: str, *others: str) -> bool:
-    """Tell whether the name of an account may be a person's: not where it consists of words for shared accounts.
+    """Return True if the name of an account may be a person's: not where it consists of words for shared accounts.
 
     `others` are names that are no person's here, as the submitter's.
     """
@@ -111,12 +112,12 @@ def _shared() -> re.Pattern[str]:
 
 
 def is_a_placeholder(secret: str) -> bool:
-    """Tell whether what has the form of a secret only shows where one belongs: `password`, hf_XXXX, hf_123456789."""
+    """Return True if what has the form of a secret only shows where one belongs: `password`, hf_XXXX, hf_123456789."""
     return secret.lower() in _words().placeholders or len(set(secret.lower())) < min(10, len(secret) // 2)
 
 
 def shows_a_command(page: str) -> bool:
-    """Tell whether a page in Markdown shows a command: as code, or on a line that begins with a program's name."""
+    """Return True if a page in Markdown shows a command: as code, or on a line that begins with a program's name."""
     return bool(_code().search(page))
 
 

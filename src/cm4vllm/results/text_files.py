@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cm4vllm.common.files import bytes_of
+from cm4vllm.common.files import beginning_of
 
 __all__ = ["LARGEST_TEXT", "TextFile", "TextFiles"]
 
@@ -61,7 +61,7 @@ class TextFiles:
         try:
             if not stat.S_ISREG(os.lstat(path).st_mode):
                 return None  # a link or a pipe
-            content = bytes_of(Path(path), LARGEST_TEXT + 1)
+            content = beginning_of(Path(path), LARGEST_TEXT + 1)
         except OSError:
             self.unreadable.append(path)
             return None

@@ -11,7 +11,8 @@ from typing import Any
 
 import cm4vllm
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.files import text_of, user_cache, write_json
+from cm4vllm.common.files import json_text, user_cache
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say_text
 from cm4vllm.results import check_summary
 from cm4vllm.results.checks import CHECKS, Fault, Stage, findings
@@ -21,7 +22,7 @@ from cm4vllm.results.finding_filters import Filters, submission_name
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.findings_output import as_objects, as_sarif, ordered, summary
 from cm4vllm.results.kept_findings import CheckedSubmission, kept_findings, state_of_submission
-from cm4vllm.results.log_folders import PROBLEMS
+from cm4vllm.results.log_folders import PROBLEMS, text_at
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submission_processes import each_submission
 from cm4vllm.results.submission_trees import read_submission, submission_folders
@@ -123,7 +124,7 @@ def check_tree(
 
 
 def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
-    """Give a finding where the submissions of a tree are of several rounds."""
+    """Yield a finding where the submissions of a tree are of several rounds."""
     counted = Counter(submission.round for submission in checked if submission.round)
     if len(counted) > 1:
         named = ", ".join(f"{count} of {name}" for name, count in sorted(counted.items()))
@@ -138,7 +139,7 @@ def _unchecked(
     *,
     with_weights: bool,
 ) -> Iterator[Unchecked]:
-    """Give the parts that were not checked: submitters, folders without results, results without rules, bad files."""
+    """Yield the parts that were not checked: submitters, folders without results, results without rules, bad files."""
     for home in all_homes:
         if home not in homes:
             yield Unchecked(submission_name(home), "--submitter names others")
@@ -203,7 +204,8 @@ def report_checks(
     shown = filters.shown(checked.findings)
     about = _about(checked, round_name)
     if sarif is not None:
-        write_json(sarif, as_sarif(shown, cm4vllm.__version__, about, [str(part) for part in checked.unchecked]))
+        log = as_sarif(shown, cm4vllm.__version__, about, [str(part) for part in checked.unchecked])
+        write_noted(sarif, json_text(log))
     state = {"findings": as_objects(shown), "summary": summary(shown), **about}
     if checked.errors:
         raise SubmissionError(
@@ -216,7 +218,7 @@ def report_checks(
 
 
 def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
-    """Give the printed lines: counts, errors, warnings, notes; with many submissions, the last two by code only."""
+    """Yield the printed lines: counts, errors, warnings, notes; with many submissions, the last two by code only."""
     heading = _heading(checked)
     yield from (heading, "", *check_summary.counts(checked.submissions, checked.findings))
     by_place = checked.by_place(filters)
@@ -261,7 +263,7 @@ def _rehearsal_words(checked: CheckedTree) -> str:
     """Return the note on a tree that calls itself a rehearsal; nothing for other trees."""
     homes = [checked.base / submission.name for submission in checked.submissions]
     pages = [page for home in homes[:_SEARCHED] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
-    if pages and all(cm4vllm.REHEARSAL_NOTICE in text_of(page) for page in pages):
+    if pages and all(cm4vllm.REHEARSAL_NOTICE in text_at(page) for page in pages):
         return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
     return ""
 

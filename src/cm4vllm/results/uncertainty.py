@@ -18,7 +18,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.loadgen.client.sample_times import client_values, read_sample_times
+from cm4vllm.records.sample_times import client_values, read_sample_times
 from cm4vllm.results.figures import Basis, Figure, Figures, Interval
 from cm4vllm.results.model import Performance
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
-from cm4vllm.assets.checkpoint import read_weights
 from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.records.weights.checkpoint import read_weights
 from cm4vllm.results.model import Result, ServedWeights, Submission
+from cm4vllm.rules import CatalogueModel, catalogue, published_digests
 
 __all__ = ["published_model", "with_weights"]
 

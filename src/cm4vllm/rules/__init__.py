@@ -3,6 +3,15 @@
 `terms()` is the lookup; the tables behind it are the files under data/, and no other package reads them.
 """
 
+from cm4vllm.rules.assets import (
+    BenchmarkAssets,
+    Catalogue,
+    CatalogueDataset,
+    CatalogueModel,
+    catalogue,
+    published_bytes,
+    published_digests,
+)
 from cm4vllm.rules.compliance import (
     Audit,
     ComplianceRules,
@@ -75,7 +84,11 @@ __all__ = [
     "AccuracyTarget",
     "Arrivals",
     "Audit",
+    "BenchmarkAssets",
     "BenchmarkTerms",
+    "Catalogue",
+    "CatalogueDataset",
+    "CatalogueModel",
     "Category",
     "ChatPrompt",
     "Checker",
@@ -115,6 +128,7 @@ __all__ = [
     "benchmark_names",
     "benchmark_of",
     "benchmark_terms",
+    "catalogue",
     "chat_prompts",
     "compliance_rules",
     "compliance_test_names",
@@ -131,6 +145,8 @@ __all__ = [
     "loadgen_scenario",
     "over_network",
     "point_terms",
+    "published_bytes",
+    "published_digests",
     "regions",
     "require_text",
     "round_names",

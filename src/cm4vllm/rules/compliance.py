@@ -63,7 +63,7 @@ class VerifiedFile(Record, frozen=True, kw_only=True):
         return tuple(line for line in self.not_lines if line in text)
 
     def shows_passed(self, text: str) -> bool:
-        """Say whether the text of the file is that of a passed test."""
+        """Return True if the text of the file is that of a passed test."""
         return not self.missing(text) and not self.forbidden(text)
 
 

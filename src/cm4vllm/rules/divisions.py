@@ -35,7 +35,7 @@ def division_rules(division: Division, category: Category) -> dict[str, Division
 
 
 def over_network(division: Division) -> bool:
-    """Say whether the systems of a division are machines apart from LoadGen's, which are asked for their names."""
+    """Return True if the systems of a division are machines apart from LoadGen's, which are asked for their names."""
     return any(_ASKS_NODES in division_rules(division, category) for category in Category)
 
 

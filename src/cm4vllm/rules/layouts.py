@@ -46,7 +46,7 @@ class TreeLayout(Record, frozen=True, kw_only=True):
         return home / self.settings.format(system=system, model=model, scenario=scenario)
 
     def measurements_files(self, folder: Path, system: str) -> Iterator[Path]:
-        """Give the files in a folder of settings that state the weights, that of the layout's own name first."""
+        """Yield the files in a folder of settings that state the weights, that of the layout's own name first."""
         yield from (path for path in (folder / self.measurements.format(system=system),) if path.is_file())
         for pattern in self.other_measurements:
             yield from sorted(folder.glob(pattern.format(system=escape(system))))

@@ -45,7 +45,7 @@ class AccuracyTarget(Record, frozen=True, kw_only=True):
     tolerance: float = 1.0
 
     def met(self, value: float, *, whole: bool = True) -> bool | None:
-        """Say whether `value` reaches it; None for a total over a part of the dataset, which has no target."""
+        """Return True if `value` reaches it; None for a total over a part of the dataset, which has no target."""
         if self.total and not whole:
             return None
         return (self.lower is None or value >= self.lower) and (self.upper is None or value <= self.upper)
@@ -95,7 +95,7 @@ class Generation(Record, frozen=True, kw_only=True):
 
     @property
     def greedy(self) -> bool:
-        """True if the most likely token is taken each time: also where the choice is cut to that token."""
+        """Return True if the most likely token is taken each time: also where the choice is cut to that token."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
 
@@ -110,7 +110,7 @@ class StopSequence(Record, frozen=True, kw_only=True):
     where: dict[str, str]
 
     def ends(self, row: Mapping[str, object]) -> bool:
-        """Say whether it ends the answer to this row of the dataset."""
+        """Return True if it ends the answer to this row of the dataset."""
         return all(row.get(name) == value for name, value in self.where.items())
 
 
@@ -124,7 +124,7 @@ class Column(Record, frozen=True, kw_only=True):
     in_part: bool = False
 
     def takes(self, value: object) -> bool:
-        """Say whether the column may hold `value`."""
+        """Return True if the column may hold `value`."""
         if not self.values:
             return True
         return any(word in str(value).lower() for word in self.values) if self.in_part else value in self.values
@@ -248,17 +248,17 @@ class Terms(Record, frozen=True, kw_only=True):
 
     @property
     def paced(self) -> bool:
-        """True if LoadGen issues queries at a rate of its own, independent of the server's answers."""
+        """Return True if LoadGen issues queries at a rate of its own, independent of the server's answers."""
         return self.arrivals is Arrivals.POISSON
 
     @property
     def at_once(self) -> bool:
-        """True if LoadGen issues all samples in one query, so that the client limits the requests in flight."""
+        """Return True if LoadGen issues all samples in one query, so that the client limits the requests in flight."""
         return self.arrivals is Arrivals.AT_ONCE
 
     @property
     def one_by_one(self) -> bool:
-        """True if each query follows the answer to the previous query."""
+        """Return True if each query follows the answer to the previous query."""
         return self.arrivals is Arrivals.ONE_BY_ONE
 
     @property
@@ -268,5 +268,5 @@ class Terms(Record, frozen=True, kw_only=True):
 
     @property
     def needs_rate(self) -> bool:
-        """True if a target rate must be known: for the pace of the queries, or for the size of a performance run."""
+        """Return True if a target rate must be known: for the queries' pace, or for the size of a performance run."""
         return self.rate is RateUse.PACES or (self.rate is RateUse.SIZES and self.mode is Mode.PERFORMANCE)

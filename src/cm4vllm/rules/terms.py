@@ -127,7 +127,7 @@ def benchmark_of(round_name: str, folder: str, mapping: Mapping[str, str]) -> st
 
 
 def _entries(round_name: str | None) -> Iterator[tuple[Family, BenchmarkEntry]]:
-    """Give the benchmarks of a round, each with its family; without a round, those of all rounds."""
+    """Yield the benchmarks of a round, each with its family; without a round, those of all rounds."""
     rounds = (round_name,) if round_name else round_names()
     for family in families():
         for entry in family.benchmarks:

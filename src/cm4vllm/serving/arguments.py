@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from cm4vllm.assets.checkpoint import read_checkpoint
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.command_lines import given_words, refuse_secrets
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero, require_share
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api
+from cm4vllm.records.vllm.given_options import given_options
+from cm4vllm.records.vllm.options import split_options
+from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.serving.fixed_options import refuse_fixed
 from cm4vllm.serving.fp8 import fp8_env
-from cm4vllm.serving.given_options import given_options
-from cm4vllm.serving.options import split_options
 from cm4vllm.serving.presets import Preset, option_words
-from cm4vllm.serving.records import Api
 
 __all__ = [
     "ServerSettings",
@@ -30,6 +30,8 @@ __all__ = [
     "preset_options",
     "ray_env",
     "read_server_settings",
+    "require_context",
+    "require_possible_sizes",
     "secret_env",
     "server_argv",
     "server_env",
@@ -172,6 +174,24 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
         if not done.get(keys[field]):
             done[keys[field]] = value
     return done
+
+
+def require_possible_sizes(
+    *, gpu_memory_utilization: float | None, kv_cache_gib: int | None, **counts: int | None
+) -> None:
+    """Refuse sizes with which no server starts; `counts` are whole numbers by their flags, None is one not given.
+
+    Raises UsageError.
+    """
+    for flag, number in counts.items():
+        require_above_zero(f"--{flag}", number)
+    require_share("--gpu_memory_utilization", gpu_memory_utilization, "the GPU's memory")
+    if kv_cache_gib is not None and kv_cache_gib < 0:
+        raise UsageError(
+            f"--kv_cache_space={kv_cache_gib} is not usable",
+            cause="it is a number of GiB",
+            remedy="give 0 or more, or leave it out",
+        )
 
 
 def require_context(context: int | None, longest: int, model: str) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cm4vllm.common.bounded_documents import object_of
+from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.serving.clusters.node_processes import ended_since, node_cause
 from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.own_supervisors import runs
-from cm4vllm.serving.records import NodeRecord, ServerRecord
 from cm4vllm.serving.supervisor import end_in_words
 
 __all__ = ["LOG_FILE", "STATE_FILE", "awaited_reason", "death_reason", "reason_in", "reason_on_nodes"]

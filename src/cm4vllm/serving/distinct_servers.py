@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import combinations
 
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_identities import unlike
-from cm4vllm.serving.server_metrics import look
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.serving.server_identities import optional_page, unlike
 from cm4vllm.serving.server_places import ONCE, require_distinct_addresses
 from cm4vllm.serving.server_requests import Site, sites_of
 
 __all__ = ["require_distinct", "require_one_system"]
 
-#: Seconds until a server has counted the answer that it gave.
-_COUNTED_S = 0.2
+#: Seconds until a server has counted the answer that it gave, and how often it is compared.
+_COUNTED_S, _TIMES = 0.2, 2
+#: A metric of tokens with its value, whatever software names it: vLLM's, SGLang's, llama.cpp's and others have some.
+_TOKENS = re.compile(r"^[a-z_:][\w:]*token[\w:]*(?:\{[^}\n]*\})? \S+", re.MULTILINE | re.IGNORECASE | re.ASCII)
 #: The facts of a probe by which servers are compared, besides those that they report of themselves.
 _COMPARED = ("model_name", "answered_by", "max_model_len", "software", "version", "dialect")
 
@@ -39,29 +41,56 @@ def require_one_system(records: Sequence[ServerRecord]) -> None:
             )
 
 
-def require_distinct(records: Sequence[ServerRecord], ask: Callable[[Site], object]) -> None:
-    """Raise UsageError where two of the servers of these records, one each, are one. `ask` has one answer a few tokens.
+def require_distinct(records: Sequence[ServerRecord], ask: Callable[[Site], object]) -> list[str]:
+    """Return in words of which of the servers of these records, one each, it is not known whether they are two.
 
-    Two addresses of one machine, or ports that lead to one container, show in the server's own reports: both have the
-    same start of the process, and an answer at one address is counted at the other.
+    `ask` has one answer a few tokens. Two addresses of one machine, or ports that lead to one container, show in the
+    server's own reports: none has another start of its process, and an answer at one address is counted at the other.
+    Raises UsageError where two servers are one.
     """
     if len(records) < 2:
-        return
+        return []
     require_distinct_addresses([record.endpoint for record in records], resolved=True)
+    unknown = []
     for first, second in combinations(records, 2):
         starts = [record.identities[record.endpoint].process_started_s for record in (first, second)]
-        if starts[0] is None or starts[0] != starts[1]:
+        if None not in starts and starts[0] != starts[1]:
             continue
-        asked, other = sites_of(first)[0], sites_of(second)[0]
-        before = look(other)
+        counted = _counted_at(sites_of(first)[0], sites_of(second)[0], ask)
+        if counted is None:
+            unknown.append(
+                f"whether {first.endpoint} and {second.endpoint} are two servers: neither the start of their processes "
+                "nor the tokens that they count show it"
+            )
+        elif counted:
+            raise UsageError(
+                f"{first.endpoint} and {second.endpoint} are one server, given twice",
+                cause=f"tokens that were generated at {first.endpoint} are counted at {second.endpoint}"
+                + (", and both report the same start of their process" if starts[0] is not None else ""),
+                remedy=ONCE,
+            )
+    return unknown
+
+
+def _counted_at(asked: Site, other: Site, ask: Callable[[Site], object]) -> bool | None:
+    """Return whether the tokens of one address are counted at another, each time and only then.
+
+    None where it is not known: a server counts none, or has other work.
+    """
+    for _ in range(_TIMES):
+        own, before = _tokens(asked), _tokens(other)
+        time.sleep(_COUNTED_S)
+        quiet = _tokens(other) == before
         with suppress(ServerUnsuitable):
             ask(asked)
         time.sleep(_COUNTED_S)
-        after = look(other)
-        if before and after and after.generation_tokens > before.generation_tokens:
-            raise UsageError(
-                f"{first.endpoint} and {second.endpoint} are one server, given twice",
-                cause="both report the same start of their process, and tokens that were generated at "
-                f"{first.endpoint} are counted at {second.endpoint}",
-                remedy=ONCE,
-            )
+        if not before or not quiet or _tokens(asked) == own:
+            return None
+        if _tokens(other) == before:
+            return False
+    return True
+
+
+def _tokens(site: Site) -> list[str]:
+    """Return the metrics of tokens that a server reports, with their values."""
+    return _TOKENS.findall(optional_page(site, "/metrics").text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.serving.options import split_options
+from cm4vllm.records.vllm.options import split_options
 
 __all__ = ["refuse_fixed", "speculative_options", "written_in_full"]
 

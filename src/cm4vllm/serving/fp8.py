@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cm4vllm.assets.checkpoint import quantised_to
 from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.records.weights.checkpoint import quantised_to
 
 __all__ = ["FP8_NOTE", "fp8_env"]
 

@@ -3,7 +3,7 @@
 A server is stuck when, in several samples in a row,
 
 - one of its processes is stopped, as by SIGSTOP or a debugger (only of servers started by cm4vllm);
-- it does not answer;
+- it does not answer, and the client receives no token;
 - it has requests open, and nothing of one of its engines moves: no request, no token, not the use of its KV cache.
 
 Samples are counted, and not seconds: a run that was itself suspended for a while finds its servers as they are.
@@ -12,7 +12,6 @@ Samples are counted, and not seconds: a run that was itself suspended for a whil
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -24,18 +23,21 @@ from cm4vllm.serving.supervisor import descendants, title_of
 __all__ = [
     "NO_TOKEN_S",
     "SILENT_LOOKS",
-    "SLOW_LOOKS",
     "STANDSTILL_LOOKS",
     "STOPPED_LOOKS",
     "Heartbeat",
+    "possible",
     "stopped_process",
 ]
 
 #: Samples in a row at which a process is stopped: a profiler stops one for a moment.
 STOPPED_LOOKS = 3
-#: Samples in a row without an answer, each of which waits for it; and of a server that is only slow with this page,
-#: since the client goes on receiving tokens (of several servers: from any).
-SILENT_LOOKS, SLOW_LOOKS = 3, 15
+#: Samples in a row without an answer, each of which waits for it, while the client receives no token: a server from
+#: which tokens come works, whatever it does with this page. One of several that has stopped is found when the others
+#: have answered all that they were asked.
+SILENT_LOOKS = 3
+#: The largest value that is taken for a count or for seconds: integers above it have no exact float (IEEE 754).
+_MOST = float(2**53)
 #: Samples in a row without a change: 300 s at a sample every 2 s, as long as vLLM lets its workers take for one step
 #: (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) before it ends by itself.
 STANDSTILL_LOOKS = 150
@@ -92,7 +94,7 @@ class Heartbeat:
             self._stuck(f"{open_requests} requests are open, and no token has come for {now - self._moved_at:.0f} s")
 
     def look_at_processes(self) -> bool:
-        """Tell whether a process of the servers is stopped, and take note of it."""
+        """Return True if a process of the servers is stopped, and take note of it."""
         stopped = [(endpoint, name) for pid, endpoint in self.supervisors.items() if (name := stopped_process(pid))]
         self._stopped = {process: self._stopped.get(process, 0) + 1 for process in stopped}
         for (endpoint, name), looks in self._stopped.items():
@@ -103,21 +105,21 @@ class Heartbeat:
     def silent(self, endpoint: str, waited_s: float) -> None:
         """Take note of a server that did not answer."""
         looks, tokens_before = self._silent.get(endpoint, (0, self.tokens))
-        looks += 1
-        self._silent[endpoint] = looks, tokens_before
-        if looks >= (SILENT_LOOKS if self.tokens == tokens_before else SLOW_LOOKS):
+        looks = 1 + (looks if self.tokens == tokens_before else 0)
+        self._silent[endpoint] = looks, self.tokens
+        if looks >= SILENT_LOOKS:
             self._stuck(
                 f"{endpoint} answered none of the last {looks} requests for its /metrics, each of which waited "
                 f"{waited_s:g} s"
             )
 
     def answered(self, endpoint: str, page: str) -> None:
-        """Note the values of a server's /metrics, as far as they are finite numbers."""
+        """Note the values of a server's /metrics, as far as they can be such values."""
         self._silent.pop(endpoint, None)
         states: dict[str, dict[str, float]] = {}
         for name, engine, text in _STATE.findall(page):
             with contextlib.suppress(ValueError):
-                if math.isfinite(value := float(text)):
+                if possible(value := float(text)):
                     states.setdefault(engine, {})[name] = value
         for number, state in states.items():
             engine = self._engines.setdefault((endpoint, number), _Engine({}))
@@ -134,6 +136,11 @@ class Heartbeat:
 
     def _stuck(self, reason: str) -> None:
         self.reason = self.reason or reason
+
+
+def possible(value: float) -> bool:
+    """Return True if a value can be one of these metrics: finite, not negative, and exact as a floating number."""
+    return 0 <= value <= _MOST
 
 
 def stopped_process(supervisor: int) -> str:

@@ -30,8 +30,8 @@ from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.records.vllm.options import HELP_FILE
 from cm4vllm.serving.logs import advice, telling_lines
-from cm4vllm.serving.options import HELP_FILE
 
 __all__ = [
     "OLDEST_RELEASE",

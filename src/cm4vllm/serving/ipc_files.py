@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import NotWritable
-from cm4vllm.common.owned_folders import mark, remove_marked, unmark
+from cm4vllm.common.ownership_notes import mark, remove_marked, unmark
 
 __all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
 
@@ -76,6 +76,12 @@ class IpcFiles:
         kept = {"RAY_TMPDIR": usual, "TORCHINDUCTOR_CACHE_DIR": f"{usual}/torchinductor_{_user()}"}
         return {"TMPDIR": str(own), **{name: folder for name, folder in kept.items() if name not in env}}
 
+    def empty_folder(self) -> Path:
+        """Return a folder without files, which is removed with this one."""
+        own = self.folder / "empty"
+        own.mkdir(exist_ok=True)
+        return own
+
     def note_memory(self, processes: Iterable[int]) -> None:
         """Note the shared memory that these processes use."""
         for used in _shared_memory_of(processes):
@@ -119,7 +125,7 @@ def _remove(folder: Path) -> None:
 
 
 def _shared_memory_of(processes: Iterable[int]) -> Iterator[Path]:
-    """Give the shared memory that these processes use: files that they have mapped, folders of open files."""
+    """Yield the shared memory that these processes use: files that they have mapped, folders of open files."""
     inodes, opened = set[int](), set[str]()
     for pid in processes:
         with contextlib.suppress(OSError):  # it has ended
@@ -149,7 +155,7 @@ def _paths_of(sockets: Set[str]) -> set[str]:
 def require_shared_memory() -> None:
     """Raise NotWritable where no process can make a lock in shared memory: vLLM ends at its first one."""
     try:
-        multiprocessing.Lock()
+        multiprocessing.get_context("fork").Lock()  # any other kind starts a process that tracks it
     except OSError as error:
         raise NotWritable(
             "vLLM cannot run on this machine: its processes need shared memory",

@@ -1,7 +1,8 @@
 """Known failures of a server, by the lines of its log, each with one remedy.
 
 Patterns are matched, without regard to case, against the lines of a log that say why it failed; the first failure
-that fits counts, so the narrow ones come first. Texts are those of vLLM 0.32.0, PyTorch and huggingface_hub.
+that fits counts, so the narrow ones come first. Texts are those of vLLM 0.32.0, PyTorch and huggingface_hub. Each
+repetition in a pattern has a bound: a line of a log may be of any length.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class KnownFailure:
 
 def _ended_by(signal: int) -> str:
     """Return the pattern of vLLM's line about engines of which one was ended by a signal."""
-    return rf"Failed core proc\(s\): \{{[^}}]*: -{signal}\b"
+    return rf"Failed core proc\(s\): \{{[^}}]{{0,300}}: -{signal}\b"
 
 
 KNOWN_FAILURES = (
@@ -39,7 +40,7 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "container-limit",
-        (r"error setting rlimit", r"setrlimit .*Operation not permitted"),
+        (r"error setting rlimit", r"setrlimit .{0,300}Operation not permitted"),
         "lower the limits of containers (`ulimit -Hn` and `ulimit -Hu` show what is allowed): default_ulimits in "
         "containers.conf, or in --container_args what `podman run` takes for it: --ulimit nofile=NUMBER",
     ),
@@ -50,7 +51,7 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "port-variable",
-        (r"VLLM_PORT '.*' (?:appears to be a URI|must be a valid integer)",),
+        (r"VLLM_PORT '.{0,300}' (?:appears to be a URI|must be a valid integer)",),
         "unset VLLM_PORT: vLLM takes it for a port of its own, and Kubernetes sets it to a URI in every pod beside a "
         "service named vllm; in a pod, rename that service or set enableServiceLinks: false",
     ),
@@ -62,10 +63,10 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "architecture",
-        (r"architectures? .* (?:is|are) not supported",),
+        (r"architectures? .{0,300} (?:is|are) not supported",),
         "use a model whose architecture this vLLM supports, or another release: --adr.vllm.tags=_version.<release>",
     ),
-    KnownFailure("context", (r"max_model_len .* is greater than the derived",), "lower --max_model_len"),
+    KnownFailure("context", (r"max_model_len .{0,300} is greater than the derived",), "lower --max_model_len"),
     KnownFailure(
         "kv-cache",
         (r"KV cache is needed, which is larger than", r"No available memory for the cache blocks"),
@@ -74,7 +75,7 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "gpu-taken",
-        (r"Free memory on device .* on startup",),
+        (r"Free memory on device .{0,300} on startup",),
         "end the other programs that use the GPU (nvidia-smi lists them), or lower --gpu_memory_utilization",
     ),
     KnownFailure(
@@ -90,7 +91,7 @@ KNOWN_FAILURES = (
             r"Cannot allocate memory",
             r"MemoryError",
             r"Available memory on node",
-            r"available memory .* on startup",
+            r"available memory .{0,300} on startup",
         ),
         "free memory, serve a smaller model, or lower --kv_cache_space",
     ),
@@ -128,8 +129,8 @@ KNOWN_FAILURES = (
         "quantization",
         (
             r"Cannot find the config file for",
-            r"Quantization method .* does not match",
-            r"quantization method .* is not supported",
+            r"Quantization method .{0,300} does not match",
+            r"quantization method .{0,300} is not supported",
             r"Unknown quantization method",
         ),
         "leave --quantization out, so that the checkpoint's own method is taken, or serve a quantised checkpoint",
@@ -142,24 +143,58 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "kernel-image",
-        (r"no kernel image is available", r"invalid device function", r"GPUs with compute capability below"),
+        (
+            r"no kernel image is available",
+            r"invalid device function",
+            r"hipErrorNoBinaryForGpu",
+            r"GPUs with compute capability below",
+        ),
         "take a vLLM that is built for this GPU's architecture: another release, --adr.vllm.tags=_version.<release>, or"
         " one of your own, --vllm_python",
     ),
     KnownFailure(
+        "driver-older",
+        (
+            r"device kernel image is invalid",
+            r"unsupported toolchain",
+            r"ErrorUnsupportedPtxVersion",
+            r"driver version is insufficient",
+        ),
+        "update the GPU's driver to one for the CUDA release that this vLLM was built with (`nvidia-smi` shows the "
+        "newest release that the driver runs), or take a vLLM built with an older one, "
+        "--adr.vllm.tags=_version.<release>",
+    ),
+    KnownFailure(
+        "gpu-feature",
+        (
+            r"Feature '[^']{1,200}' (?:not supported on|requires) \.target",
+            r"fp8e\w{1,9} (?:data type is )?not supported",
+        ),
+        "serve what this GPU has instructions for: --dtype=float16 where it lacks bfloat16 (.bf16); where it lacks FP8 "
+        "(fp8e4nv, .e4m3), leave --kv_cache_dtype out and serve a checkpoint without FP8",
+    ),
+    KnownFailure(
+        "nvcc",
+        (r"nvcc\s{1,9}fatal", r"No supported CUDA architectures found"),
+        "set CUDA_HOME to a CUDA toolkit that knows this GPU, as CUDA_HOME=/usr/local/cuda-13.0 before the command: "
+        "FlashInfer compiles kernels with its nvcc when the server starts",
+    ),
+    KnownFailure(
         "ptxas",
-        (r"Value 'sm_\w+' is not defined for option", r"PTXAS error"),
+        (r"Value 'sm_\w{1,60}' is not defined for option", r"PTXAS error"),
         "set TRITON_PTXAS_PATH to the ptxas of a CUDA toolkit that knows this GPU, as "
         "TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas before the command: the one that Triton brings does not",
     ),
     KnownFailure(
         "gfx",
         (
-            r"requires gfx\d+",
-            r"gfx\w+-only",
-            r"GPU archs? .*gfx\w+.* (?:invalid|not supported)",
+            r"requires gfx\d{1,9}",
+            r"gfx\w{1,9}-only",
+            r"GPU archs? .{0,300}gfx.{0,60} (?:invalid|not supported)",
             r"Unknown GPU architecture: gfx",
-            r"(?:AssertionError|assert) .*gfx\d+",
+            r"\bassert(?:ionerror:)? .{0,300}gfx\d",
+            r"supported (?:on|for|by) gfx\d",
+            r"gfx\d\w{0,60} is (?:not |un)supported",
         ),
         "set VLLM_ROCM_USE_AITER=0 before the command: a kernel of AITER does not exist for this GPU; otherwise take "
         "another release, --adr.vllm.tags=_version.<release>",
@@ -173,10 +208,10 @@ KNOWN_FAILURES = (
     KnownFailure(
         "operator",
         (
-            r"'_OpNamespace' '_C\w*' object has no attribute",
-            r"operator \S+ does not exist",
-            r"_C\w*::\w+\(\) expected at most \d+ argument",
-            r"Could not run '\S+' with arguments",
+            r"'_OpNamespace' '_C\w{0,60}' object has no attribute",
+            r"operator \S{1,90} does not exist",
+            r"_C\w{0,60}::\w{1,60}\(\) expected at most \d{1,9} argument",
+            r"Could not run '\S{1,90}' with arguments",
         ),
         "serve a checkpoint that this backend has the operators for: on a CPU FP8-dynamic, INT8 or W4A16",
     ),
@@ -188,7 +223,7 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "pipeline",
-        (r"assert (?:self\.)?intermediate_tensors is not None", r"pipeline parallel\w* is not supported"),
+        (r"assert (?:self\.)?intermediate_tensors is not None", r"pipeline parallel\w{0,60} is not supported"),
         "leave --pp_size out: this backend has no pipeline parallelism",
     ),
     KnownFailure(
@@ -198,7 +233,7 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "binding",
-        (r"Not enough allowed NUMA nodes", r"CPU affinity", r"omp.*bind"),
+        (r"Not enough allowed NUMA nodes", r"CPU affinity", r"omp.{0,300}bind"),
         "set the binding yourself: --cpu_binding, core numbers of each worker such as 0-3|4-7",
     ),
     KnownFailure(
@@ -216,7 +251,7 @@ KNOWN_FAILURES = (
         "devices",
         (
             r"not enough (?:GPUs|devices)",
-            r"world size .* is larger than the number of available",
+            r"world size .{0,300} is larger than the number of available",
             r"CUDA_VISIBLE_DEVICES",
             r"invalid device ordinal",
         ),
@@ -228,6 +263,18 @@ KNOWN_FAILURES = (
         "restart the machine: the NVIDIA driver was updated, and the kernel still has the earlier one loaded",
     ),
     KnownFailure(
+        "forward-compatibility",
+        (r"forward compatibility was attempted",),
+        "update the host's driver, or take an image with an older CUDA: only GPUs for data centres run a newer CUDA "
+        "than their driver's; without a container, take the compatibility library (cuda-compat) out of LD_LIBRARY_PATH",
+    ),
+    KnownFailure(
+        "gpu-fault",
+        (r"uncorrectable ECC error", r"fallen off the bus", r"GPU is lost"),
+        "the GPU itself fails: `dmesg` shows how (Xid); reset it (nvidia-smi --gpu-reset) or restart the machine, and "
+        "replace the GPU if the error comes again",
+    ),
+    KnownFailure(
         "fabric-manager",
         (r"Error 802: system not yet initialized", r"cudaErrorSystemNotReady"),
         "start NVIDIA's Fabric Manager, in the version of the driver: systemctl start nvidia-fabricmanager",
@@ -237,6 +284,7 @@ KNOWN_FAILURES = (
         (
             r"driver on your system is too old",
             r"no CUDA-capable device",
+            r"No CUDA GPUs are available",
             r"Failed to infer device type",
             r"Device string must not be empty",
             r"Failed to initialize NVML",
@@ -245,10 +293,16 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "gloo",
-        (r"Gloo connectFullMesh failed", r"gloo.*Connection refused"),
+        (
+            r"Gloo connectFullMesh failed",
+            r"gloo.{0,300}Connection (?:refused|timed out)",
+            r"Dist(?:Network|Store)Error",
+            r"client socket (?:has|cannot)",
+        ),
         "the processes do not reach each other at the address of this host's name: set GLOO_SOCKET_IFNAME and "
         "NCCL_SOCKET_IFNAME to the network interface that they share (`ip -br address` lists them; lo on one machine), "
-        "and correct /etc/hosts where it maps the name to 127.0.0.1 or 127.0.1.1 and there are several nodes",
+        "open its ports in the firewall, and correct /etc/hosts where it maps the name to 127.0.0.1 or 127.0.1.1 and "
+        "there are several nodes",
     ),
     KnownFailure(
         "nccl",
@@ -263,7 +317,12 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "instruction",
-        (r"Illegal instruction", r"killed by SIGILL", r"died unexpectedly \(exit code: -4\)", _ended_by(4)),
+        (
+            r"Illegal instruction(?! was encountered)",
+            r"killed by SIGILL",
+            r"died unexpectedly \(exit code: -4\)",
+            _ended_by(4),
+        ),
         "give --dtype=float32 if the model is served as bfloat16: this processor, or the virtual machine, lacks an "
         "instruction (AMX, AVX-512) that this vLLM uses for it; otherwise use another machine",
     ),
@@ -282,7 +341,10 @@ KNOWN_FAILURES = (
     KnownFailure(
         "crash",
         (
-            r"illegal memory access",
+            r"illegal (?:memory access|instruction was encountered)",
+            r"unspecified launch failure",
+            r"misaligned address",
+            r"device-side assert triggered",
             r"Memory access fault by GPU",
             r"Segmentation fault",
             r"killed by SIGSEGV",
@@ -293,8 +355,24 @@ KNOWN_FAILURES = (
         "release, --adr.vllm.tags=_version.<release>; if other models fail, too, `dmesg` shows faults of the GPU (Xid)",
     ),
     KnownFailure(
+        "number",
+        (r"invalid literal for int\(\) with base 10",),
+        "correct the value in quotes, which must be a whole number: CUDA_VISIBLE_DEVICES holds numbers separated by "
+        "commas, without an empty part as in `0,`; else it is of another variable, or of an option in --extra_args",
+    ),
+    KnownFailure(
+        "peer",
+        (r"Connection (?:closed|reset) by peer",),
+        "find why another process of this server ended, which closed the connection: the log names its error further "
+        "up, or that of another node does; `dmesg` shows whether the kernel ended it for lack of memory",
+    ),
+    KnownFailure(
         "unexplained",
-        (r"Engine core initialization failed",),
+        (
+            r"Engine (?:core initialization failed|process failed to start)",
+            r"EngineDeadError",
+            r"WorkerProc initialization failed",
+        ),
         "start it once more with VLLM_LOGGING_LEVEL=DEBUG set before the command: its engine ended without a reason in "
         "the log; `dmesg` shows whether the kernel ended it for lack of memory",
     ),

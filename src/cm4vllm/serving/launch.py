@@ -13,6 +13,8 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.redaction import variable
+from cm4vllm.records.access import Access
+from cm4vllm.records.server import ServerRecord, counting
 from cm4vllm.serving import server
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
@@ -21,12 +23,10 @@ from cm4vllm.serving.launch_settings import LaunchSettings, require_access, requ
 from cm4vllm.serving.media_apis import media_api_of
 from cm4vllm.serving.own_supervisors import wait_for_end
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
-from cm4vllm.serving.server_access import OWN_KEY_VARIABLE, Access, unencrypted
+from cm4vllm.serving.server_access import OWN_KEY_VARIABLE, unencrypted
 from cm4vllm.serving.server_probe import probe
 from cm4vllm.serving.server_requests import base_urls
-from cm4vllm.serving.text_servers import counting
 
 __all__ = ["DEFAULT_FOLDER", "act", "attend", "end", "launch", "started", "use_words", "wait_in_foreground"]
 

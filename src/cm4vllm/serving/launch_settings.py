@@ -13,8 +13,12 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.containers import engine_for
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero, require_share
+from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero
 from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.records.access import Access
+from cm4vllm.records.published_server import container_words
+from cm4vllm.records.vllm.given_options import OptionValue, given_options
+from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
@@ -22,13 +26,11 @@ from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
 from cm4vllm.serving.connection_errors import trusted
 from cm4vllm.serving.containers.image import ImageSettings, asked_device, container_of, require_container
-from cm4vllm.serving.containers.server_container import published_run, server_container
-from cm4vllm.serving.given_options import OptionValue, given_options
+from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import preset_named
 from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
-from cm4vllm.serving.server_access import Access, chosen_access, own_access
-from cm4vllm.serving.server_needs import local_workers
+from cm4vllm.serving.server_access import chosen_access, own_access
 from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.serving.vllm_choice import gpus_for
 
@@ -210,7 +212,9 @@ def container_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     image = container_of(engine, settings, device)
     tried = f"tried {engine.tried}" if engine.tried else "this engine was not tried by cm4vllm"
     chosen = replace(chosen_server(env, model=_ANY_FOLDER), device=device)
-    words = published_run(server_container(image, chosen), arguments.server_argv(Path(settings.python), chosen, "PORT"))
+    words = container_words(
+        server_container(image, chosen), arguments.server_argv(Path(settings.python), chosen, "PORT")
+    )
     line = shlex.join(words).replace(_ANY_FOLDER, "MODEL")
     return (
         f"{image.image}: {f'on this machine, {image.digest}' if image.digest else 'not on this machine: pulled'}",
@@ -248,21 +252,14 @@ def require_without(flag: str, **others: tuple[object, str]) -> None:
 
 def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:
     """Refuse numbers with which no server starts. Raises UsageError."""
-    numbers = {
-        "ready_timeout": ready_timeout_s,
-        "max_num_seqs": chosen.max_num_seqs,
-        "max_num_batched_tokens": chosen.max_num_batched_tokens,
-        "max_model_len": chosen.max_model_len,
-    }
-    for flag, number in numbers.items():
-        require_above_zero(f"--{flag}", number)
-    require_share("--gpu_memory_utilization", chosen.gpu_memory_utilization, "the GPU's memory")
-    if chosen.kv_cache_gib is not None and chosen.kv_cache_gib < 0:
-        raise UsageError(
-            f"--kv_cache_space={chosen.kv_cache_gib} is not usable",
-            cause="it is a number of GiB",
-            remedy="give 0 or more, or leave it out",
-        )
+    require_above_zero("--ready_timeout", ready_timeout_s)
+    arguments.require_possible_sizes(
+        max_model_len=chosen.max_model_len,
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        gpu_memory_utilization=chosen.gpu_memory_utilization,
+        kv_cache_gib=chosen.kv_cache_gib,
+    )
 
 
 def require_no_replicas(settings: LaunchSettings) -> None:

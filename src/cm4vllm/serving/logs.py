@@ -18,14 +18,15 @@ _SHOWN = 6
 _PROGRESS = 80
 #: (EngineCore pid=12) ERROR 11-21 01:22:33 [core.py:1] what is said
 _PREFIX = re.compile(
-    r"^(?:\([^)]*pid=\d+[^)]*\)\s*)?(?:\[rank\d+\]:\s?(?:\[[^\]]*\]\s*)?)?"
+    r"^(?:\([^()]{0,80}pid=\d{1,9}[^()]{0,80}\)\s{0,9})*(?:\[rank\d+\]:\s?(?:\[[^\]]*\]\s*)?)?"
     r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[\w./]+:\d+\])\s*)?"
 )
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)(?:_\w+)?(?::|$)")
-#: Lines of programs below Python, which no exception repeats: the C library's and ptxas' own words, and Gloo's.
+#: Lines of programs below Python, which no exception repeats: the C library's, the compilers' and Gloo's own words.
 _NATIVE = re.compile(
-    r"^(?:Fatal Python error: )?(?:Bus error|Segmentation fault|Illegal instruction|Aborted)\b|ptxas\S*\s+fatal|"
-    r"Gloo connectFullMesh failed|Memory access fault by GPU"
+    r"^(?:Fatal Python error: )?(?:Bus error|Segmentation fault|Illegal instruction|Aborted)\b|"
+    r"^(?:nvcc|ptxas)\b.{0,300}?\b(?:fatal|error)\s{0,9}:|Gloo connectFullMesh failed|Memory access fault by GPU|"
+    r"UserWarning: CUDA initialization:"
 )
 _USAGE = re.compile(r"error: (?:unrecognized arguments|argument|the following)")
 _DIED = re.compile(r"died unexpectedly \(exit code")
@@ -38,6 +39,7 @@ _STEP = re.compile(
 #: vLLM's outer processes only repeat that an inner one failed.
 _REPEATED = (
     "Engine core initialization failed",
+    "Engine process failed to start",
     "See root cause above",
     "See stack trace (above)",
     "RuntimeError: cancelled",

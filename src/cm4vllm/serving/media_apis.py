@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.records.server import Api, Dialect, Prompts
 from cm4vllm.rules import Media
 from cm4vllm.serving.answers.stated import Stated
 from cm4vllm.serving.probed_answers import read_text
-from cm4vllm.serving.records import Api, Dialect, Prompts
 from cm4vllm.serving.server_requests import LONG_S, Site, ask, said
 
 __all__ = [

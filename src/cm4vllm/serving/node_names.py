@@ -7,15 +7,12 @@ vLLM's `--served-model-name MODEL NODE` gives it two): the last one beside the m
 from __future__ import annotations
 
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.run import NETWORK_SUT
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server_probe import served_models
 from cm4vllm.serving.server_requests import sites_of
 
-__all__ = ["NETWORK_SUT", "network_name", "node_names"]
-
-#: The words that LoadGen's name of a system on other machines must contain (constants of the official checker,
-#: NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME).
-NETWORK_SUT = "Network SUT"
+__all__ = ["network_name", "node_names"]
 
 
 def network_name(server: ServerRecord) -> str:

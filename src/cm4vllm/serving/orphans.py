@@ -14,10 +14,11 @@ import select
 import signal
 from pathlib import Path
 
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.serving.ipc_files import remove_abandoned
 from cm4vllm.serving.supervisor import SUPERVISOR_PIPE, process_ids
 
-__all__ = ["end_orphans", "supervisor_spec"]
+__all__ = ["end_orphans", "supervised_folder", "supervisor_spec"]
 
 _MODULE = b"cm4vllm.serving.supervisor"
 _MARK = re.compile(rb"(?:^|\0)" + SUPERVISOR_PIPE.encode() + rb"=/proc/(\d+)/fd/\d+(?:\0|$)")
@@ -43,8 +44,25 @@ def end_orphans() -> list[str]:
     return ended
 
 
+def supervised_folder(pid: int) -> Path | None:
+    """Return the folder of the server of a supervisor of this user, None for any other process.
+
+    Anybody can write a command line, but this user alone the state of a server, in which its supervisor has its number.
+    """
+    if (spec := supervisor_spec(pid)) is None:
+        return None
+    try:
+        if Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
+            return None
+        state = Path(str(object_of(spec).get("state") or os.devnull))
+        is_own = spec.stat().st_uid == state.stat().st_uid == os.geteuid()
+    except (OSError, ValueError):
+        return None
+    return state.parent if is_own and object_of(state).get("supervisor") == pid else None
+
+
 def supervisor_spec(pid: int) -> Path | None:
-    """Return the specification that a supervisor was started with, None for any other process."""
+    """Return the specification that the command line of a supervisor has, None for one that is no supervisor's."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if _MODULE in words[:-1]:

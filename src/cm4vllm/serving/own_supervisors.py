@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from cm4vllm.common.progress import say
-from cm4vllm.serving.orphans import supervisor_spec
+from cm4vllm.serving.orphans import supervised_folder
 from cm4vllm.serving.supervisor import READY, descendants, parent_of
 
 __all__ = ["GRACE_S", "end_supervisors", "is_owned", "own", "runs", "say_ready", "wait_for_end"]
@@ -37,7 +37,7 @@ def is_owned(pid: int) -> bool:
 
 
 def say_ready(pid: int) -> None:
-    """Tell a supervisor of this process that its server has served a completion."""
+    """Note for a supervisor of this process that its server has served a completion."""
     if (pipe := _owned[pid].stdin) is not None:
         with contextlib.suppress(OSError):
             os.write(pipe.fileno(), READY)
@@ -45,16 +45,20 @@ def say_ready(pid: int) -> None:
 
 def end_supervisors(supervisors: Iterable[int]) -> None:
     """Have supervisors end their servers, all at once, and wait for them; kill those that do not end in time."""
-    owned = {supervisor: _owned.pop(supervisor, None) for supervisor in supervisors}
-    for supervisor, process in owned.items():
+    ending = dict[int, subprocess.Popen[bytes] | None]()
+    for supervisor in supervisors:
+        process = _owned.pop(supervisor, None)
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
-        elif supervisor_spec(supervisor) is not None:
+        elif supervised_folder(supervisor) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor, signal.SIGTERM)
+        elif process is None:  # it has ended, and the number may be another process's
+            continue
+        ending[supervisor] = process
     deadline = time.monotonic() + GRACE_S + 5
-    for supervisor, process in owned.items():
+    for supervisor, process in ending.items():
         _see_end(supervisor, process, deadline)
 
 
@@ -63,7 +67,7 @@ def _see_end(supervisor: int, process: subprocess.Popen[bytes] | None, deadline:
         if (process.poll() is not None) if process is not None else not runs(supervisor):
             return
         time.sleep(_LOOK_S)
-    for pid in [*descendants(supervisor), supervisor] if process is not None or supervisor_spec(supervisor) else []:
+    for pid in [*descendants(supervisor), supervisor] if process is not None or supervised_folder(supervisor) else []:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if process is not None:
@@ -83,8 +87,8 @@ def wait_for_end(ended: Callable[[], str | None], stopping: str) -> str | None:
             time.sleep(_FOREGROUND_S)
         return reason
     except KeyboardInterrupt as stop:
-        if type(stop) is not KeyboardInterrupt:
-            raise  # another signal, which the caller has to tell of
+        if stop.args and stop.args != (signal.SIGINT,):
+            raise  # another signal, which the engine raises with its number
         say(stopping)
         return None
 

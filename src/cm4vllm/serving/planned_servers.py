@@ -10,12 +10,16 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cm4vllm.assets.models import check_unchanged
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import env_keys
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.server import Api, NodeRecord, ServerRecord
+from cm4vllm.records.vllm.given_options import given_options, whole_number
+from cm4vllm.records.vllm.options import Options, fitted, read_options
+from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import node_count
@@ -23,15 +27,11 @@ from cm4vllm.serving.clusters.placement import in_few_processes, placed
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import with_host_memory
-from cm4vllm.serving.given_options import given_options, whole_number
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_sensible
 from cm4vllm.serving.media_apis import MEDIA_APIS
-from cm4vllm.serving.options import Options, fitted, read_options
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
-from cm4vllm.serving.records import Api, NodeRecord, ServerRecord
 from cm4vllm.serving.server import NodesStart
-from cm4vllm.serving.server_needs import local_workers
 from cm4vllm.serving.vllm_choice import gpus_for
 
 __all__ = ["PLANNED_FILE", "Planned", "asked_api", "described", "media_of", "planned"]

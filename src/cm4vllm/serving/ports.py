@@ -85,7 +85,7 @@ def reachable(host: str) -> str:
 
 
 def listens(endpoint: str) -> bool:
-    """Tell whether something accepts connections at http://host:port."""
+    """Return True if something accepts connections at http://host:port."""
     address = re.fullmatch(r"http://\[?(.*?)\]?:(\d+)", endpoint)
     try:
         with socket.create_connection((address[1], int(address[2])) if address else ("", 0), timeout=1):

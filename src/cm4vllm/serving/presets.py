@@ -29,7 +29,7 @@ class Preset(Record, frozen=True, kw_only=True):
     gpus: int | None = None
 
     def fits(self, device: str, model: str, gpu: str, gpus: int) -> bool:
-        """Tell whether it is for this model, a hub id or a folder of that name, on these GPUs."""
+        """Return True if it is for this model, a hub id or a folder of that name, on these GPUs."""
         names = {known.lower() for known in self.models} | {PurePath(known).name.lower() for known in self.models}
         return (
             self.device == device

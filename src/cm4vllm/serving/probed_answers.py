@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.serving.answers.event_stream import AnswerError
 from cm4vllm.serving.answers.id_answers import Answer, StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer, TextReader, whole_text
-from cm4vllm.serving.records import Dialect, Prompts
 from cm4vllm.serving.server_access import not_measurable
 from cm4vllm.serving.server_requests import Site
 

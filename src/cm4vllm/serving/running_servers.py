@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,16 +9,16 @@ from pathlib import Path
 
 import psutil
 
-from cm4vllm.common.bounded_documents import read_object
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
+from cm4vllm.records.metrics import MetricsSample
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving import server
 from cm4vllm.serving.death_reasons import LOG_FILE
-from cm4vllm.serving.orphans import supervisor_spec
+from cm4vllm.serving.orphans import supervised_folder
 from cm4vllm.serving.own_supervisors import end_supervisors
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_metrics import MetricsSample, look
+from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_probe import check_answer
 from cm4vllm.serving.server_requests import sites_of
 from cm4vllm.serving.supervisor import process_ids
@@ -48,16 +47,12 @@ def running_servers() -> list[RunningServer]:
 
 
 def _running(pid: int) -> RunningServer | None:
-    """Return the server of a supervisor of this user, None for any other process: anybody can write a command line."""
-    if (spec := supervisor_spec(pid)) is None:
+    """Return the server of a supervisor of this user, None for any other process."""
+    if (folder := supervised_folder(pid)) is None:
         return None
     try:
-        process = psutil.Process(pid)
-        if process.uids().effective != os.geteuid():
-            return None
-        age_s = time.time() - process.create_time()
-        folder = Path(read_object(spec)["state"]).parent
-    except (psutil.Error, OSError, ValueError, KeyError, TypeError):
+        age_s = time.time() - psutil.Process(pid).create_time()
+    except psutil.Error:
         return None
     try:
         record = read_record(folder / server.SERVER_FILE, ServerRecord)

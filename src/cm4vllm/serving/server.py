@@ -24,12 +24,16 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import holds_record, now, remove_record, write_record
+from cm4vllm.records.node import NodeReport
+from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord
+from cm4vllm.records.vllm.given_options import given_options
+from cm4vllm.records.vllm.server_needs import uses_ray
 from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
 from cm4vllm.serving.clusters.node_layout import NodeLayout
 from cm4vllm.serving.clusters.node_processes import node_files, node_reports, start_on_node
-from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
+from cm4vllm.serving.clusters.node_report import require_alike
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import (
     removal_words,
@@ -45,7 +49,6 @@ from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, say_ready
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port, listens, reachable
-from cm4vllm.serving.records import ContainerRecord, NodeRecord, ServerRecord
 from cm4vllm.serving.server_access import own_access
 from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
@@ -169,6 +172,7 @@ def _started(
         grace_s=GRACE_S,
         secrets=secret_env(settings),
         last=removal_words(container) if container else (),
+        apart=uses_ray(given_options(words)),  # Ray's workers look for modules in the present folder, whatever -P says
     )
     own(supervisor)
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now(), container=container)

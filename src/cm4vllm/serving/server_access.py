@@ -1,107 +1,25 @@
-"""Credentials that a server needs with each request: a key and headers, read from environment variables.
-
-Records and settings hold the names of the variables alone. Every process that sends requests reads the values itself.
-"""
+"""The access to a server as the user gives it, and the errors of servers that refuse it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
-from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.common.host_addresses import is_loopback
-from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
+from cm4vllm.records.access import KEY_VARIABLES, NO_ACCESS, Access
 
-__all__ = [
-    "KEY_VARIABLES",
-    "NO_ACCESS",
-    "OWN_KEY_VARIABLE",
-    "Access",
-    "Unanswered",
-    "chosen_access",
-    "not_measurable",
-    "own_access",
-    "refused",
-    "unencrypted",
-]
+__all__ = ["OWN_KEY_VARIABLE", "Unanswered", "chosen_access", "not_measurable", "own_access", "refused", "unencrypted"]
 
-#: The variables that may hold the key when the user names none: vLLM's own, and the one of OpenAI's clients.
-KEY_VARIABLES = ("VLLM_API_KEY", "OPENAI_API_KEY")
 #: Where `vllm serve` takes from the key that it asks for.
 OWN_KEY_VARIABLE = "VLLM_API_KEY"
-#: Headers on which the framing of the client's requests and of their answers rests.
-_RESERVED = (
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "content-type",
-    "expect",
-    "host",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-)
-_HIDDEN = "(secret)"
-#: Shorter values are ordinary words: hiding them would garble messages and protect nothing.
-_SHORTEST = 6
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, token
-_PRINTABLE = re.compile(r"[\x20-\x7e\t]*")
-_HEADERS_EXAMPLE = """its value is lines such as `X-Tenant: blue`, or a JSON object {"X-Tenant": "blue"}"""
 
 
 class Unanswered(ServerUnsuitable):
     """A server that gave no answer to the request itself: it asks for a key, is not ready, or redirects elsewhere."""
-
-
-class Access(Record, frozen=True, kw_only=True):
-    """The variables that hold a server's key and further headers for it; empty where it wants none."""
-
-    key_env: str = ""
-    headers_env: str = ""
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers to send with each request. Raises UsageError, which never shows a value."""
-        headers = _headers_of(self.headers_env) if self.headers_env else {}
-        if not self.key_env:
-            return headers
-        if any(name.lower() == "authorization" for name in headers):
-            raise UsageError(
-                f"two keys for the server: in {self.key_env} and as Authorization in {self.headers_env}",
-                remedy=f"leave one of them out; `env -u {self.key_env}` unsets the variable for a command",
-            )
-        key = _value_of(self.key_env, "the server's key").strip()
-        if not key or not _PRINTABLE.fullmatch(key):
-            raise UsageError(
-                f"the key in {self.key_env} cannot be sent",
-                cause="it is empty or has characters that are not allowed in a header",
-                remedy="put the key alone into the variable, on one line",
-            )
-        return headers | {"Authorization": f"Bearer {key}"}
-
-    def hidden(self, text: str) -> str:
-        """Return the text of a server without the key and the headers' values, which some servers repeat."""
-        for secret in sorted(self._secrets(), key=len, reverse=True):
-            text = text.replace(secret, _HIDDEN)
-        return text
-
-    def _secrets(self) -> set[str]:
-        try:
-            values = self.headers().values()
-        except UsageError:
-            return set()
-        return {word for value in values for word in (value, *value.split()) if len(word) >= _SHORTEST}
-
-
-#: The access to a server that needs only the request itself.
-NO_ACCESS = Access()
 
 
 def chosen_access(key_env: str, headers_env: str) -> Access:
@@ -141,7 +59,7 @@ def own_access() -> Access:
 
 
 def unencrypted(access: Access, endpoint: str) -> bool:
-    """Tell whether a key or header for a server would go over a network unencrypted."""
+    """Return True if a key or header for a server would go over a network unencrypted."""
     parts = urlsplit(endpoint)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "") and access != NO_ACCESS
 
@@ -172,55 +90,3 @@ def not_measurable(endpoint: str, cause: str, kind: type[ServerUnsuitable] = Ser
         remedy="point --api_server at a server of OpenAI's completions API, such as `vllm serve`, "
         "with the path that stands before its /v1",
     )
-
-
-def _value_of(variable: str, content: str) -> str:
-    value = os.environ.get(variable)
-    if value is None:
-        raise UsageError(
-            f"the environment variable {variable} is not set",
-            cause=f"it should contain {content}",
-            remedy=f"export {variable} before the command, or name another variable",
-        )
-    return value
-
-
-def _headers_of(variable: str) -> dict[str, str]:
-    """Return the headers that a variable holds: lines of `Name: value`, or a JSON object."""
-    text = _value_of(variable, "headers for the server").strip()
-    headers: dict[str, str] = {}
-    for name, value in _pairs(text, variable):
-        if not _HEADER_NAME.fullmatch(name) or not _PRINTABLE.fullmatch(value):
-            raise _no_headers(variable, "a name or a value has characters that are not allowed in a header")
-        if name.lower() in _RESERVED:
-            raise _no_headers(variable, f"{name} is set by the client itself")
-        if name.lower() in {known.lower() for known in headers}:
-            raise _no_headers(variable, f"{name} is given twice")
-        headers[name] = value
-    if not headers:
-        raise _no_headers(variable, "it contains no header")
-    return headers
-
-
-def _pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
-    if text.startswith("{"):
-        try:
-            document: Mapping[str, Any] = json_of(text)
-        except ValueError:
-            raise _no_headers(variable, "it begins with { but is not JSON") from None
-        for name, value in document.items():
-            if not isinstance(value, str):
-                raise _no_headers(variable, "a value is not a text")
-            yield name.strip(), value.strip()
-        return
-    for line in text.splitlines():
-        name, colon, value = line.partition(":")
-        if not line.strip():
-            continue
-        if not colon:
-            raise _no_headers(variable, "a line has no colon")
-        yield name.strip(), value.strip()
-
-
-def _no_headers(variable: str, cause: str) -> UsageError:
-    return UsageError(f"the headers in {variable} cannot be sent", cause=cause, remedy=_HEADERS_EXAMPLE)

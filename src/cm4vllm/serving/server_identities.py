@@ -7,23 +7,27 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from http import HTTPStatus
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from cm4vllm.common.bounded_documents import json_of
-from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.serving.given_options import OptionValue, typed_value
-from cm4vllm.serving.options import stored_options
-from cm4vllm.serving.records import ServerIdentity, ServerRecord
+from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable
+from cm4vllm.records.server import ServerIdentity, ServerRecord
+from cm4vllm.records.vllm.given_options import OptionValue, typed_value
+from cm4vllm.records.vllm.options import stored_options
 from cm4vllm.serving.server_requests import OPTIONAL_S, Site, ask, sites_of
 
 __all__ = [
     "identities",
     "identity",
+    "optional_page",
     "other_content",
     "process_start",
     "reported_options",
     "require_one_server",
     "restarts",
+    "unknown_content",
     "unlike",
 ]
 
@@ -41,6 +45,8 @@ _NO_CONTENT = (
     "kv_cache_size_tokens",
     "kv_cache_max_concurrency",
 )
+#: The pages that a server reports itself by, each with the first word of the names of its facts.
+_PAGES = {"/version": "version", "/v1/models": "model", "/metrics": "cache"}
 #: The number of an engine, which is another one in each server of a data-parallel group.
 _ENGINE = re.compile(r"^cache of engine [^.]*\.")
 _START = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
@@ -55,10 +61,39 @@ _DEEPEST = 20
 _LAST_S = 253_402_300_800.0
 
 
+class Page(NamedTuple):
+    """A page that a server need not have. Without its text, `missing` says in words why.
+
+    `answered` says that the server answered: by another status where it has no such page.
+    """
+
+    text: str = ""
+    missing: str = ""
+    answered: bool = True
+
+    @property
+    def value(self) -> Any:
+        """The value of a page that is JSON; None of another one."""
+        with suppress(ValueError):
+            return json_of(self.text)
+        return None
+
+
+def optional_page(site: Site, path: str) -> Page:
+    """Return a page of a server at a path. No answer, and none that can be read, is no error: the page says it."""
+    try:
+        status, answer = ask(site._replace(patience_s=OPTIONAL_S), "GET", path, None, _SHORT_S)
+    except (ServerUnreachable, ServerUnsuitable) as error:
+        return Page(missing=f"its {path} cannot be read ({error.what}: {error.cause})", answered=False)
+    if status != HTTPStatus.OK:
+        return Page(missing=f"its {path} answers HTTP {status}")
+    return Page(answer.decode(errors="replace"))
+
+
 def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
     """Return the reported facts of each server at --api_server, by its endpoint; none of servers that the job started.
 
-    Raises ServerUnreachable.
+    A server that does not answer has none, and the pages in `unanswered`.
     """
     if server.owned:
         return {}
@@ -66,29 +101,31 @@ def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
 
 
 def identity(site: Site, model: str) -> ServerIdentity:
-    """Return the facts that a server reports of itself and of the model. Raises ServerUnreachable."""
-    reported = dict(_leaves(_page(site, "/version"), "version"))
-    listed = _page(site, "/v1/models")
+    """Return the facts that a server reports of itself and of the model."""
+    pages = {path: optional_page(site, path) for path in _PAGES}
+    reported = dict(_leaves(pages["/version"].value, "version"))
+    listed, metrics = pages["/v1/models"].value, pages["/metrics"].text
     models = listed.get("data") if isinstance(listed, dict) else None
     for entry in models if isinstance(models, list) else []:
         if isinstance(entry, dict) and entry.get("id") == model:
             reported |= _leaves(entry, "model")
-    metrics = _text(site, "/metrics")
-    labels = [dict(_LABEL.findall(text)) for text in _CACHE.findall(metrics)]
-    for label in labels:
+    for label in [dict(_LABEL.findall(text)) for text in _CACHE.findall(metrics)]:
         reported |= _leaves(label, f"cache of engine {label.get('engine', 0)}")
-    starts = {process_start(metrics), *(process_start(_text(site, "/metrics")) for _ in range(_ASKED - 1) if metrics)}
-    return ServerIdentity(reported=reported, process_started_s=starts.pop() if len(starts) == 1 else None)
+    again = (optional_page(site, "/metrics").text for _ in range(_ASKED - 1) if metrics)
+    starts = {process_start(metrics), *map(process_start, again)}
+    return ServerIdentity(
+        reported=reported,
+        process_started_s=starts.pop() if len(starts) == 1 else None,
+        unanswered={path: page.missing for path, page in pages.items() if not page.answered},
+    )
 
 
 def require_one_server(site: Site) -> None:
-    """Raise ServerUnsuitable for an address at which several servers answer in turn, of other models or versions.
-
-    Raises ServerUnreachable.
-    """
-    for path, name in (("/version", "version"), ("/v1/models", "model")):
-        pages = [dict(_leaves(_by_model(_page(site, path)), name)) for _ in range(_ASKED)]
-        answered = [page for page in pages if page]
+    """Raise ServerUnsuitable for an address at which several servers answer in turn, of other models or versions."""
+    for path in ("/version", "/v1/models"):
+        pages = takewhile(lambda page: page.answered, (optional_page(site, path) for _ in range(_ASKED)))
+        reports = [dict(_leaves(_by_model(page.value), _PAGES[path])) for page in pages]
+        answered = [report for report in reports if report]
         if other := next((page for page in answered if page != answered[0]), None):
             raise ServerUnsuitable(
                 f"several servers answer in turn at {site.endpoint}, and they differ",
@@ -108,27 +145,29 @@ def _by_model(page: Any) -> Any:
     return {str(entry.get("id")): {"served": "yes", **entry} for entry in models if isinstance(entry, dict)}
 
 
-def reported_options(site: Site) -> dict[str, OptionValue]:
-    """Return the options that a running server reports, by vLLM's full names; empty if it reports none.
+def reported_options(site: Site) -> tuple[dict[str, OptionValue], str]:
+    """Return the options that a running server reports, by vLLM's full names, and in words why others are not known.
 
     With VLLM_SERVER_DEV_MODE=1 vLLM has its whole configuration at /server_info; of others /metrics has the part of the
-    KV cache. Raises ServerUnreachable.
+    KV cache.
     """
     labels: dict[str, Any] = {}
-    for sample in _CACHE.findall(_text(site, "/metrics")):
+    metrics = optional_page(site, "/metrics")
+    for sample in _CACHE.findall(metrics.text):
         labels |= {
             name: _OF_LABEL[text] if text in _OF_LABEL else typed_value(text) for name, text in _LABEL.findall(sample)
         }
-    page = _page(site, "/server_info?config_format=json")
+    page = optional_page(site, "/server_info?config_format=json").value
     config = page.get("vllm_config") if isinstance(page, dict) else None
     parts = [part for part in config.values() if isinstance(part, dict)] if isinstance(config, dict) else []
     names = {option.full_name for option in stored_options().values()}
-    return {
+    options: dict[str, OptionValue] = {
         option: value
         for part in [labels, *parts]
         for name, value in part.items()
         if (option := name.replace("_", "-")) in names and isinstance(value, bool | int | float | str)
     }
+    return options, metrics.missing or "its /metrics do not state it"
 
 
 def process_start(metrics: str) -> float | None:
@@ -140,12 +179,38 @@ def process_start(metrics: str) -> float | None:
 
 
 def other_content(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdentity]) -> list[str]:
-    """Return in words what servers report otherwise than before; nothing where no server was asked before."""
+    """Return in words what servers report otherwise than before; nothing where no server was asked before.
+
+    What a page states is compared where the server answered it both times.
+    """
     return [
         f"the server at {endpoint} is another one: {name} was {earlier}, now {later}"
         for endpoint in before
-        for name, earlier, later in _apart(before[endpoint].reported, now[endpoint].reported if endpoint in now else {})
+        for name, earlier, later in _apart(*_comparable(before[endpoint], now.get(endpoint, ServerIdentity())))
     ]
+
+
+def unknown_content(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdentity]) -> dict[str, list[str]]:
+    """Return in words, by page, what servers reported before and do not state now: a page, the start of the process."""
+    words: dict[str, list[str]] = {}
+    for endpoint, identity in now.items():
+        earlier, missing = before.get(endpoint, ServerIdentity()), dict(identity.unanswered)
+        if earlier.process_started_s is not None and identity.process_started_s is None:
+            missing.setdefault("/metrics", "its /metrics no longer state one start of its process")
+        for path, why in missing.items():
+            stated = any(name.startswith(_PAGES[path]) for name in earlier.reported)
+            if stated or (path == "/metrics" and earlier.process_started_s is not None):
+                words.setdefault(path, []).append(f"the server at {endpoint}: {why}")
+    return words
+
+
+def _comparable(first: ServerIdentity, other: ServerIdentity) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the facts of two reports that are of pages which were answered in both."""
+    unread = tuple(_PAGES[path] for path in {**first.unanswered, **other.unanswered})
+    ours, theirs = (
+        {name: value for name, value in each.reported.items() if not name.startswith(unread)} for each in (first, other)
+    )
+    return ours, theirs
 
 
 def unlike(ours: Mapping[str, ServerIdentity], theirs: Mapping[str, ServerIdentity]) -> list[str]:
@@ -153,7 +218,7 @@ def unlike(ours: Mapping[str, ServerIdentity], theirs: Mapping[str, ServerIdenti
     ((endpoint, first),), ((other_endpoint, other),) = ours.items(), theirs.items()
     return [
         f"{name}: {own} at {endpoint}, {others} at {other_endpoint}"
-        for name, own, others in _apart(_without_engines(first.reported), _without_engines(other.reported))
+        for name, own, others in _apart(*map(_without_engines, _comparable(first, other)))
     ]
 
 
@@ -190,22 +255,8 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _text(site: Site, path: str) -> str:
-    """Return the answer of a server at a path; empty where it has no such page, or wants a key that it has not got."""
-    with suppress(ServerUnsuitable):
-        status, answer = ask(site._replace(patience_s=OPTIONAL_S), "GET", path, None, _SHORT_S)
-        return answer.decode(errors="replace") if status == 200 else ""
-    return ""
-
-
-def _page(site: Site, path: str) -> Any:
-    with suppress(ValueError):
-        return json_of(_text(site, path))
-    return None
-
-
 def _leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Give the fields of nested objects with their names, as text; a list is one value, and so is what is too deep."""
+    """Yield the fields of nested objects with their names, as text; a list is one value, and so is what is too deep."""
     if isinstance(value, dict) and depth < _DEEPEST:
         for key, part in value.items():
             if key not in _NO_CONTENT:

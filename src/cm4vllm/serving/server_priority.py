@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from cm4vllm.common.progress import warn
-from cm4vllm.serving.orphans import supervisor_spec
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.serving.orphans import supervised_folder
 from cm4vllm.serving.supervisor import descendants
 
 __all__ = ["give_way"]
@@ -19,7 +19,7 @@ _TRIES, _PAUSE_S = 30, 0.11
 
 
 def give_way(record: ServerRecord) -> None:
-    """Give the processes of our servers the niceness of their records, added to our own; other servers keep theirs.
+    """Set the processes of our servers to the niceness of their records, added to our own; other servers keep theirs.
 
     Where Linux makes a scheduling group of each session (CONFIG_SCHED_AUTOGROUP), a process's own niceness counts only
     among those of its session, and its session's niceness counts between sessions (sched(7)). Only root may lower that
@@ -27,7 +27,7 @@ def give_way(record: ServerRecord) -> None:
     """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     for niceness, supervisor in _supervised(record):
-        for group in _process_groups(supervisor) if supervisor_spec(supervisor) is not None else []:
+        for group in _process_groups(supervisor) if supervised_folder(supervisor) is not None else []:
             _set_session(group, niceness)
             try:
                 os.setpriority(os.PRIO_PGRP, group, min(19, own + niceness))
@@ -42,20 +42,21 @@ def give_way(record: ServerRecord) -> None:
 
 
 def _set_session(process: int, niceness: int) -> None:
-    """Give the session of a process its niceness, where the kernel makes a scheduling group of each session.
+    """Set the niceness of the session of a process, where the kernel makes a scheduling group of each session.
 
     The kernel takes one such value from a user every 0.1 s, for all sessions (proc_sched_autogroup_set_nice in
-    kernel/sched/autogroup.c), and answers EAGAIN to others.
+    kernel/sched/autogroup.c), and answers EAGAIN to others. So what was written is read again.
     """
+    group = Path(f"/proc/{process}/autogroup")
     for _ in range(_TRIES):
         try:
-            Path(f"/proc/{process}/autogroup").write_text(str(niceness), encoding="utf-8")
-        except BlockingIOError:
-            time.sleep(_PAUSE_S)
+            with contextlib.suppress(BlockingIOError):
+                group.write_text(str(niceness), encoding="utf-8")
+            if group.read_text(encoding="utf-8").split()[-1:] == [str(niceness)]:
+                return
         except OSError:
             return
-        else:
-            return
+        time.sleep(_PAUSE_S)
     warn(f"the session of the server's process {process} keeps its priority: the kernel took no other one")
 
 

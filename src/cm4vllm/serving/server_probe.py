@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,33 +11,24 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.stand_ins import stand_in_named
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import host_of, is_loopback
+from cm4vllm.records.access import NO_ACCESS, Access
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api, Dialect, ServerRecord, Simulation
+from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.distinct_servers import require_distinct, require_one_system
-from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
 from cm4vllm.serving.probed_answers import read_ids, words_of
-from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation
-from cm4vllm.serving.server_access import NO_ACCESS, Access, Unanswered, not_measurable
-from cm4vllm.serving.server_identities import identity, reported_options, require_one_server
-from cm4vllm.serving.server_requests import (
-    LONG_S,
-    OPTIONAL_S,
-    REFUSED,
-    Site,
-    ask,
-    base_urls,
-    decoded,
-    request,
-    said,
-    sites_of,
-)
+from cm4vllm.serving.server_access import Unanswered, not_measurable
+from cm4vllm.serving.server_identities import identity, optional_page, reported_options, require_one_server
+from cm4vllm.serving.server_requests import LONG_S, REFUSED, Site, ask, base_urls, decoded, request, said, sites_of
 from cm4vllm.serving.text_servers import find_dialect
 
 __all__ = ["check_answer", "check_completion", "check_vocabulary", "probe", "served_models"]
@@ -53,6 +45,8 @@ _TOKENS = 4
 _LIMITS = AnswerLimits(min_tokens=_TOKENS, max_tokens=_TOKENS, max_model_len=2**31)
 #: The owner that a server states for its models, and the name of that server's software.
 _NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
+#: The folder of a model in the hub's cache: models--OWNER--NAME/snapshots/COMMIT (huggingface_hub, manage-cache).
+_SNAPSHOT = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[^/]+/?$")
 #: The cause where a server does not name the model that it was asked for.
 _NOT_LISTED = "its /v1/models does not list it"
 
@@ -95,8 +89,8 @@ def probe(
     ]
     first = records[0]
     require_one_system(records)
-    require_distinct(records, lambda site: check_answer(site, first.model_name, first.api))
-    unchecked = list(dict.fromkeys(note for record in records for note in record.unchecked))
+    not_known = require_distinct(records, lambda site: check_answer(site, first.model_name, first.api))
+    unchecked = [*dict.fromkeys(note for record in records for note in record.unchecked), *not_known]
     return replace(
         first,
         replicas=[record.endpoint for record in records[1:]],
@@ -109,7 +103,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     """Return the record of one server."""
     unchecked = []
     model, unlisted = _model(site, model_name, text=text)
-    version, simulated = _version(site)
+    version, simulated, no_version = _version(site)
     try:
         dialect, stated = _asked(site, model.name, api, text=text)
     except ServerUnsuitable as error:
@@ -126,15 +120,15 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             remedy="point --api_server at one server; a result is of one model",
         )
     software = _software(version, model.owner, dialect)
-    if software != "vLLM":
+    if software != "vLLM" or not version:
         unchecked.append(
             f"its vocabulary: it is {software or 'no vLLM'}, and cannot report what token ids mean"
             if version
-            else "its software: it has no /version, so it is not vLLM, and its vocabulary cannot be compared"
+            else f"its {'version' if software else 'software'}, and its vocabulary: {no_version}"
         )
-    options = reported_options(site)
+    options, not_stated = reported_options(site)
     if not _prefix_caching_is_known(site, options):
-        unchecked.append("whether it caches prompt prefixes: its /metrics do not state it")
+        unchecked.append(f"whether it caches prompt prefixes: {not_stated}")
     if model.parent:
         unchecked.append(
             f"the weights of the adapter {model.name} ({model.root or 'its root is not reported'}), which changes "
@@ -188,14 +182,14 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
             raise
         return Model(name), error.cause
     require_one_server(site)
-    listed = any(model.name == name or _same_root(model.root, name) for model in models)
+    listed = any(_is_called(model, name) or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
         return Model(name), _NOT_LISTED
     return _chosen(site.endpoint, name, models), ""
 
 
 def _answers(site: Site, model: str) -> bool:
-    """Tell whether a server answers for a model that it does not list. Raises Unanswered."""
+    """Return True if a server answers for a model that it does not list. Raises Unanswered."""
     try:
         return _lists_ids(site, model) or find_dialect(site, model, Api.COMPLETIONS) is not None
     except Unanswered:
@@ -220,7 +214,7 @@ def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | N
 
 
 def _lists_ids(site: Site, model: str) -> bool:
-    """Tell whether a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
+    """Return True if a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
     path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
     if status not in (200, *REFUSED):
@@ -357,16 +351,14 @@ def _letters(text: str) -> str:
     return "".join(character for character in text if character.isalnum())
 
 
-def _version(site: Site) -> tuple[str, Simulation | None]:
-    """Return the version of vLLM, empty where the server has none to tell, and what a simulated server stands for.
+def _version(site: Site) -> tuple[str, Simulation | None, str]:
+    """Return the version of vLLM, empty where it is not known, what a simulated server stands for, and why not known.
 
     Gateways answer a path that they do not know with any status, or with a page: what is wrong with the server itself
     shows in its /v1/models.
     """
-    try:
-        answer = _json(site._replace(patience_s=OPTIONAL_S), "/version")
-    except ServerUnsuitable:
-        return "", None
+    page = optional_page(site, "/version")
+    answer = page.value if isinstance(page.value, dict) else {}
     version, simulated = answer.get("version"), answer.get("simulated")
     try:
         simulation = None if simulated is None else msgspec.convert(simulated, Simulation)
@@ -374,12 +366,12 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
         raise not_measurable(
             site.endpoint, f"it says that it is simulated, and not what it stands for: {error}"
         ) from error
-    return version if isinstance(version, str) else "", simulation
+    return version if isinstance(version, str) else "", simulation, page.missing or "its /version states none"
 
 
 def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
-    named = [model for model in models if model.name == name]
+    named = sorted((model for model in models if _is_called(model, name)), key=lambda model: model.name != name)
     loaded = [model for model in models if name and not model.parent and _same_root(model.root, name)]
     if named or loaded:
         return (named or loaded)[0]
@@ -398,10 +390,22 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     return own[0]
 
 
+def _is_called(model: Model, name: str) -> bool:
+    """Return True if `name` names a model that a server lists: as the server does, or by another name of a stand-in."""
+    variation = stand_in_named(name)
+    called = (stand_in_named(Path(each).name) for each in (model.name, model.root))
+    return model.name == name or (bool(variation) and variation in called)
+
+
 def _same_root(root: str, name: str) -> bool:
-    """Say whether a server loaded the model from what it is called by: the same name of the hub, or the same folder."""
-    folder = typed_path(name)
-    return root == name or (bool(root) and folder.is_dir() and Path(root).resolve() == folder.resolve())
+    """Return True if a server loaded the model from what it is called by: a name of the hub, or a folder.
+
+    The folder may be on another machine; one of the hub's cache has the hub's name in its path.
+    """
+    cached, folder = _SNAPSHOT.search(root), typed_path(name)
+    if root.rstrip("/") == name.rstrip("/") or (cached and cached[1].replace("--", "/") == name):
+        return True
+    return bool(root) and folder.is_dir() and Path(root).resolve() == folder.resolve()
 
 
 def _prefix_caching_is_known(site: Site, options: Mapping[str, OptionValue]) -> bool:

@@ -15,9 +15,10 @@ from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.http_requests import LATER, REDIRECTS, Answer, HttpClient
 from cm4vllm.common.progress import say
+from cm4vllm.records.access import Access
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.connection_errors import require_plain_http, translated_errors, trusted
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_access import Access, Unanswered, not_measurable, refused
+from cm4vllm.serving.server_access import Unanswered, not_measurable, refused
 from cm4vllm.serving.server_places import require_distinct_addresses
 
 __all__ = [

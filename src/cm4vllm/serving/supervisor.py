@@ -2,8 +2,8 @@
 
     python -m cm4vllm.serving.supervisor SPEC
 
-SPEC is a JSON file {argv, env, log, state, grace_s, last}. The supervisor starts argv in a session of its own, with its
-output in the log, and ends all its descendants (SIGTERM, after grace_s seconds SIGKILL) as soon as
+SPEC is a JSON file {argv, env, log, state, grace_s, last, apart}. The supervisor starts argv in a session of its own,
+with its output in the log, and ends all its descendants (SIGTERM, after grace_s seconds SIGKILL) as soon as
 
 - its standard input reaches its end: `cm` holds the other end, and however it dies, the kernel closes that,
 - it gets SIGTERM, SIGINT or SIGHUP,
@@ -97,6 +97,7 @@ class Supervisor:
     state: Path | None
     grace_s: float
     last: Sequence[str] = ()
+    apart: bool = False
     reason: str = ""
     _engines: dict[int, tuple[int, str]] = field(default_factory=dict)
     _ready: bool = False
@@ -123,6 +124,7 @@ class Supervisor:
                 child = subprocess.Popen(
                     argv,
                     env=self._environment(pipe, ipc_files),
+                    cwd=ipc_files.empty_folder() if self.apart else None,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -337,12 +339,13 @@ def start_supervised(
     secrets: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     last: Sequence[str] = (),
+    apart: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a supervisor of `argv` and return it; what it supervises ends when its standard input is closed.
 
     It runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order. `secrets` are
-    variables of the environment that are written to no file; `cwd` is the folder that `argv` works in, `last` the
-    command that removes its container.
+    variables of the environment that are written to no file; `cwd` is the folder that `argv` works in, with `apart` an
+    empty one made for it, `last` the command that removes its container.
     """
     earlier = object_of(spec)
     if "argv" not in earlier:
@@ -353,7 +356,7 @@ def start_supervised(
         else:
             make_way(place)
     given = {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s}
-    write_json(spec, {**given, "last": list(last)})
+    write_json(spec, {**given, "last": list(last), "apart": apart})
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
@@ -380,6 +383,7 @@ def main(arguments: list[str]) -> int:
             state=None if streams else Path(spec["state"]),
             grace_s=float(spec["grace_s"]),
             last=spec.get("last") or (),
+            apart=bool(spec.get("apart")),
         ).run()
         & 0xFF
     )

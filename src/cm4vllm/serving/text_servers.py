@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.client import FORMAT_TOKENS
+from cm4vllm.records.server import Api, Dialect, Prompts, ServerRecord
 from cm4vllm.rules import Division
-from cm4vllm.serving.answers.stated import FORMAT_TOKENS, Stated
+from cm4vllm.serving.answers.stated import Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer
 from cm4vllm.serving.probed_answers import read_text
-from cm4vllm.serving.records import Api, Dialect, Prompts, ServerRecord
 from cm4vllm.serving.server_access import not_measurable
 from cm4vllm.serving.server_requests import LONG_S, REFUSED, Site, ask, request, said, sites_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["check_tokenizer", "counting", "find_dialect", "require_division", "text_body"]
+__all__ = ["check_tokenizer", "find_dialect", "require_division", "text_body"]
 
 #: Parameters of a request without which a server can still be measured; others are needed.
 _OPTIONAL = ("min_tokens", "top_k", "top_p", "seed", "stream_options")
@@ -206,35 +207,3 @@ def require_division(server: ServerRecord, division: Division) -> None:
             cause="\n".join(reasons),
             remedy="give --division=open, or use a server that returns token ids and serves the model itself",
         )
-
-
-def counting(server: ServerRecord) -> list[str]:
-    """Say in sentences how token ids and counts of a server's answers are obtained: for every page and for the run."""
-    dialect = server.dialect
-    if dialect is None:
-        return ["Token ids are those that the server lists; it counts as many for each answer."]
-    if dialect.prompts is Prompts.AUDIO:
-        return ["The server gives transcripts, and its usage counts their tokens, the end token included."]
-    if dialect.prompts is Prompts.PICTURE:
-        return [
-            "The server gives text, which is logged; its usage counts the tokens of answers, and of prompts with those "
-            "of their pictures, which must be as many as the model's own chat template and picture size give."
-        ]
-    counts = (
-        "its usage counts them"
-        if dialect.usage
-        else ("it does not count them either: the count is that of the same tokenizer")
-    )
-    sentences = [
-        f"The server gives text and no token ids. Ids are what the model's own tokenizer makes of the text; {counts}."
-    ]
-    if dialect.prompts is Prompts.TEXT:
-        sentences.append("Prompts were sent as text, because the server takes no token ids.")
-    if dialect.prompts is Prompts.CHAT:
-        sentences.append("Prompts were sent as messages, to which the server's chat template adds tokens.")
-    refused = [name for name in dialect.left_out if name != "stream_options"]
-    if refused:
-        sentences.append(f"The server takes no {', '.join(refused)}: those were not asked for.")
-    if dialect.open_only:
-        sentences.append("Results are of the open division alone.")
-    return sentences

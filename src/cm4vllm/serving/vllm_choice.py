@@ -16,8 +16,8 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
-from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.used_gpus import given_gpus, hidden_by
+from cm4vllm.records.machine import GpuFacts
 from cm4vllm.serving.install import VARIANTS
 from cm4vllm.serving.packages import packages_of
 

@@ -252,7 +252,7 @@ def require_encryption(program: str, recipients: tuple[str, ...]) -> None:
 
 @contextmanager
 def encrypting(program: str, recipients: tuple[str, ...], path: Path) -> Iterator[IO[bytes]]:
-    """Give a stream; what is written to it stands encrypted in `path` once the block has ended well.
+    """Yield a stream; what is written to it stands encrypted in `path` once the block has ended well.
 
     Raises SubmissionError where the program fails. It ends with this process, however that ends.
     """

@@ -22,31 +22,14 @@ from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.own_program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.processes import run
-from cm4vllm.common.records import Record, read_optional
+from cm4vllm.common.records import read_optional
 from cm4vllm.hardware.machine_facts import cpu_env, memory_env, storage_env
 from cm4vllm.hardware.os_release import os_env
-from cm4vllm.hardware.records import MachineFacts
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.machine import MachineFacts
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
 
-__all__ = [
-    "FACTS_FILES",
-    "SCRIPTS_FILE",
-    "SOFTWARE_FILE",
-    "SoftwareRecord",
-    "contents_digest",
-    "detect_software",
-    "installed",
-    "published_facts",
-    "read_software",
-    "scripts_that_ran",
-]
-
-#: The record's name beside system.json and machine.json.
-SOFTWARE_FILE = "software.json"
-#: The scripts that took part in a campaign, as CM notes them; the same name among the results and in a tree.
-SCRIPTS_FILE = "cm-version-info.json"
-#: The names of the facts in a scenario's folder of a tree.
-FACTS_FILES = (SCRIPTS_FILE, "pip_freeze.json", "cpu_info.json", "os_info.json")
+__all__ = ["contents_digest", "detect_software", "installed", "published_facts", "scripts_that_ran"]
 
 
 def contents_digest(package: metadata.Distribution) -> str:
@@ -83,28 +66,6 @@ print(json.dumps(installed()))
 """
 
 
-class SoftwareRecord(Record, frozen=True, kw_only=True):
-    """The software of a campaign. `python` is that of the harness, `packages` all that its environment holds.
-
-    `platform` is Python's words for the operating system. `commit` and `url` say where cm4vllm is published; empty
-    where that is not known. `server_python` and `server_packages` are those of a server started here, empty for another
-    one. `contents` and `server_contents` have a digest of the files that each package installed.
-    """
-
-    python: str
-    platform: str
-    cm: str
-    cm4vllm: str
-    commit: str
-    url: str
-    packages: dict[str, str]
-    os: dict[str, str]
-    server_python: str = ""
-    server_packages: dict[str, str] = {}
-    contents: dict[str, str] = {}
-    server_contents: dict[str, str] = {}
-
-
 def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
     """Return what runs here, and in the environment of the server where it was started here."""
     _, packages, contents = installed()
@@ -130,11 +91,6 @@ def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
         contents=contents,
         server_contents=server_contents,
     )
-
-
-def read_software(out: Path) -> SoftwareRecord | None:
-    """Return the record of a campaign's software; None if there is none."""
-    return read_optional(out / "system" / SOFTWARE_FILE, SoftwareRecord)
 
 
 def scripts_that_ran(noted: Sequence[Mapping[str, Any]], script: str) -> dict[str, list[Any]]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cm4vllm.common.progress import warn
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
+from cm4vllm.records.run import RunRecord
 from cm4vllm.results import run_folders
 from cm4vllm.results.checks import Stage, findings
 from cm4vllm.results.findings import refuse
@@ -56,7 +56,7 @@ def read_runs(folder: Path, scenarios: Iterable[Scenario], *, submitter: str, di
 
 
 def _belonging(tests: Iterable[ComplianceTest], run: RunRecord) -> Iterator[ComplianceTest]:
-    """Give the compliance tests of a scenario that were made with what its performance run was made with."""
+    """Yield the compliance tests of a scenario that were made with what its performance run was made with."""
     for test in tests:
         if test.belongs_to(run):
             yield test

@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.used_gpus import visible_gpus
-from cm4vllm.serving.clusters.node_report import NodeReport
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_needs import worker_count
+from cm4vllm.records.machine import GpuFacts
+from cm4vllm.records.node import NodeReport
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.vllm.server_needs import worker_count
 
 __all__ = ["gpus_in_use", "gpus_of_nodes", "processes_of"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, opened, sha256_of, write_bytes
-from cm4vllm.common.owned_folders import note_files
+from cm4vllm.common.ownership_notes import note_files
 from cm4vllm.submission.privacy_check import inspect_tree
 
 __all__ = ["truncate_log", "truncate_tree"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.run import RunRecord
 
 __all__ = ["measurements", "without_folder"]
 

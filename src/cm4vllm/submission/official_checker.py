@@ -13,95 +13,33 @@ import sys
 from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree, text_of
-from cm4vllm.common.owned_folders import forget, make_way, note_written
+from cm4vllm.common.owned_folders import forget, make_way
+from cm4vllm.common.ownership_notes import note_written
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import Record, write_record
+from cm4vllm.common.records import write_record
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.common.terminal_text import first_of
-from cm4vllm.loadgen.wheel import MLPERF_CONF
+from cm4vllm.records.accuracy import ACCURACY_TEXT, NOT_SCORED
+from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.records.run import MLPERF_CONF
+from cm4vllm.records.software import FACTS_FILES
+from cm4vllm.results.expected_findings import expected_words, unexpected_findings
+from cm4vllm.results.log_folders import head_and_tail, text_at
 from cm4vllm.rules import Checker, round_terms, tree_layouts
-from cm4vllm.submission.campaign_software import FACTS_FILES
 from cm4vllm.submission.checker_explanations import disagreements, explained
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.source import Source, extract_checker
 
-__all__ = [
-    "CHECKER_FILE",
-    "CheckerRecord",
-    "CheckerRun",
-    "check_submission",
-    "expected_words",
-    "is_rehearsal",
-    "run_checkers",
-    "unexpected_findings",
-]
+__all__ = ["check_submission", "is_rehearsal", "run_checkers"]
 
-#: The name of the record's file beside the submission tree.
-CHECKER_FILE = "checker.json"
 _TIMEOUT_S = 1800.0
+#: The most bytes of a checker's output.
+_MOST_PRINTED = 2**28
 _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
-
-#: The findings of the checkers that only a run with latencies over their limits has.
-_OF_LATENCY = re.compile(r"Failed (Llama2 )?extra check for TTFT and TPOT\.")
-#: The findings that only a run which is short or not yet fast enough has.
-_EXPECTED_OF_A_REHEARSAL = re.compile(
-    "|".join(
-        (
-            _OF_LATENCY.pattern,
-            r"Test duration less than 600s in user config",
-            r"Early stopping condition was not met",
-            r"Required minimum samples per query not met by user config",
-            r"accurcy run does not cover all dataset",
-            r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
-            r"Ending early: Max (test duration|query count) reached",
-            r"has loadgen errors, number of errors",
-            r"performance/run_1/mlperf_log_detail\.txt contains errors:",
-        )
-    )
-)
-#: Sums of what was said before. The older checker's `has issues` is also all it says of an INVALID result.
-_SUMS = re.compile(
-    r"^(NoResults |SUMMARY: submission has errors|Some (performance|accuracy) checks Checks failed for)"
-    r"|performance/run_1 has issues$"
-)
-
-
-class CheckerRun(Record, frozen=True, kw_only=True):
-    """One official checker's verdict: `name` and `argv` as run, its exit status, results counted, its findings.
-
-    `own_fault` is the last line of a fault of its own that the rules know (Checker): then it gave no verdict.
-    """
-
-    name: str
-    argv: list[str]
-    status: int
-    results: int
-    errors: list[str]
-    warnings: list[str]
-    crashed: bool
-    passed: bool
-    own_fault: str = ""
-
-
-class CheckerRecord(Record, frozen=True, kw_only=True):
-    """All checkers that accept the round, at one commit. `unavailable` is the reason when none could be run.
-
-    `tree_sha256` covers names and contents of all files of the tree that they were run on. `unscored` are the folders
-    of accuracy runs there of which a metric is not scored.
-    """
-
-    commit: str
-    round: str
-    passed: bool
-    unscored: list[str] = []
-    runs: list[CheckerRun] = []
-    unavailable: str = ""
-    tree_sha256: str = ""
 
 
 def check_submission(tree: Path, submitter: str, round_name: str, source: Source) -> CheckerRecord:
@@ -124,7 +62,7 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 
 
 def is_rehearsal(tree: Path, submitter: str) -> bool:
-    """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
+    """Return True if a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
     folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in tree_layouts()}
     files = [
         file
@@ -132,7 +70,7 @@ def is_rehearsal(tree: Path, submitter: str) -> bool:
         for file in tree.glob(f"*/{submitter}/{folder}/*")
         if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES) and file.is_file()
     ]
-    return bool(files) and all(REHEARSAL_NOTICE in text_of(file) for file in files)
+    return bool(files) and all(REHEARSAL_NOTICE in text_at(file) for file in files)
 
 
 def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
@@ -162,28 +100,8 @@ def _unscored(tree: Path) -> list[str]:
     return sorted(
         path.parent.relative_to(tree).as_posix()
         for path in tree.rglob(ACCURACY_TEXT)
-        if f"\n{NOT_SCORED}" in text_of(path)
+        if f"\n{NOT_SCORED}".encode() in head_and_tail(path)
     )
-
-
-def unexpected_findings(record: CheckerRecord) -> list[str]:
-    """Return what the checkers say against a rehearsal's tree beyond its being short: defects that a result has too.
-
-    A metric that is not scored was announced before the run.
-    """
-    announced = {f"{folder}, accuracy not valid" for folder in record.unscored}
-    unexpected = []
-    for checker in record.runs:
-        stated = [error for error in checker.errors if error not in announced and not _SUMS.search(error)]
-        unexpected += [f"{checker.name}: {error}" for error in stated if not _EXPECTED_OF_A_REHEARSAL.search(error)]
-        if checker.crashed:
-            unexpected.append(f"{checker.name}: crashed")
-        elif not checker.passed and not checker.errors and not checker.own_fault:
-            unexpected.append(
-                f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
-                "without saying why"
-            )
-    return unexpected
 
 
 def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: str, logs: Path) -> CheckerRun:
@@ -200,7 +118,10 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
         ).status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
-    lines = text_of(log).splitlines()
+    try:
+        lines = text_of(log, _MOST_PRINTED).splitlines()
+    except OSError as error:
+        raise CheckerFailed(f"what {name} printed cannot be read", cause=f"{log}: {error.strerror}") from error
     own_fault = checker.own_fault if checker.own_fault and lines[-1:] == [checker.own_fault] else ""
     crashed = not own_fault and (status not in (0, 1) or any(line.startswith("Traceback ") for line in lines))
     for path in filter(Path.exists, (log, table)):
@@ -241,14 +162,8 @@ def _rows(table: Path) -> int:
         return 0
 
 
-def expected_words(record: CheckerRecord) -> str:
-    """Return in words that the checkers found nothing in a rehearsal's tree but what a rehearsal explains."""
-    latency = any(_OF_LATENCY.search(error) for run in record.runs for error in run.errors)
-    return f"only length {'and latency ' if latency else ''}findings, expected of a rehearsal"
-
-
 def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
-    """Say that all is well, or raise CheckerFailed."""
+    """Print that all is well, or raise CheckerFailed."""
     for checker in record.runs:
         if checker.own_fault:
             warn(f"{checker.name} gives no verdict on this tree: it ends by a fault of its own, {checker.own_fault}")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
-from cm4vllm.power.session import FILES, SESSION, Phase, PowerSession, session_beside, unmeasured
-from cm4vllm.power.supplies import SUPPLIES
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import SUMMARY_LOG
+from cm4vllm.records.power.session import FILES, SESSION, Phase, PowerSession, session_beside, unmeasured
+from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.submission.tree_writer import TreeWriter
 
 __all__ = ["copy_power", "copy_supplies", "require_analyzer"]

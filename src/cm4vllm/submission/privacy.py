@@ -47,6 +47,8 @@ _NO_NAMES = frozenset(
         "",
     }
 )
+#: The most bytes of a file, which is searched as a whole: an accuracy log of long answers has one or two GiB.
+_MOST_BYTES = 4 * 2**30
 #: Where the hub's client keeps what a login gave it.
 _HUB_LOGIN = ".cache/huggingface/token"
 
@@ -65,7 +67,7 @@ class PrivateWord:
 
     @property
     def names_somebody(self) -> bool:
-        """Say whether the word may not be published at all; /root is removed from our texts, but names no person."""
+        """Return True if the word may not be published at all; /root is removed from our texts, but names no person."""
         return self.word != "/root"
 
     @property
@@ -141,7 +143,18 @@ def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mappin
         if path.is_file():
             # Code is full of what has the form of a password: in it, only keys are recognised by their form.
             clean = Vault({}).clean if public is None else str if public else without_keys
-            _refuse_content(inside, text_of(path), sought, clean)
+            _refuse_content(inside, _text_of(inside, path), sought, clean)
+
+
+def _text_of(inside: str, path: Path) -> str:
+    try:
+        return text_of(path, _MOST_BYTES)
+    except OSError as error:
+        raise SubmissionError(
+            f"{inside} cannot be searched for private words",
+            cause=error.strerror or str(error),
+            remedy="truncate the logs of the tree, or remove what the rules do not ask for",
+        ) from error
 
 
 def _refuse_content(inside: str, content: str, words: Collection[PrivateWord], clean: Callable[[str], str]) -> None:

@@ -14,12 +14,12 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, sha256_of, text_of
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.own_program import program_files
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.machine import MACHINE_FILE, NODE_FILES
+from cm4vllm.records.run import RUN_FILE
+from cm4vllm.records.server import NodeRecord
 from cm4vllm.rules import tree_layouts
-from cm4vllm.serving.records import NodeRecord
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
 from cm4vllm.submission.published_program import program_folders, published_files
-from cm4vllm.submission.system_records import MACHINE_FILE, NODE_FILES
 
 __all__ = ["inspect_tree", "servers_of", "words_of"]
 

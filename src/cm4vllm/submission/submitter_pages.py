@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import cm4vllm
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.run import NETWORK_SUT, RunRecord
 from cm4vllm.rules import TreeLayout
-from cm4vllm.serving.node_names import NETWORK_SUT
 from cm4vllm.submission.measurements_json import without_folder
 from cm4vllm.submission.tree_writer import TreeWriter
 

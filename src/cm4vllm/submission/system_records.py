@@ -14,45 +14,26 @@ from urllib.parse import urlsplit
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import typed_path, write_json
+from cm4vllm.common.files import json_text, typed_path
 from cm4vllm.common.owned_folders import forget, write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.nvml import gpus_of_processes
-from cm4vllm.hardware.records import MachineFacts
-from cm4vllm.hardware.system_description import (
-    STATUS_NOT_STATED,
-    SystemAsked,
-    describe_system,
-    folder_name,
-    hints,
-    not_stated,
-    stated_system,
-)
+from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
-from cm4vllm.serving.clusters.node_report import NodeReport, reports_of
-from cm4vllm.serving.records import ServerRecord, Simulation
-from cm4vllm.submission.campaign_software import SOFTWARE_FILE, SoftwareRecord, detect_software
+from cm4vllm.records.described_system import STATUS_NOT_STATED, folder_name, hints, not_stated, stated_system
+from cm4vllm.records.machine import MACHINE_FILE, NODE_FILES, SYSTEM_FILE, MachineFacts
+from cm4vllm.records.node import NodeReport, reports_of
+from cm4vllm.records.server import ServerRecord, Simulation
+from cm4vllm.records.software import SOFTWARE_FILE, SoftwareRecord
+from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
 from cm4vllm.submission.privacy import first_private, private_words
 
-__all__ = [
-    "MACHINE_FILE",
-    "NODE_FILES",
-    "SYSTEM_FILE",
-    "SystemFiles",
-    "SystemSettings",
-    "check_stated",
-    "runs_here",
-    "write_system",
-]
+__all__ = ["SystemFiles", "SystemSettings", "check_stated", "runs_here", "write_system"]
 
-SYSTEM_FILE = "system.json"
-MACHINE_FILE = "machine.json"
-#: The facts of the second and further nodes of a server, * being the number of the node.
-NODE_FILES = "machine-*.json"
 _TEMPLATE = "system.template.yaml"
 #: A file system takes names of 255 bytes, and other names are made of this one.
 _LONGEST_NAME = 100
@@ -122,7 +103,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         say(f"system description: please check: {hint}")
     _write_machines(folder, [facts, *others])
     write_record(folder / SOFTWARE_FILE, detect_software(server))
-    write_json(folder / SYSTEM_FILE, description)
+    write_noted(folder / SYSTEM_FILE, json_text(description))
     blank = None if settings.system_file else folder / _TEMPLATE
     if blank is not None and not blank.exists():
         write_noted(blank, template(description))
@@ -169,7 +150,7 @@ def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation:
         remove_record(path, MachineFacts)
     remove_record(folder / SOFTWARE_FILE, SoftwareRecord)
     forget(folder / _TEMPLATE)
-    write_json(folder / SYSTEM_FILE, description)
+    write_noted(folder / SYSTEM_FILE, json_text(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), None)
 
 
@@ -197,7 +178,7 @@ def check_stated(system_file: str, name: str) -> SystemFile:
 
 
 def runs_here(endpoint: str) -> bool:
-    """Say whether a server's address is one of this machine's own."""
+    """Return True if a server's address is one of this machine's own."""
     parsed = urlsplit(endpoint)
     if parsed.scheme == "unix":
         return True

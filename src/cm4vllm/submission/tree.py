@@ -15,10 +15,10 @@ from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.owned_folders import recover
 from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import first_of
-from cm4vllm.hardware.system_description import folder_name, keys_of
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.wheel import MLPERF_CONF
+from cm4vllm.records.described_system import folder_name, keys_of
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.machine import SYSTEM_FILE
+from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout
@@ -43,7 +43,6 @@ from cm4vllm.submission.submitter_pages import (
     submitter_title,
     write_overview,
 )
-from cm4vllm.submission.system_records import SYSTEM_FILE
 from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, changed_tree, new_tree, read_object, refuse_other
 
 __all__ = ["SUBMISSION", "TreeAsked", "build_tree", "system_folder"]
@@ -111,7 +110,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
 
 
 def _name_versions(folder: Path, here: str) -> None:
-    """Say so where a tree has several versions of the program."""
+    """Print a warning where a tree has several versions of the program."""
     others = [path.name for path in program_folders(folder) if path.name != here]
     if others:
         warn(

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.owned_folders import require_replaceable
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE
+from cm4vllm.common.records import read_record
+from cm4vllm.common.replaceable_folders import require_replaceable
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import round_terms
 from cm4vllm.submission.tree import SUBMISSION, system_folder
@@ -85,7 +86,10 @@ def submission_inputs(env: Mapping[str, Any]) -> dict[str, str]:
     if add:
         return {TREE: tree}
     tree = tree or str(folders[0] / SUBMISSION)
-    require_replaceable(Path(tree).absolute(), tree_kind(str(env.get("CM_MLPERF_SUBMITTER") or "")))
+    submitter = (
+        str(env.get("CM_MLPERF_SUBMITTER") or "") or read_record(folders[0] / CAMPAIGN_FILE, CampaignRecord).submitter
+    )
+    require_replaceable(Path(tree).absolute(), tree_kind(submitter))
     return {TREE: tree}
 
 

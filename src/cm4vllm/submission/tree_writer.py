@@ -17,7 +17,9 @@ from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, sha256_of, write_bytes, write_json, write_text
 from cm4vllm.common.own_program import MANIFEST
-from cm4vllm.common.owned_folders import Kind, foreign, recover, staged_folder
+from cm4vllm.common.owned_folders import recover, staged_folder
+from cm4vllm.common.ownership_notes import entries, foreign
+from cm4vllm.common.replaceable_folders import Kind
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.rules import Division
 from cm4vllm.submission.shared_pages import sections, with_section
@@ -55,7 +57,7 @@ class TreeWriter:
         """Write a file. Raises SubmissionError where the tree has another one in its place."""
         if not path.exists():
             write_bytes(path, content)
-        elif not path.is_file() or bytes_of(path) != content:
+        elif not path.is_file() or path.stat().st_size != len(content) or bytes_of(path, len(content)) != content:
             raise self._apart(path)
 
     def section(self, path: Path, title: str, heading: str, body: str, *, renew: bool = False) -> None:
@@ -111,10 +113,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def tree_kind(submitter: str, flag: str = "--submission_dir") -> Kind:
-    """Return how a tree of a submitter is recognised: by the program in it. What others submit is not replaced."""
+    """Return how a tree of a submitter is recognised: by the program in it. What others submit is not replaced.
+
+    That holds for any submitter in the tree, also where an earlier command of cm4vllm wrote the files.
+    """
 
     def of_others(tree: Path) -> str:
-        homes = {tuple(name.rstrip("/").split("/")[:2]) for name in foreign(tree) if name.count("/") > 1}
+        homes = {tuple(name.rstrip("/").split("/")[:2]) for name in entries(tree) if name.count("/") > 1}
         others = sorted("/".join(home) for home in homes if home[0] in set(Division) and home[1] != submitter)
         return f"it holds the submission of others: {first_of(others, 4)}" if others and submitter else ""
 
@@ -128,7 +133,7 @@ def tree_kind(submitter: str, flag: str = "--submission_dir") -> Kind:
 
 @contextmanager
 def new_tree(tree: Path, submitter: str) -> Iterator[TreeWriter]:
-    """Give a writer to a new tree, which takes the place of `tree` when the block ends well.
+    """Yield a writer to a new tree, which takes the place of `tree` when the block ends well.
 
     Raises UsageError for a folder that is not replaced.
     """
@@ -138,7 +143,7 @@ def new_tree(tree: Path, submitter: str) -> Iterator[TreeWriter]:
 
 @contextmanager
 def changed_tree(tree: Path) -> Iterator[TreeWriter]:
-    """Give a writer to a copy of `tree`, which takes its place when the block ends well.
+    """Yield a writer to a copy of `tree`, which takes its place when the block ends well.
 
     No file may become another one but those that the writer counts as shared; a file may go. Raises SubmissionError
     where there is no tree, and where another file was changed: nothing of it is kept then.

@@ -14,7 +14,7 @@ from cm4vllm.loadgen.process.run_status import (
     ServerStatus,
     TimeLeft,
 )
-from cm4vllm.results.rate_search_record import Verdict
+from cm4vllm.records.searches.rate_search import Verdict
 
 
 def step(name, state, took_s=None, **fields):

@@ -89,7 +89,7 @@ def test_loopback_is_what_a_port_alone_means():
     assert [
         Address.parse(text).is_loopback for text in ("80", "[::1]:80", "localhost:80", "0.0.0.0:80", "10.1.2.3:80")
     ] == [True, True, True, False, False]
-    for wrong in ("http", "1.5", "-1", "70000", "host:", "yes"):
+    for wrong in ("http", "1.5", "-1", "70000", "host:", "yes", "²", "host:٣", "9" * 5000):
         with pytest.raises(UsageError, match=f"--serve={wrong}"):
             Address.parse(wrong)
 

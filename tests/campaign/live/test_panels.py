@@ -78,7 +78,7 @@ def test_a_server_run_is_shown_with_all_that_is_known_of_it():
         "llama3.1-8b v6.1",
         "running, 6:45",
         "REHEARSAL",
-        "9 of 15 steps, at least 7:20 left (7:16 to 7:22)",
+        "9 of 15 steps, at least 7:16 left",
         "running   Server performance",
         "4:07",
         "planned   Server accuracy",

@@ -42,7 +42,7 @@ answers: {shares: [0, 1], tokens: [30, 30]}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Give the address of a server, and the file whose words are its faults."""
+    """Yield the address of a server, and the file whose words are its faults."""
     folder = tmp_path_factory.mktemp("simulated")
     profile, faults = folder / "test.yaml", folder / "faults"
     profile.write_text(PROFILE)

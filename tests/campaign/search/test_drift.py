@@ -1,8 +1,8 @@
 """A server that is slower or faster than in the probes before."""
 
 from cm4vllm.campaign.search.explanations import drift_words
-from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
-from cm4vllm.serving.metrics_records import Speed
+from cm4vllm.records.metrics import Speed
+from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
 
 
 def speed(base_ms=4.0, per_request_ms=0.1, low=80.0, high=120.0):

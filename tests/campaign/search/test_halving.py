@@ -14,7 +14,7 @@ from cm4vllm.campaign.search.settings_job import _Noted, exports_of, inputs_dige
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.errors import InvalidResult, ServerUnsuitable, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.results.settings_search_record import SETTINGS_FILE, Evaluation, Score, SettingsRecord
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, Evaluation, Score, SettingsRecord
 from cm4vllm.rules import LatencyLimits
 from simulated.prober import SimulatedProber, offline_rate
 from simulated.settings_bench import SimulatedBench, configured, tokens_per_s

@@ -3,9 +3,8 @@
 import pytest
 
 from cm4vllm.campaign.search.explanations import cause_of, cause_words
-from cm4vllm.report.bottlenecks import Cause
-from cm4vllm.serving.metrics_records import Speed
-from cm4vllm.serving.server_metrics import ServerMetrics, Timing
+from cm4vllm.records.metrics import ServerMetrics, Speed, Timing
+from cm4vllm.results.bottlenecks import Cause
 
 
 def timing(mean_ms):

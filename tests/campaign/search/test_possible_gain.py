@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cm4vllm.campaign.search.possible_gain import evidence_words, interval_of_parts, rivals
-from cm4vllm.results.settings_search_record import Evaluation, Score, geometric_mean
+from cm4vllm.records.searches.settings_search import Evaluation, Score, geometric_mean
 
 
 def evaluation(number, round_, *scores):

@@ -17,13 +17,20 @@ from cm4vllm.common.errors import RunFailed, ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen import measurement
-from cm4vllm.loadgen.logs.early_stopping import percentile
-from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, ProbeRecord, SearchOutcome, SearchRecord, Verdict
+from cm4vllm.records.logs.early_stopping import percentile
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.run import RUN_FILE
+from cm4vllm.records.searches.rate_search import (
+    SEARCH_FILE,
+    Boundary,
+    ProbeRecord,
+    SearchOutcome,
+    SearchRecord,
+    Verdict,
+)
 from cm4vllm.rules import ExecutionMode
 from cm4vllm.serving.server_identities import identities
 

@@ -8,8 +8,8 @@ import pytest
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.projection import Point, meeting_point, project
-from cm4vllm.loadgen.logs.arrivals import arrivals
-from cm4vllm.loadgen.logs.early_stopping import most_over
+from cm4vllm.records.logs.arrivals import arrivals
+from cm4vllm.records.logs.early_stopping import most_over
 from cm4vllm.rules import LatencyLimits
 from simulated.prober import SimulatedProber, full_length_run_is_valid
 from simulated.systems import Batching, Queue

@@ -3,7 +3,7 @@
 import pytest
 
 from cm4vllm.campaign.search.projection import rate_interval
-from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
+from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
 
 
 def probe(number, rate, seconds=600.0, **projected):

@@ -11,7 +11,7 @@ from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan
 from cm4vllm.campaign.search.rate_search import SearchPlan, queueing_estimate, search
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.results.rate_search_record import Boundary, Verdict, tightest
+from cm4vllm.records.searches.rate_search import Boundary, Verdict, tightest
 from cm4vllm.rules import LatencyLimits
 from simulated.prober import SimulatedProber, full_length_run_is_valid, offline_rate
 from simulated.systems import Batch, Batching, Drift, Drifting, Paged, Queue, System, step_factors
@@ -317,8 +317,8 @@ def test_whole_answers_are_judged_by_their_limit_and_are_late_while_they_are_ope
     assert judged(growing, limits=WHOLE)[0].growing
 
 
-def answers(count, ttft_ms=lambda number: 50.0, seconds=60.0):
-    return [Timed(number * seconds / count, ttft_ms(number), 10.0, 500.0) for number in range(count)]
+def answers(count, ttft_ms=lambda number: 50.0, seconds=60.0, tpot_ms=lambda number: 10.0):
+    return [Timed(number * seconds / count, ttft_ms(number), tpot_ms(number), 500.0) for number in range(count)]
 
 
 def test_queries_of_the_warm_up_do_not_count():
@@ -354,6 +354,19 @@ def test_queries_without_a_first_token_beyond_the_limit_are_late():
         (
             lambda: judged(answers(1200, lambda number: 20.0 + number))[0],
             "TTFT, which rises steadily and would exceed it in a full-length run",
+        ),
+        (
+            lambda: judged(answers(1200, tpot_ms=lambda number: 300.0 if number % 20 == 0 else 10.0), elapsed_s=60.5)[
+                0
+            ],
+            "TPOT, which 50 of 1,000 queries exceed",
+        ),
+        (
+            lambda: judged(
+                answers(1200, lambda number: 5000.0 if number % 20 == 0 else 50.0, tpot_ms=lambda number: 101.0),
+                elapsed_s=60.5,
+            )[0],
+            "TTFT, which 50 of 1,000 queries exceed; TPOT, which 1,000 of 1,000 queries exceed",
         ),
         (lambda: judged(answers(1200), elapsed_s=60.5)[0], ""),
     ],

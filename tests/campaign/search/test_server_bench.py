@@ -1,10 +1,15 @@
 """Candidates measured on servers that are started for them: simulated ones, by real LoadGen runs."""
 
+import pytest
+
 from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.search.server_bench import ServerBench
+from cm4vllm.campaign.search.settings_job import _keep_what_was_made_from
+from cm4vllm.common.files import write_text
+from cm4vllm.common.owned_folders import begun_folder
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 
 PROFILE = """
 title: a test's
@@ -39,3 +44,25 @@ def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tm
     # Two answers at a time give 100 tokens/s at most, less where this machine is busy; 64 would give 3,200.
     assert 30 < made.scenarios[0].value <= 2 / 0.02 * 1.01
     assert made.took_s < 8 + 30, "the server gives up what is still open when the run is ended"
+
+
+@pytest.mark.parametrize("mine", ["trial/notes.txt", "server/thesis.tex", "own/a/b"])
+def test_files_of_the_user_among_candidates_of_other_inputs_are_kept(tmp_path, capsys, mine):
+    place = tmp_path / "candidate-001"
+    with begun_folder(place / "trial"):
+        write_text(place / "trial" / "log", "measured")
+    _keep_what_was_made_from(tmp_path, "1")  # the folder was made from nothing that is known
+    write_text(place / mine, "mine")
+    _keep_what_was_made_from(tmp_path, "1")
+    assert (place / mine).read_text() == "mine"
+    _keep_what_was_made_from(tmp_path, "2")
+    assert (tmp_path / "kept-candidate-001" / mine).read_text() == "mine" and not place.exists()
+    assert "kept-candidate-001" in capsys.readouterr().out
+
+
+def test_candidates_of_other_inputs_are_removed(tmp_path):
+    for place in ("trial", "round-1"):
+        with begun_folder(tmp_path / "candidate-001" / place):
+            write_text(tmp_path / "candidate-001" / place / "log", "measured")
+    _keep_what_was_made_from(tmp_path, "2")
+    assert [path.name for path in tmp_path.iterdir()] == ["inputs.sha256"]

@@ -95,7 +95,7 @@ def test_nothing_is_removed_where_nobody_can_be_asked(two):
 
 @pytest.fixture
 def asking(two):
-    """Give the process of `cm rm cache` that asks for a confirmation, and the terminal at which it is answered."""
+    """Yield the process of `cm rm cache` that asks for a confirmation, and the terminal at which it is answered."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "cmind.cli", "rm", "cache", "--tags=get"],

@@ -12,7 +12,7 @@ COUNT = 'echo run >> "$CM_LOG"; echo "CM_PATH=$PWD/made" > tmp-run-env.out; echo
 
 @pytest.fixture
 def made(home):
-    """Give a function that runs the cached script and returns its result, with the number of real runs so far."""
+    """Return a function that runs the cached script and returns its result, with the number of real runs so far."""
 
     def run(tags="make", **given):
         given["env"] = {"CM_LOG": str(home.work / "log"), **given.get("env", {})}

@@ -83,7 +83,7 @@ def engine_alone(folder: Path, checkout: Path = ROOT) -> Path:
 
 @pytest.fixture(scope="session")
 def cm4mlops() -> Path:
-    """Give the checkout of cm4mlops to compare with."""
+    """Return the checkout of cm4mlops to compare with."""
     named = os.environ.get("CM4MLOPS", "")
     if not named:
         pytest.skip("CM4MLOPS names no checkout of cm4mlops to compare with")

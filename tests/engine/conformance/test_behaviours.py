@@ -49,7 +49,7 @@ def written(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Give the answers to all cases by engine, the incumbent's where there is one."""
+    """Return the answers to all cases by engine, the incumbent's where there is one."""
     folder = tmp_path_factory.mktemp("behaviours")
     sides = {"ours": engine_alone(folder / "our engine")}
     if named := os.environ.get("CM4MLOPS"):

@@ -61,7 +61,7 @@ DIFFERENT_ENV = {"combination": {"CM_CVAR1": "orig"}}
 
 @pytest.fixture(scope="module")
 def both(cm4mlops, tmp_path_factory):
-    """Give the answers of both engines to all cases, by name."""
+    """Return the answers of both engines to all cases, by name."""
     folder = tmp_path_factory.mktemp("public")
     repository = engine_alone(folder / "engine")
 

@@ -16,11 +16,13 @@ from tests.engine.conftest import ROOT
 #: The recipes that need no package, and so have no dependency that refuses.
 ALONE = ["detect-os", "get-python3", "get-mlperf-inference-src", "fetch-mlperf-inference-src"]
 PLANNED = ["get,ml-model,bert-large", "get,ml-model,resnet50", "get,dataset,squad"]
+#: Tags of other recipes that both have, and of one that cm4mlops has alone.
+ASKED = ["get,python3", "get,sys-utils-cm"]
 
 
 @pytest.fixture(scope="module")
 def homes(cm4mlops, tmp_path_factory):
-    """Give a home of each order of the two repositories, one of cm4mlops alone, and one of it with our engine alone."""
+    """Return a home of each order of the two repositories, one of cm4mlops alone, one of it with our engine alone."""
     folder = tmp_path_factory.mktemp("shared")
     return {
         "ours first": Engine(folder / "ours", ROOT, cm4mlops),
@@ -82,7 +84,7 @@ def test_each_recipe_without_packages_refuses_the_other_engine(homes, name):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("tags", ["detect,os", "get,mlperf,inference,src", "get,cmake"])
+@pytest.mark.parametrize("tags", ["detect,os", "get,mlperf,inference,src", "get,cmake", *PLANNED, *ASKED])
 def test_the_engine_of_cm4mlops_takes_its_own_recipes_first(homes, tags):
     done = cm(homes["theirs first"], "run", "script", f"--tags={tags}", "--quiet", "--fake_run", "--fake_deps")
     assert "another script engine" not in done.stdout + done.stderr

@@ -11,7 +11,7 @@ DETECT = 'echo "CM_HOST_OS_TYPE=linux" > tmp-run-env.out; echo "CM_HOST_OS_BITS=
 
 @pytest.fixture
 def detect(home):
-    """Give a home with scripts detect,os and detect,cpu, which depends on it."""
+    """Return a home with scripts detect,os and detect,cpu, which depends on it."""
     home.script("detect,os", {"new_env_keys": ["CM_HOST_*"]}, run=DETECT)
     home.script("detect,cpu", {"new_env_keys": ["CM_HOST_*"], "deps": [{"tags": "detect,os", "names": ["detect-os"]}]})
     home.act("find", "script")  # cmind announces its first index on standard output

@@ -14,6 +14,9 @@ from cm4vllm.engine.format.versions import Wanted, version_key
         ("1.0", "1.0.post1"),
         ("1.0.post1", "1.0.1"),
         ("1.0.0rc1", "1.0"),
+        ("9" * 5000, "1" + "0" * 5000),
+        ("1." + "9" * 5000, "2"),
+        ("1.9", "1." + "8" * 5000),
     ],
 )
 def test_order(older, newer):
@@ -21,7 +24,15 @@ def test_order(older, newer):
 
 
 @pytest.mark.parametrize(
-    ("version", "same"), [("1.0", "1.0.0"), ("1", "1.0"), ("2.13.0", "2.13.0+cpu"), ("v6.1", "v6.1")]
+    ("version", "same"),
+    [
+        ("1.0", "1.0.0"),
+        ("1." + "0" * 5000, "1"),
+        ("1.007", "1.7"),
+        ("1", "1.0"),
+        ("2.13.0", "2.13.0+cpu"),
+        ("v6.1", "v6.1"),
+    ],
 )
 def test_equal(version, same):
     assert version_key(version) == version_key(same)

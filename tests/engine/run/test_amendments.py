@@ -139,3 +139,39 @@ def test_a_shell_file_and_the_programs_that_it_starts_may_read_every_key(home):
     home.script("top", {"deps": [{"tags": "dep"}]})
     done = home.cli("run", "script", "--tags=top", "--env.ANY_KEY=x")
     assert "WARNING" not in done.stdout + done.stderr
+
+
+READS_SIZE = READS.replace("CM_KNOWN_KEY", "CM_SIZE")
+
+
+def other_repository(home, name, tags, text, *, own=()):
+    """Register a second repository with a script whose file `name` has this text; and write `own` scripts here."""
+    repo = home.path.parent / "other"
+    folder = repo / "script" / "theirs"
+    folder.mkdir(parents=True)
+    (repo / "cmr.yaml").write_text('alias: other\nuid: "00000000000000f3"\n')
+    written = home.script(tags)
+    (folder / "_cm.yaml").write_text((written / "_cm.yaml").read_text().replace("00000001a", "00000009b"))
+    (folder / name).write_text(text)
+    if tags not in own:
+        (written / "_cm.yaml").unlink()
+    home.register(home.engine, home.repo, repo)
+
+
+@pytest.mark.parametrize("name", ["customize.py", "run.sh"])
+@pytest.mark.parametrize("between", [(), ("middle",)])
+def test_a_key_that_a_dependency_in_another_repository_reads_has_an_effect(home, name, between):
+    other_repository(home, name, "dep", READS_SIZE if name == "customize.py" else 'echo "$CM_SIZE"\n')
+    for tags in between:
+        home.script(tags, {"deps": [{"tags": "dep"}]})
+    home.script("top", {"deps": [{"tags": between[0] if between else "dep"}]})
+    for flags in ((), ("--plan",)):
+        done = home.cli("run", "script", "--tags=top", "--env.CM_SIZE=x", *flags)
+        assert (done.returncode, "WARNING" in done.stdout + done.stderr) == (0, False), done
+
+
+def test_what_a_script_of_another_repository_reads_has_none_where_the_own_one_is_meant(home):
+    other_repository(home, "customize.py", "dep", READS_SIZE, own=("dep",))
+    home.script("top", {"deps": [{"tags": "dep"}]})
+    done = home.cli("run", "script", "--tags=top", "--env.CM_SIZE=x")
+    assert "WARNING: --env.CM_SIZE has no effect" in done.stdout + done.stderr

@@ -17,7 +17,7 @@ def preprocess(i):
 
 @pytest.fixture
 def seen(home):
-    """Give a function that runs a script with one dependency, and returns the variations that it got."""
+    """Return a function that runs a script with one dependency, and returns the variations that it got."""
     home.script("dep", SHOW, customize=SEE)
 
     def run(dependency, *, meta=None, tags="", **given):

@@ -1,4 +1,13 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from tests.engine.conftest import ROOT
+
+from cm4vllm.common.environments import make_environment, site_packages
 
 
 @pytest.mark.parametrize(
@@ -33,6 +42,40 @@ def test_a_package_that_the_requirements_list_is_named_with_what_installs_it(hom
     assert result["return"] == 42
     assert f"-m pip install -r {folder.parents[1] / 'requirements.txt'}" in result["error"]
     assert f"{folder / 'customize.py'}:1" in result["error"]
+
+
+@pytest.mark.parametrize("tags", ["run-mlperf,inference,_vllm", "detect,gpu", "generate,slurm-job"])
+def test_a_plan_in_a_python_with_the_packages_of_cm_alone_names_what_installs_ours(tmp_path, tags):
+    """As after `cm add repo` with a CM that was installed for another repository."""
+    make_environment(tmp_path / "python")
+    for name in (
+        "cmind",
+        "yaml",
+        "_yaml",
+        "requests",
+        "urllib3",
+        "idna",
+        "certifi",
+        "charset_normalizer",
+        "giturlparse",
+    ):
+        for present in (Path(folder) / name for folder in sys.path if (Path(folder) / name).is_dir()):
+            (site_packages(tmp_path / "python") / name).symlink_to(present)
+            break
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "repos.json").write_text(json.dumps([str(ROOT)]))
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [tmp_path / "python/bin/python", "-m", "cmind.cli", "run", "script", f"--tags={tags}", "--plan"],
+        cwd=tmp_path,
+        env={**kept, "CM_REPOS": str(tmp_path / "home"), "CM_CORE_SKIP_INTERNAL_REPOS": "yes"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 42, done.stdout + done.stderr
+    assert f"{tmp_path}/python/bin/python -m pip install -r {ROOT}/requirements.txt" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("value", ["None", "{}", "'done'", "{'return': 'no'}"])

@@ -74,6 +74,26 @@ def test_requirements_file_needs_pip_only_for_what_is_missing(tmp_path, monkeypa
     assert missing_of(file) == ["PyYAML==0.0.1", "no_such.package"]
 
 
+@pytest.mark.parametrize(
+    ("lines", "number", "cause"),
+    [
+        (["no-such.package"], 1, "no-such.package"),
+        ([f"none-{n}==1.0" for n in range(48)], 48, "none-0==1.0, none-1==1.0"),
+    ],
+)
+def test_what_is_installed_is_named_by_its_number_and_file_and_what_is_missing_then_once(
+    tmp_path, monkeypatch, lines, number, cause
+):
+    file, calls = tmp_path / "requirements.txt", []
+    file.write_text("\n".join(["PyYAML", *lines]))
+    monkeypatch.setattr(pythons, "_install", lambda *given: calls.append(given[1]))
+    with pytest.raises(InstallError) as caught:
+        require_file(file, NETLESS)
+    assert calls == [f"install {number} packages of {file}"]
+    assert str(caught.value).startswith(f"pip succeeded, but {number} packages of {file} are missing")
+    assert caught.value.cause.startswith(cause) and str(caught.value).count(lines[0]) == 1
+
+
 def test_hashes_are_no_part_of_a_requirement(tmp_path):
     file = tmp_path / "requirements.txt"
     file.write_text(

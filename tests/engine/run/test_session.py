@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +36,12 @@ def preprocess(i):
 def cleanup(i): print("clean outer"); return {"return": 0}
 """,
     )
-    process = home.start("run", "script", "--tags=outer")
+    return started(home, "outer")
+
+
+def started(home, tags):
+    """Start a run; return it once a script of it has written that it waits."""
+    process = home.start("run", "script", f"--tags={tags}")
     while not (home.work / "waits").exists():
         assert process.poll() is None
         time.sleep(0.05)
@@ -79,16 +85,84 @@ def cleanup(i): pathlib.Path("cleans").touch(); time.sleep(60); return {"return"
     assert "clean first" in output
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_one_after_another_end_a_run_without_a_traceback(home, signum):
-    process = start_chain(home)
-    process.send_signal(signal.SIGTERM)
+def start_server(home):
+    """Start a run whose script has started a server; return it once the server serves."""
+    peer = Path(__file__).parents[2] / "serving" / "peer.py"
+    home.script(
+        "outer",
+        customize=f"""
+import pathlib, sys, time
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.server import start_all, stop
+STARTED = []
+def preprocess(i):
+    wanted = [(ServerSettings(model="m", name="some-model"), pathlib.Path("server").absolute())]
+    argv = [sys.executable, {str(peer)!r}, "{{port}}"]
+    STARTED.extend(start_all(pathlib.Path(sys.executable), wanted, argv=argv))
+    pathlib.Path("waits").touch()
+    time.sleep(60)
+    return {{"return": 0}}
+def cleanup(i):
+    stop(STARTED[0])
+    return {{"return": 0}}
+""",
+    )
+    return started(home, "outer")
+
+
+@pytest.mark.parametrize("start", [start_chain, start_server])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (signal.SIGTERM, (signal.SIGTERM,)),
+        (signal.SIGTERM, (signal.SIGHUP,)),
+        (signal.SIGINT, (signal.SIGINT,)),
+        (signal.SIGINT, (signal.SIGTERM, signal.SIGINT)),
+        (signal.SIGHUP, (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
+def test_signals_one_after_another_end_a_run_without_a_traceback(home, start, first, then):
+    process = start(home)
+    process.send_signal(first)
     while process.poll() is None:
-        process.send_signal(signum)
-        time.sleep(0.002)
+        for signum in then:
+            process.send_signal(signum)
+            time.sleep(0.002)
     output, errors = process.communicate(timeout=20)
-    assert process.returncode in (143, -signum, 128 + signum)
+    assert process.returncode in {code for signum in (first, *then) for code in (-signum, 128 + signum)}
     assert "Traceback" not in errors + output
+    if {first, *then} == {signal.SIGINT}:
+        assert process.returncode == 130 and "the run was stopped by Ctrl-C" in errors
+    state = home.work / "server" / "supervisor.json"
+    assert start is start_chain or gone(json.loads(state.read_text())["server"])
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_in_the_foreground_ctrl_c_ends_the_wait_and_another_signal_the_run(home, signum, code):
+    home.script(
+        "outer",
+        customize="""
+import pathlib
+from cm4vllm.serving.own_supervisors import wait_for_end
+def preprocess(i):
+    wait_for_end(lambda: pathlib.Path("waits").touch(), "stopping the server")
+    return {"return": 0}
+""",
+    )
+    process = started(home, "outer")
+    process.send_signal(signum)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, "stopping the server" in output) == (code, not code)
+    assert "Traceback" not in errors
+
+
+def gone(pid):
+    """Wait until a process has ended."""
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return True
 
 
 def test_an_ignored_signal_stays_ignored(home):

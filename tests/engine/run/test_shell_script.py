@@ -106,7 +106,7 @@ def test_a_background_process_does_not_hold_the_run(home):
 
 
 def lives(pid):
-    """Tell whether a process runs; a zombie, which a container's first process may leave, has ended."""
+    """Return True if a process runs; a zombie, which a container's first process may leave, has ended."""
     try:
         return Path("/proc", str(pid), "stat").read_text().split()[2] != "Z"
     except (FileNotFoundError, ProcessLookupError):

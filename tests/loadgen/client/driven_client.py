@@ -8,8 +8,8 @@ from fake_vllm import prompt
 from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
+from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits
-from cm4vllm.serving.records import Api
 
 LIMITS = AnswerLimits(min_tokens=2, max_tokens=128, max_model_len=20_000)
 
@@ -54,7 +54,18 @@ class Clock:
         return getattr(self.loop, name)
 
 
-def drive(servers, keys, *, stream_interval=1, timeout_s=30, script=None, api=Api.COMPLETIONS, ca_file="", **more):
+def drive(
+    servers,
+    keys,
+    *,
+    stream_interval=1,
+    timeout_s=30,
+    script=None,
+    api=Api.COMPLETIONS,
+    ca_file="",
+    loop=asyncio.new_event_loop,
+    **more,
+):
     """Send the prompts `keys` and return the client and its ledger when each has ended."""
     servers = servers if isinstance(servers, list) else [servers]
     sampling = Sampling("tiny", 128, 2, stream_interval, api)
@@ -84,7 +95,8 @@ def drive(servers, keys, *, stream_interval=1, timeout_s=30, script=None, api=Ap
         await asyncio.sleep(0.02)
         return client, ledger
 
-    return asyncio.run(main())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(main())
 
 
 def exactly_once(ledger, keys):

@@ -13,7 +13,7 @@ from cm4vllm.loadgen.client import in_flight
 from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
-from cm4vllm.serving.records import Api
+from cm4vllm.records.server import Api
 
 
 @pytest.mark.parametrize("stream_interval", [0, 1])

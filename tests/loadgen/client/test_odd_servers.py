@@ -1,9 +1,11 @@
 """Servers that are odd and legal pass the probe and the run alike; what makes a figure wrong is refused or said."""
 
+import asyncio
 import gzip
 import json
 
 import pytest
+import uvloop
 from driven_client import drive, exactly_once
 from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, stream_events
 from msgspec.structs import replace
@@ -11,10 +13,10 @@ from word_runs import SAMPLES, expected, logged
 
 from cm4vllm.common.errors import RunFailed, ServerUnsuitable
 from cm4vllm.loadgen.client.connection import Address, Server
-from cm4vllm.loadgen.doubts import client_doubts
-from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.serving.records import Api
+from cm4vllm.records.doubts import client_doubts
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.server import Api
 from cm4vllm.serving.server_probe import probe
 from cm4vllm.serving.text_servers import check_tokenizer
 from text_server import TextServer, answer_words
@@ -143,6 +145,16 @@ def test_connections_that_close_unannounced_cost_no_request(answers_each, stream
     assert ledger.causes == {}
     assert client.counts.retries == 0
     assert len(server.bodies) == 300
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_tls_connections_that_end_without_its_close_cost_no_request(certificate, loop):
+    behaviour = Behaviour(answers_each=3, cut=True, certificate=str(certificate))
+    with FakeVllm(behaviour) as server:
+        client, ledger = drive(server, range(60), max_in_flight=4, ca_file=str(certificate), loop=loop)
+    exactly_once(ledger, range(60))
+    assert ledger.causes == {}
+    assert client.counts.retries == 0
 
 
 def test_a_server_that_closes_each_new_connection_is_tried_no_more_often_than_before():

@@ -7,9 +7,10 @@ import pytest
 from fake_vllm import Behaviour, FakeVllm, expected_tokens, prompt
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.loadgen.client.sample_times import AT_LENGTH, SAMPLES_FILE, STOPPED, SampleTimes, read_sample_times
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.loadgen.client.sample_times import SampleTimes
 from cm4vllm.loadgen.process.runner import run
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.sample_times import AT_LENGTH, SAMPLES_FILE, STOPPED, read_sample_times
 
 
 def percentile(values, part):

@@ -12,13 +12,14 @@ from cm4vllm.common.errors import ModelError, RunFailed, ServerUnsuitable, Usage
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.text_tokens import Texts, TextSettings, added_up
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_performance
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, TextCounts
+from cm4vllm.records.client import TextCounts
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_performance
+from cm4vllm.records.run import FAILURE_FILE, FailureRecord
+from cm4vllm.records.server import Api, Dialect, Prompts
 from cm4vllm.serving.answers.event_stream import AnswerError
 from cm4vllm.serving.answers.stated import Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer
-from cm4vllm.serving.records import Api, Dialect, Prompts
 from text_server import WORDS, TextServer, answer_words, prompt_text, save_model, tokenizer
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cm4vllm.loadgen.client.wire import Sampling, completion_body, text_completion_body
-from cm4vllm.serving.records import Api, Dialect, Prompts
+from cm4vllm.records.server import Api, Dialect, Prompts
 
 PROMPT = [5, 6, 7]
 IDS = Dialect()

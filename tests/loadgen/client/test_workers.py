@@ -17,11 +17,11 @@ from cm4vllm.common.errors import RunFailed, ServerUnreachable
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
 from cm4vllm.loadgen.client.workers import Workers, worker_settings
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.loadgen.records import FailureRecord
-from cm4vllm.serving.records import Api
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.records.run import FailureRecord
+from cm4vllm.records.server import Api
 
 SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
 

@@ -2,9 +2,9 @@
 
 import json
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from text_server import MODEL, answer_words, prompt_text, save_model, tokenizer
 
 SAMPLES = 64

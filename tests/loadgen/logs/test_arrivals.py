@@ -8,9 +8,9 @@ from fake_vllm import FakeVllm
 from msgspec.structs import replace
 
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.loadgen.logs.arrivals import arrivals
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.process.runner import run
+from cm4vllm.records.logs.arrivals import arrivals
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
 
 
 @pytest.mark.parametrize(("rate", "duration_ms"), [(250.0, 900), (97.3, 1)])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.logs.early_stopping import (
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.logs.early_stopping import (
     failing,
     missing_queries,
     most_over,

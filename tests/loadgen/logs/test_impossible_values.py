@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.logs.impossible_values import impossible_values
-from cm4vllm.loadgen.logs.run_logs import read_performance
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.logs.impossible_values import impossible_values
+from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.results.log_folders import Reader
 
 PERCENTILES = ("50.00", "90.00", "95.00", "97.00", "99.00", "99.90")
@@ -66,6 +66,33 @@ SERVER = {
 }
 TTFT = [key for key in SERVER if key.startswith("result_first_token")]
 TPOT = [key for key in SERVER if key.startswith("result_time_")]
+SINGLE_STREAM = {
+    "effective_scenario": "SingleStream",
+    "result_qps_with_loadgen_overhead": 3.8,
+    "result_qps_without_loadgen_overhead": 3.9,
+    "early_stopping_latency_ss": 400_000_000,
+    "early_stopping_latency_ms": 0,  # too few queries for an estimate of the 99th percentile
+}
+MULTI_STREAM = {
+    "effective_scenario": "MultiStream",
+    "generated_samples_per_query": 8,
+    "result_completed_samples_per_sec": 32.0,
+    "early_stopping_latency_ms": 800_000_000,
+    **spread(
+        "result_min_query_latency_ns",
+        "result_{}_percentile_per_query_latency_ns",
+        "result_max_query_latency_ns",
+        "result_mean_query_latency_ns",
+        90_000_000,
+    ),
+}
+OFFLINE = {
+    "effective_scenario": "Offline",
+    "generated_samples_per_query": 41,
+    "result_query_count": 1,
+    "result_samples_per_second": 50.6,
+    "result_tokens_per_second": 2024.0,
+}
 
 
 def log(folder, changes=(), *, errors=(), late=""):
@@ -81,8 +108,9 @@ def log(folder, changes=(), *, errors=(), late=""):
     return folder
 
 
-def test_a_possible_result_is_valid(tmp_path):
-    result = read_performance(log(tmp_path))
+@pytest.mark.parametrize("scenario", [{}, SINGLE_STREAM, MULTI_STREAM, OFFLINE], ids=str)
+def test_a_possible_result_is_valid(tmp_path, scenario):
+    result = read_performance(log(tmp_path, scenario))
     assert (result.valid, result.reasons) == (True, ())
 
 
@@ -104,6 +132,35 @@ def test_a_possible_result_is_valid(tmp_path):
         ({"result_first_token_mean_latency_ns": 3 * 10**8}, "first tokens come after whole answers"),
         ({"result_overlatency_query_count": 42}, "more queries are late than were issued"),
         ({"power_end": "11-28-2026 09:59:59.000"}, "power_end is 2026-11-28T09:59:59+00:00"),
+        ({"power_end": "11-28-2026 10:00:00.000"}, "power_begin, power_end is 0.000 s, where a run has 10 s or more"),
+        ({"power_end": "11-28-2026 10:00:01.000"}, "power_begin, power_end is 1.000 s, where a run has 10 s or more"),
+        ({"result_max_latency_ns": 12 * 10**9}, "is 11.000 s, where a run has 12 s or more, result_max_latency_ns"),
+        (dict.fromkeys(TPOT, 0), "result_time_to_output_token_max is 0"),
+        (dict.fromkeys(TPOT[1:-2], 0), "result_time_per_output_token_99.90_percentile_ns is 0"),
+        (dict.fromkeys(TTFT[:-2], 0), "result_first_token_50.00_percentile_latency_ns is 0"),
+        ({TTFT[0]: 0}, "result_first_token_min_latency_ns is 0"),
+        ({"result_50.00_percentile_latency_ns": 0}, "result_50.00_percentile_latency_ns is 0"),
+        ({"result_inferred_completed_tokens_per_second": 0}, "result_inferred_completed_tokens_per_second is 0"),
+        ({"result_scheduled_samples_per_sec": 0.0}, "result_scheduled_samples_per_sec is 0"),
+        ({"result_token_throughput": -1.0}, "result_token_throughput is -1"),
+        ({"result_token_throughput_with_loadgen_overhead": 0}, "result_token_throughput_with_loadgen_overhead is 0"),
+        ({"result_query_count": 0}, "no queries were issued: result_query_count is 0"),
+        ({"result_98.00_percentile_latency_ns": 10**9}, "result_99.00_percentile_latency_ns is 540000000"),
+        (dict.fromkeys(TPOT, 10**9), "a token takes longer than whole answers"),
+        (SINGLE_STREAM | {"result_qps_with_loadgen_overhead": 0.0}, "result_qps_with_loadgen_overhead is 0"),
+        (SINGLE_STREAM | {"result_qps_without_loadgen_overhead": -4}, "result_qps_without_loadgen_overhead is -4"),
+        (
+            SINGLE_STREAM | {"early_stopping_latency_ss": 0},
+            "early_stopping_latency_ss is 0, where a run has 6300000 to",
+        ),
+        (SINGLE_STREAM | {"early_stopping_latency_ss": 10**9}, "early_stopping_latency_ss is 1000000000"),
+        (SINGLE_STREAM | {"early_stopping_latency_ms": 10**9}, "early_stopping_latency_ms is 1000000000"),
+        (SINGLE_STREAM | {"early_stopping_latency_ms": -1}, "early_stopping_latency_ms is -1"),
+        (MULTI_STREAM | {"early_stopping_latency_ms": 0}, "early_stopping_latency_ms is 0"),
+        (MULTI_STREAM | {"early_stopping_latency_ms": 10**9}, "early_stopping_latency_ms is 1000000000"),
+        (MULTI_STREAM | {"result_max_query_latency_ns": 0}, "result_max_query_latency_ns is 0"),
+        (OFFLINE | {"result_inferred_tokens_per_second": 0}, "result_inferred_tokens_per_second is 0"),
+        (OFFLINE | {"result_samples_per_second": 0}, "result_samples_per_second is 0"),
     ],
 )
 def test_a_value_that_no_run_has_makes_the_result_invalid_and_is_named(tmp_path, changes, said):
@@ -136,12 +193,23 @@ def test_a_run_and_a_tree_are_judged_by_the_same_comparisons(tmp_path):
     assert list(part.loadgen_reasons) == named == list(read_performance(tmp_path).reasons)
 
 
-def test_offline_has_no_first_tokens_and_loses_nothing(tmp_path):
-    offline = {"effective_scenario": "Offline", "generated_samples_per_query": 41, "result_query_count": 1}
-    rate = {"result_samples_per_second": 50.6, "result_tokens_per_second": 2024.0}
-    result = read_performance(log(tmp_path, offline | rate))
-    assert result.valid
-    none = read_performance(log(tmp_path, offline | rate | {"result_tokens_per_second": 0}))
+@pytest.mark.parametrize(
+    ("scenario", "zeros"),
+    [({}, [TPOT[0], "result_overlatency_query_count"]), (SINGLE_STREAM, ["early_stopping_latency_ms"])],
+    ids=["Server", "SingleStream"],
+)
+def test_what_may_be_zero_is_not_impossible(tmp_path, scenario, zeros):
+    assert read_performance(log(tmp_path, scenario | dict.fromkeys(zeros, 0))).valid
+
+
+def test_an_estimate_that_early_stopping_could_not_make_is_no_further_reason(tmp_path):
+    too_few = {"early_stopping_latency_ss": 0, "early_stopping_met": False}
+    (reason,) = read_performance(log(tmp_path, SINGLE_STREAM | too_few)).reasons
+    assert reason.startswith("early stopping not satisfied")
+
+
+def test_offline_without_tokens_has_one_reason(tmp_path):
+    none = read_performance(log(tmp_path, OFFLINE | {"result_tokens_per_second": 0}))
     assert none.reasons == (
         "impossible: no tokens were made: result_tokens_per_second is 0, where a run has more than 0",
     )

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG, read_performance
+from cm4vllm.records.logs.run_logs import DETAIL_LOG, read_performance
 
 RESULTS = {
     "Server": "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config/llama2-70b-99/server",

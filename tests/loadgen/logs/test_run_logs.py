@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.loadgen.logs.detail_log import KEPT_TEXTS, read_detail_log
-from cm4vllm.loadgen.logs.figures import figures
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
+from cm4vllm.records.logs.detail_log import KEPT_TEXTS, read_detail_log
+from cm4vllm.records.logs.figures import figures
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.rules import Scenario, round_terms
 
 H100 = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config/llama2-70b-99/server"
@@ -177,7 +177,7 @@ def test_of_very_many_errors_all_are_counted_and_some_kept(tmp_path):
 
 def test_a_line_that_fills_the_memory_is_refused(tmp_path, monkeypatch):
     detail(tmp_path)
-    monkeypatch.setattr("cm4vllm.loadgen.logs.detail_log._LONGEST_LINE", 40)
+    monkeypatch.setattr("cm4vllm.records.logs.detail_log._LONGEST_LINE", 40)
     with pytest.raises(RunFailed) as caught:
         read_performance(tmp_path)
     assert "has more than" in caught.value.cause

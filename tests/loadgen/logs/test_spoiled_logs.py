@@ -12,10 +12,10 @@ from spoiled_logs import KEEPS_FIGURES, ODD_VALUES, cuts, key_of, performance_lo
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
-from cm4vllm.compliance.logged_answers import read_answers
-from cm4vllm.loadgen.logs.detail_log import read_detail_log
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance, require_whole
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.records.logs.answers import read_answers
+from cm4vllm.records.logs.detail_log import read_detail_log
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance, require_whole
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.rules import Mode
 
@@ -48,12 +48,12 @@ def outcome(folder, data, kind=""):
 
 
 def whole_and_valid(result):
-    """Say whether a log of a tree reads as valid: of one without its figure, a check says so (METRIC-MISSING)."""
+    """Return True if a log of a tree reads as valid: of one without its figure, a check says so (METRIC-MISSING)."""
     return result is not None and result.loadgen_valid and result.tokens_per_second is not None
 
 
 def reads_as_valid(folder, data):
-    """Say whether a log reads as that of a valid result."""
+    """Return True if a log reads as that of a valid result."""
     (folder / DETAIL_LOG).write_bytes(data)
     try:
         return read_performance(folder).valid

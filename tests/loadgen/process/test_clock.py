@@ -9,7 +9,7 @@ from cm4vllm.loadgen.process.clock import ClockWatch
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Give a list whose first value is by how many ns the time of day is set forward."""
+    """Return a list whose first value is by how many ns the time of day is set forward."""
     shift, now_ns = [0], time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + shift[0])
     return shift

@@ -9,9 +9,9 @@ import pytest
 from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
 
 from cm4vllm.common.errors import NotWritable, RunFailed
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.process.kept_answers import Answer, AnswerWriter, begin_piece, file_of, kept_answers, pieces
 from cm4vllm.loadgen.process.runner import run
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 
 SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
 

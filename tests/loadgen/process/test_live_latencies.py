@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cm4vllm.loadgen.client.sample_times import SampleTimes
-from cm4vllm.loadgen.logs.early_stopping import missing_queries, most_over, percentile
 from cm4vllm.loadgen.process.live_latencies import LiveLatencies, Tally
+from cm4vllm.records.logs.early_stopping import missing_queries, most_over, percentile
 from cm4vllm.rules import LatencyLimits
 
 LIMITS = LatencyLimits(ttft_ms=100.0, tpot_ms=10.0, latency_ms=None, source="the test's")

@@ -7,12 +7,12 @@ from fake_vllm import Behaviour, FakeVllm
 from msgspec.structs import replace
 
 from cm4vllm.common import progress
-from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process import runner
 from cm4vllm.loadgen.process.live_status import LiveStatus, Plan, plan_of, time_left
 from cm4vllm.loadgen.process.messages import Progress
 from cm4vllm.loadgen.process.run_status import LatencyStatus, TimeLeft
-from cm4vllm.loadgen.records import SelfCheck
+from cm4vllm.records.client import SelfCheck
+from cm4vllm.records.logs.run_logs import read_performance
 
 
 class NoWatch:

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.records import read_sample_file
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.hardware.machine_samples import MachineSample, read_machine_samples
 from cm4vllm.loadgen.process.machine_load import NodeSamples, nodes_sampled
+from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpuSample, GpusSample
+from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.serving.clusters.launchers.choice import launcher_of
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
-from cm4vllm.serving.records import NodeRecord, ServerRecord
 
 
 def server(*nodes: NodeRecord) -> ServerRecord:

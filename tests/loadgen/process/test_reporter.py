@@ -10,10 +10,10 @@ from fake_vllm import FakeVllm, expected_tokens, prompt
 from msgspec.structs import replace
 
 from cm4vllm.loadgen.client.sample_times import SampleTimes
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, benchmark_names, benchmark_terms, terms
 
 SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}

@@ -16,16 +16,17 @@ from msgspec.structs import replace
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import DatasetError, RunFailed, ServerDied, ServerStuck, ServerUnreachable, ServerUnsuitable
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.logs.detail_log import read_detail_log
-from cm4vllm.loadgen.logs.figures import figures, metric_names
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.loadgen.process import process_monitor, runner
 from cm4vllm.loadgen.process.messages import FirstFailure
 from cm4vllm.loadgen.process.process_monitor import server_died, server_stuck
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, FinishReasons, RunRecord
+from cm4vllm.records.client import FinishReasons
+from cm4vllm.records.logs.detail_log import read_detail_log
+from cm4vllm.records.logs.figures import figures, metric_names
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
+from cm4vllm.records.run import FAILURE_FILE, FailureRecord, RunRecord
+from cm4vllm.records.server import NodeRecord
 from cm4vllm.serving import heartbeat
-from cm4vllm.serving.records import NodeRecord
 
 SRC = Path(__file__).parents[3] / "src"
 METRICS = Path(__file__).parents[2] / "serving/recorded/metrics-after.txt"
@@ -351,7 +352,7 @@ def test_an_audit_config_in_the_working_directory_has_no_effect(tmp_path, make_s
 PARENT = """
 import sys, msgspec
 from pathlib import Path
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.run import RunSettings
 from cm4vllm.loadgen.process.runner import run
 run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunSettings), Path(sys.argv[2]))
 """

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.serving.answers.event_stream import AnswerError
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import AnswerLimits
 from cm4vllm.serving.answers.text_answers import TextReader, whole_text
-from cm4vllm.serving.records import Dialect, Prompts
 
 LIMITS = AnswerLimits(min_tokens=1, max_tokens=8, max_model_len=2048)
 DONE = b"data: [DONE]\n\n"

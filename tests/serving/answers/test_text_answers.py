@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.serving.answers.event_stream import AnswerError
 from cm4vllm.serving.answers.stated import AnswerLimits
 from cm4vllm.serving.answers.text_answers import TextReader, whole_text
-from cm4vllm.serving.records import Dialect, Prompts
 
 RECORDED = (Path(__file__).parents[2] / "recorded/transformers-serve.txt").read_text()
 SERVE = Dialect(prompts=Prompts.TEXT, usage=True, done=False, left_out=["min_tokens", "top_k"])

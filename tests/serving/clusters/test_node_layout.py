@@ -3,8 +3,8 @@
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.records.vllm.options import stored_options
 from cm4vllm.serving.clusters.node_layout import node_layout
-from cm4vllm.serving.options import stored_options
 
 
 def words(nodes, rank, **sizes) -> str:

@@ -21,7 +21,7 @@ PROGRAM = Path(containers.__file__).parents[1] / "in_container" / "first_process
 
 @pytest.fixture
 def pipe(tmp_path):
-    """Give a named pipe with a writer: its path, and the descriptor."""
+    """Yield a named pipe with a writer: its path, and the descriptor."""
     path = tmp_path / "supervisor"
     os.mkfifo(path)
     descriptor = os.open(path, os.O_RDWR)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.containers.server_container import (
     container_options,
@@ -16,9 +17,10 @@ from cm4vllm.serving.containers.server_container import (
     server_container,
     supervised_words,
 )
-from cm4vllm.serving.records import ContainerRecord
 
 SECRET = "s3cret-of-the-test"
+#: Files of other programs, some by a name that a model's have.
+OF_A_HOME = ("kaggle.json", "config.json", "params.json", "secrets.txt", "settings.py")
 
 
 @pytest.fixture
@@ -56,6 +58,30 @@ def test_files_that_links_of_the_model_lead_to_are_mounted_too(model, tmp_path):
     assert server_container(image(), settings(model)).mounts == [f"{model}:ro", f"{tmp_path}/model.safetensors:ro"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", '{"model_type": "llama"}'),
+        ("params.json", '{"dim": 4096}'),
+        ("model-00001-of-00002.safetensors", "x"),
+        ("tokenizer_config.json", "{}"),
+        ("modeling_new.py", ""),
+    ],
+)
+def test_files_of_another_model_and_of_a_snapshot_are_mounted_where_links_lead_to_them(model, tmp_path, name, text):
+    other, content, snapshot = (tmp_path / part for part in ("other", "hub/blobs", "hub/snapshots/1"))
+    for folder in (other, content, snapshot):
+        folder.mkdir(parents=True)
+    (model / "config.json").unlink()
+    (other / name).write_text(text)
+    (content / "ab12").write_text(text)
+    (snapshot / name).symlink_to("../../blobs/ab12")
+    for target, mounted in ((other / name, [other / name]), (snapshot / name, [snapshot / name, content / "ab12"])):
+        (model / name).unlink(missing_ok=True)
+        (model / name).symlink_to(target)
+        assert server_container(image(), settings(model)).mounts == [f"{path}:ro" for path in (model, *mounted)]
+
+
 def test_of_a_snapshot_in_the_hubs_cache_the_contents_are_mounted(tmp_path):
     blobs, snapshot = tmp_path / "models--a" / "blobs", tmp_path / "models--a" / "snapshots" / "1"
     for folder in (blobs, snapshot):
@@ -75,12 +101,22 @@ def test_of_a_snapshot_in_the_hubs_cache_the_contents_are_mounted(tmp_path):
         ("passwd", "/etc/passwd"),
         ("config.json", "/none/config.json"),
         ("weights.safetensors", "../secret.json"),
+        ("kaggle.json", "../home/kaggle.json"),
+        ("config.json", "../home/config.json"),
+        ("params.json", "../home/params.json"),
+        ("secrets.txt", "../home/secrets.txt"),
+        ("settings.py", "../home/settings.py"),
+        ("tokenizer.json", "../home/link/tokenizer.json"),
     ],
 )
 def test_links_of_a_model_that_lead_to_what_it_does_not_need_are_named_and_not_mounted(
     model, tmp_path, capsys, name, target
 ):
-    (tmp_path / "secret.json").write_text("{}")
+    home = tmp_path / "home"
+    (home / "link").mkdir(parents=True)
+    for file in (tmp_path / "secret.json", *(home / name for name in OF_A_HOME)):
+        file.write_text('{"auths": {}}')
+    (home / "link" / "tokenizer.json").symlink_to(home / "kaggle.json")
     (model / "config.json").unlink()
     (model / name).symlink_to(target)
     assert server_container(image(), settings(model)).mounts == [f"{model}:ro"]
@@ -155,6 +191,14 @@ def test_the_image_has_its_own_packages(model):
         ("-itd", "-d cannot be given"),
         ("-d=true", "-d cannot be given"),
         ("-tp8000:8000", "-p cannot be given"),
+        ("-itP", "-P cannot be given"),
+        ("--pod=x", "--pod cannot be given"),
+        ("--pod new:x", "--pod cannot be given"),
+        ("--pod-id-file=/tmp/id", "--pod-id-file cannot be given"),
+        ("--restart=always", "--restart cannot be given"),
+        ("--label=cm4vllm.supervisor=1", "cm4vllm.supervisor cannot be given"),
+        ("--label cm4vllm.supervisor=1", "cm4vllm.supervisor cannot be given"),
+        ("-lcm4vllm.supervisor=1", "cm4vllm.supervisor cannot be given"),
         ("--volume='/a", "cannot be read"),
     ],
 )
@@ -167,6 +211,7 @@ def test_words_for_the_engine_that_cannot_be_given_are_refused(text, words):
 
 def test_other_words_for_the_engine_are_taken():
     assert container_options("-it -v/data:/data -eNCCL_DEBUG") == ["-it", "-v/data:/data", "-eNCCL_DEBUG"]
+    assert container_options("--label=owner=me -l team=a") == ["--label=owner=me", "-l", "team=a"]
     assert container_options("--env NCCL_DEBUG --ulimit memlock=-1") == [
         "--env",
         "NCCL_DEBUG",

@@ -4,11 +4,14 @@ import json
 
 import pytest
 
-from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.errors import ModelError
-from cm4vllm.serving.arguments import ServerSettings, server_env
+from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.records import write_record
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.serving.arguments import ServerSettings, read_server_settings, server_env
 from cm4vllm.serving.fit import advice
-from cm4vllm.serving.fit.advice import with_host_memory
+from cm4vllm.serving.fit.advice import AdviceSettings, asked_of, with_host_memory
+from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.planned_servers import _with_host_memory
 
 GIB = 2**30
 SMOLLM2 = {
@@ -47,6 +50,40 @@ def test_a_kv_cache_has_room_for_the_requests_at_a_time_in_half_of_the_free_memo
     assert given(21.5) == given(22.5)  # a server that starts again has the same
     assert given(200, sequences=64) == 4
     assert given(200, sequences=256, longest=0, max_model_len=1024) == 8
+
+
+@pytest.mark.parametrize(
+    ("extra", "gib"),
+    [("--max-num-seqs 512", 32), ("--max_num_seqs=64", 4), ("--max-num-seqs 512 --max-model-len 1024", 16), ("", 8)],
+)
+def test_the_requests_at_a_time_may_be_an_option_of_vllm(tmp_path, monkeypatch, extra, gib):
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2 | {"max_position_embeddings": 2048}))
+    monkeypatch.setattr(advice, "free_memory", lambda: 200 * GIB)
+    model = ModelRecord(name="m", path=str(tmp_path), source="", sha256="", weight_data_types="bf16")
+    write_record(tmp_path / "model.json", model)
+    settings = LaunchSettings(model_record=str(tmp_path / "model.json"))
+    env = {"CM_VLLM_SERVER_MODEL_NAME": "m", "CM_VLLM_SERVER_SERVED_MODEL_NAME": "m"}
+    server = read_server_settings({**env, "CM_VLLM_SERVER_EXTRA_ARGS": extra})
+    assert _with_host_memory(settings, server, None).kv_cache_gib == gib
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"utilisation": 95}, "a percentage is divided by 100: give --gpu_memory_utilization=0.95"),
+        ({"utilisation": 0}, "give a value in this range"),
+        ({"utilisation": -0.5}, "give a value in this range"),
+        ({"max_model_len": 0}, "give a value in this range"),
+        ({"max_num_seqs": -1}, "give a value in this range"),
+        ({"max_num_batched_tokens": 0}, "give a value in this range"),
+        ({"kv_cache_gib": -1, "gpus": 0}, "give 0 or more"),
+        ({"gpu_memory_gib": -80}, "give a value in this range"),
+    ],
+)
+def test_the_advisor_refuses_sizes_that_no_server_has(sizes, words):
+    with pytest.raises(UsageError) as refused:
+        asked_of(AdviceSettings(model="llama-3.1-8b-instruct", **{"gpus": 1, "gpu_memory_gib": 80, **sizes}))
+    assert words in refused.value.remedy
 
 
 def test_what_one_gib_holds_has_one_gib(given):

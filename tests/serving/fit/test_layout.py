@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.records.weights.model_size import read_architecture
+from cm4vllm.rules import catalogue
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.fit.layout import GIB, Asked, advise, kv_cache_tokens, table
 

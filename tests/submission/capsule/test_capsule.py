@@ -14,19 +14,19 @@ from campaign_records import campaign_record
 from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.run import RunRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.report.comparison_texts import report_environment, report_verification
 from cm4vllm.results.comparison import compare
 from cm4vllm.results.figures import Basis, Figure, Figures, Interval, Source
 from cm4vllm.results.verification import Judgement, judge_settings, refuse_differences, verify
 from cm4vllm.rules import Mode
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results, capsules_at
-from cm4vllm.submission.capsule.comparison import compare_environment
 from cm4vllm.submission.capsule.consent import Consent
 from cm4vllm.submission.capsule.from_records import served_by
 from cm4vllm.submission.capsule.replay import replay_words
 from cm4vllm.submission.capsule.rerun_file import as_yaml, read_capsule, write_capsule
+from cm4vllm.submission.capsule.this_environment import compare_environment
 from cm4vllm.submission.tree import build_tree, system_folder
 
 COMMAND = (

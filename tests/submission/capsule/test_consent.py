@@ -10,8 +10,8 @@ import pytest
 from tests.submission.capsule.foreign_capsule import ENVIRON, HELP, MAIN, ROOT, TAGS, capsule, words_of
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.records.vllm.options import stored_options
 from cm4vllm.results.capsule import CapsuleServer
-from cm4vllm.serving.options import stored_options
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
 from cm4vllm.submission.capsule.consent import question, replayed
 from cm4vllm.submission.capsule.replay import replay_words
@@ -296,5 +296,5 @@ def test_each_value_that_a_recipe_lists_is_taken():
 
 
 def renamed():
-    text = (ROOT / "src/cm4vllm/serving/renamed.yaml").read_text()
+    text = (ROOT / "src/cm4vllm/records/vllm/renamed.yaml").read_text()
     return re.findall(r"option: --([\w-]+)", text)

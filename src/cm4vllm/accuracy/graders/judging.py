@@ -155,7 +155,7 @@ def _verdict(judging: _Process, task: Mapping[str, str], sockets: Sequence[socke
     line = _line(judging.output, until)
     if line is None:
         return Verdict(right=False, held=True, why=judging.held.why or f"no verdict within {seconds:.0f} s")
-    with contextlib.suppress(msgspec.DecodeError, ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         made = msgspec.json.decode(line, type=_Line)
         if secrets.compare_digest(made.token, token):
             return Verdict(right=made.right, why=made.why)

@@ -93,7 +93,7 @@ def problem(index: ProblemIndex, question_id: str) -> str:
 def _row(decoder: msgspec.json.Decoder[_Row], line: bytes, path: Path, number: int) -> _Row:
     try:
         return decoder.decode(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         where = f"line {number} of {path}" if number else str(path)
         raise DatasetError(
             f"{where} is no problem of LiveCodeBench", cause=str(error), remedy=f"fetch it again: {HOW_TO_FETCH}"

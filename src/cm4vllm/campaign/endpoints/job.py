@@ -24,8 +24,8 @@ from cm4vllm.endpoints.disclosure import missing_of_node
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines, regions_line
 from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.submitter_file import read_submitter_file
+from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.report.curve_page import curve_table, write_curve_page
-from cm4vllm.results.campaign_record import COMMAND_FILE, CommandRecord
 from cm4vllm.results.curves import read_curves
 from cm4vllm.rules import endpoints_rules, regions
 from cm4vllm.serving.server_requests import base_urls

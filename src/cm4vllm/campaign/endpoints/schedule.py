@@ -41,7 +41,7 @@ def _programs(job: EndpointsJob) -> Iterator[Step]:
 
 
 def _served(job: EndpointsJob) -> Iterator[Step]:
-    """Give the steps up to a server that is ready and a machine that is described."""
+    """Yield the steps up to a server that is ready and a machine that is described."""
     given = bool(job.settings.api_server)
     if given:
         yield _server(job)
@@ -79,7 +79,7 @@ def _server(job: EndpointsJob, point: int = 0, options: str = "") -> Step:
 
 
 def _curve(job: EndpointsJob) -> Iterator[Step]:
-    """Give the probes that place the points, and a run for each point."""
+    """Yield the probes that place the points, and a run for each point."""
     settings = job.settings
     yield Step(
         name="curve",

@@ -14,6 +14,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import Settings, require_above_zero
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
@@ -82,7 +83,7 @@ class EndpointsJob(ScheduledJob):
 
     @property
     def is_stand_in(self) -> bool:
-        """True where the tiny model is measured, on its own dataset."""
+        """Return True where the tiny model is measured, on its own dataset."""
         return self.sources.model == "_tiny"
 
     @classmethod
@@ -179,13 +180,13 @@ def point_options(text: str, points: Collection[int], *, served: bool) -> dict[i
         if not colon or not words.strip():
             raise UsageError(f"--point_args: {part.strip()!r} names no options", remedy=f"give {_FORM}")
         for word in named.split(","):
-            if not word.strip().isdecimal() or int(word) not in points:
+            if (point := whole_number(word)) not in points or point is None:
                 raise UsageError(
                     f"--point_args names {word.strip()!r}, which is none of --points={','.join(map(str, points))}",
                     remedy=f"give {_FORM}",
                 )
             try:
-                options[int(word)] = shlex.join(shlex.split(words))
+                options[point] = shlex.join(shlex.split(words))
             except ValueError as error:
                 raise UsageError(f"--point_args: {words.strip()!r} cannot be read", cause=str(error)) from error
     return options

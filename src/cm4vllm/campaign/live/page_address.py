@@ -7,6 +7,7 @@ import ipaddress
 import msgspec
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.terminal_text import whole_number
 
 __all__ = ["Address", "is_own"]
 
@@ -22,13 +23,14 @@ class Address(msgspec.Struct, frozen=True):
         """Read PORT, which means loopback, or HOST:PORT. Raises UsageError."""
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-        if not (port.isascii() and port.isdecimal() and 0 <= int(port) < 2**16):
+        number = whole_number(port)
+        if number is None or number >= 2**16:
             raise UsageError(
                 f"--serve={text} is not a port",
                 cause="it is PORT, or HOST:PORT for an address other than 127.0.0.1; 0 takes a free port",
                 remedy="choose a port: --serve=8080",
             )
-        return cls(host, int(port))
+        return cls(host, number)
 
     @property
     def url(self) -> str:
@@ -36,12 +38,12 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """True if only programs on this machine can reach it."""
+        """Return True if only programs on this machine can reach it."""
         return is_own(self.host)
 
 
 def is_own(host: str) -> bool:
-    """Say whether a host is loopback, by its address or by the one name that no name service answers for."""
+    """Return True if a host is loopback, by its address or by the one name that no name service answers for."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the terminal belongs to the job."""
 
     def _is_named_rightly(self) -> bool:
-        """Say whether a request on loopback asks for loopback, and not for a name that somebody pointed at it."""
+        """Return True if a request on loopback asks for loopback, and not for a name that somebody pointed at it."""
         given = self.headers.get("Host", "")
         host = given.rpartition(":")[0] if given.rpartition(":")[2].isdecimal() else given
         return not self.server.address.is_loopback or is_own(host.removeprefix("[").removesuffix("]"))

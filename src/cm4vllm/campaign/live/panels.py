@@ -12,7 +12,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.units import duration_text, four_digits
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
-from cm4vllm.loadgen.records import HEADROOM
+from cm4vllm.records.client import HEADROOM
 
 __all__ = ["Line", "Panel", "Tone", "View", "view_of"]
 
@@ -91,7 +91,7 @@ def _heading(status: StatusRecord) -> str:
 
 
 def _steps(steps: Sequence[StepStatus]) -> Iterator[Line]:
-    """Give the steps around the one that runs, and say how many others there are."""
+    """Yield the steps around the one that runs, and say how many others there are."""
     ended = [step for step in steps if step.state in _ENDED]
     running = [step for step in steps if step.state is State.RUNNING]
     planned = [step for step in steps if step.state is State.PLANNED]
@@ -217,7 +217,7 @@ def _search(search: SearchStatus) -> Iterator[Line]:
 
 
 def _curve(curve: CurveStatus) -> Iterator[Line]:
-    """Give the client under way, then the points so far, the newest first."""
+    """Yield the client under way, then the points so far, the newest first."""
     left = max(0.0, curve.foreseen_s[curve.number - 1] - curve.elapsed_s)
     samples = f"{curve.done:,} of {curve.total:,} samples" if curve.total else "the client starts"
     yield Line(

@@ -118,7 +118,7 @@ class StatusRecord(Record, frozen=True, kw_only=True):
 
 
 class JobStatus:
-    """Gives the status of a job from its start on; `state` and `cause` are set when it has ended."""
+    """The status of a job from its start on; `state` and `cause` are set when it has ended."""
 
     def __init__(
         self, title: str, notices: Sequence[str], steps: Steps, most_s: Callable[[], float | None] = lambda: None
@@ -241,10 +241,16 @@ def read_status(out: Path) -> tuple[StatusRecord, float] | None:
 
 
 def left_words(left: TimeLeft | None, *, least: bool = False, most_s: float | None = None) -> str:
-    """Return the time left with its bounds where they differ from it; empty where nothing is known of it."""
+    """Return the time left with its bounds where they differ from it; empty where nothing is known of it.
+
+    With `least` parts of the time are not known, so that its lower bound alone holds. `most_s` bounds the upper one.
+    """
     most = "" if most_s is None else f"at most {duration_text(max(0.0, most_s))}"
     if left is None or (most_s is not None and left.seconds > most_s):
         return f"{most} left" if most else ""
-    words = f"{'at least ' if least else ''}{duration_text(left.seconds)} left"
-    low, high = duration_text(left.low), duration_text(left.high)
+    low = duration_text(left.low)
+    if least:
+        return ", ".join(filter(None, (f"at least {low} left", most)))
+    high = duration_text(left.high if most_s is None else min(left.high, most_s))
+    words = f"{duration_text(left.seconds)} left"
     return ", ".join(filter(None, (words if low == high else f"{words} ({low} to {high})", most)))

@@ -30,7 +30,7 @@ Drawing = Callable[[View], None]
 
 @contextmanager
 def drawing() -> Iterator[Drawing]:
-    """Give the drawer of views at the bottom of the terminal, below the printed lines; nothing is drawn elsewhere.
+    """Yield the drawer of views at the bottom of the terminal, below the printed lines; nothing is drawn elsewhere.
 
     The last view is removed at the end.
     """
@@ -89,7 +89,7 @@ def plain_text(view: View, width: int = 80) -> str:
 
 
 def _rows(view: View, width: int) -> Iterator[tuple[str, str]]:
-    """Give the lines, none wider than `width`, each with its style.
+    """Yield the lines, none wider than `width`, each with its style.
 
     They are laid out here and not by tables of rich, which take ten times as long: a view is drawn each second.
     """
@@ -108,7 +108,7 @@ def _rows(view: View, width: int) -> Iterator[tuple[str, str]]:
 
 
 def _filled(text: str, end: str, width: int, style: str) -> Iterator[tuple[str, str]]:
-    """Give `text` in as many lines as it needs, the first with `end` at its end."""
+    """Yield `text` in as many lines as it needs, the first with `end` at its end."""
     room = width - len(end) - 1 if end else width
     if room < len(text) and room < width // 2:  # no room beside it
         yield from _filled(text, "", width, style)

@@ -54,7 +54,7 @@ class Batch:
         return len(self.left) - 1
 
     def drop(self, number: int) -> None:
-        """Give up a query that is not answered yet, and what it has in the cache."""
+        """Drop a query that is not answered yet, and what it has in the cache."""
         if number in self._waiting:
             self._waiting.remove(number)
             return
@@ -135,6 +135,6 @@ def drawn_factors(noise: np.random.Generator, spread: float, count: int) -> npt.
 
 
 def step_factors(noise: np.random.Generator, spread: float) -> Iterator[float]:
-    """Give such factors, those of the steps of a server, without end."""
+    """Yield such factors, those of the steps of a server, without end."""
     while True:
         yield from drawn_factors(noise, spread, _BLOCK).tolist() if spread else [1.0] * _BLOCK

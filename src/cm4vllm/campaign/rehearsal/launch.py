@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.rehearsal.faults import Faults
 from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
 from cm4vllm.common import input_types
@@ -19,12 +17,14 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import GREATEST, Key, Settings, env_keys, require_above_zero
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api, Simulation
+from cm4vllm.rules import catalogue
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import DEFAULT_FOLDER, started
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.media_apis import MEDIA_APIS
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, media_of
-from cm4vllm.serving.records import Api, Simulation
 from cm4vllm.serving.server import SERVER_FILE
 
 __all__ = ["PROFILE", "act", "rehearsal_env", "require_rehearsal", "simulation_of"]

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import msgspec
 
-from cm4vllm.common.bounded_documents import MOST_BYTES, yaml_of
+from cm4vllm.common.bounded_documents import yaml_of
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import bytes_of, typed_path
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import GREATEST
-from cm4vllm.serving.records import Simulation
+from cm4vllm.records.server import Simulation
 
 __all__ = ["Lengths", "Profile", "ServerTimes", "named_profiles", "read_profile"]
 
@@ -130,7 +130,7 @@ def read_profile(name: str) -> Profile:
             known = f"known are {', '.join(named_profiles())}; or give the path of a file, as ./machine.yaml"
             raise UsageError(f"--rehearse={name} is not known", remedy=nearest(name, named_profiles(), known))
     try:
-        data = bytes_of(path, MOST_BYTES)
+        data = bytes_of(path)
         profile = msgspec.convert(yaml_of(data), Profile)
     except OSError as error:
         raise UsageError(f"cannot read the profile {path}", cause=str(error.strerror)) from error

@@ -28,7 +28,7 @@ from cm4vllm.campaign.rehearsal.faults import FAULT_FILE, Faults, Kind
 from cm4vllm.campaign.rehearsal.metrics import Counts, metrics_page
 from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
 from cm4vllm.common.settings import GREATEST
-from cm4vllm.serving.records import Api
+from cm4vllm.records.server import Api
 
 __all__ = ["SimulatedServer", "answer_to", "main"]
 

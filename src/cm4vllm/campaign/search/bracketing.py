@@ -17,8 +17,8 @@ from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.projection import Window, largest_but
 from cm4vllm.campaign.search.rate_search import Prober
 from cm4vllm.common.errors import InvalidResult
-from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
-from cm4vllm.results.settings_search_record import Score
+from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
+from cm4vllm.records.searches.settings_search import Score
 from cm4vllm.rules import LatencyLimits
 
 __all__ = ["bracket"]

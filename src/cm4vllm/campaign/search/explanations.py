@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from cm4vllm.loadgen.doubts import headroom
-from cm4vllm.loadgen.records import HEADROOM, RunRecord
-from cm4vllm.report.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
-from cm4vllm.results.rate_search_record import ProbeRecord
-from cm4vllm.serving.metrics_records import Speed
-from cm4vllm.serving.server_metrics import ServerMetrics
+from cm4vllm.records.client import HEADROOM
+from cm4vllm.records.doubts import headroom
+from cm4vllm.records.metrics import ServerMetrics, Speed
+from cm4vllm.records.run import RunRecord
+from cm4vllm.records.searches.rate_search import ProbeRecord
+from cm4vllm.results.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
 
 __all__ = ["cause_of", "cause_words", "drift_words"]
 
@@ -67,7 +67,7 @@ def _numbers(metrics: ServerMetrics) -> Iterator[str]:
 
 
 def drift_words(probes: Sequence[ProbeRecord]) -> str:
-    """Say by how much the server's speed differed from probe to probe at the same load; empty where it hardly did."""
+    """Return by how much the server's speed differed between probes of the same load; empty where it hardly did."""
     worst, words = DRIFT, ""
     for probe, other in combinations(probes, 2):
         if probe.speed is None or other.speed is None or (running := _common(probe.speed, other.speed)) is None:

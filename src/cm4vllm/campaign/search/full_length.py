@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from cm4vllm.loadgen.logs.arrivals import Times, arrivals
-from cm4vllm.loadgen.logs.early_stopping import PERCENTILE, most_over
+from cm4vllm.records.logs.arrivals import Times, arrivals
+from cm4vllm.records.logs.early_stopping import PERCENTILE, most_over
 
 __all__ = ["FullLength"]
 

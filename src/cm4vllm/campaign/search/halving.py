@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cm4vllm.campaign.search.search_space import Candidate
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.results.settings_search_record import TRIAL, Evaluation
+from cm4vllm.records.searches.settings_search import TRIAL, Evaluation
 
 __all__ = ["Bench", "Chosen", "HalvingPlan", "halve"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cm4vllm.campaign.search.search_space import words_of
 from cm4vllm.common.units import four_digits
-from cm4vllm.results.settings_search_record import TRIAL, Evaluation, Rival, Score
+from cm4vllm.records.searches.settings_search import TRIAL, Evaluation, Rival, Score
 
 __all__ = ["PARTS", "evidence_words", "interval_of_parts", "rivals"]
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cm4vllm.campaign.search.projection import Window
-from cm4vllm.loadgen.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.results.rate_search_record import LimitRecord, ProbeRecord, Verdict
+from cm4vllm.records.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
+from cm4vllm.records.searches.rate_search import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.rules import LatencyLimits
 
 __all__ = ["Judge", "ProbePlan", "probe_record"]
@@ -149,7 +149,7 @@ class Judge:
 
     @property
     def growing(self) -> bool:
-        """True if the time that queries wait rises steadily, to more than its limit at the end of a full-length run.
+        """Return True if the time that queries wait rises steadily, above its limit at the end of a full-length run.
 
         It is the time to first token, or that of the whole answer where that has the limit.
         """
@@ -220,7 +220,7 @@ class Judge:
         )
 
     def _late(self) -> Iterator[tuple[str, int, int]]:
-        """Give for each limit its name, the queries after the warm-up, and how many of them are over it for certain.
+        """Yield for each limit its name, the queries after the warm-up, and how many of them are over it for certain.
 
         Those that are open count as within it unless what they wait for is overdue.
         """

@@ -23,23 +23,24 @@ from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_
 from cm4vllm.campaign.search.search_status import search_status
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.owned_folders import discard, note_files, staged_folder
+from cm4vllm.common.owned_folders import discard, staged_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.limits import demand_of, highest_rate
-from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.process.process_monitor import RunStopped
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
-from cm4vllm.results.rate_search_record import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
+from cm4vllm.records.logs.run_logs import DETAIL_LOG, read_performance
+from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.run import RunRecord, RunSettings
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
 from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.server_metrics import ServerMetrics, look
+from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_requests import sites_of
 
 __all__ = [
@@ -206,13 +207,12 @@ class LoadGenProber:
             speed=metrics.speed if metrics else None,
         )
         write_record(folder / PROBE_FILE, record)
-        note_files(folder, [PROBE_FILE])
         if _issues_whole_datasets(folder):
             self.full = dataclasses.replace(self.full, whole=self._settings.samples)
         return record, judge.window
 
     def _has_passed(self, folder: Path, judge: Judge) -> bool:
-        """Say whether a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
+        """Return True if a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
         if not self._settings.rehearsal:
             return read_performance(folder).valid
         return all(limit.p99_ms is not None and limit.p99_ms <= limit.limit_ms for limit in judge.limits())
@@ -271,7 +271,7 @@ def _hand_over(run_folder: Path, inputs: RunInputs) -> str:
 
 
 def _issues_whole_datasets(folder: Path) -> bool:
-    """Say whether LoadGen issues whole datasets only, by the settings that it wrote at the beginning of a probe."""
+    """Return True if LoadGen issues whole datasets only, by the settings that it wrote at the beginning of a probe."""
     try:
         with (folder / DETAIL_LOG).open(encoding="utf-8", errors="replace") as log:
             settings = log.read(_SETTINGS_BYTES)

@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.loadgen.logs.arrivals import Times
-from cm4vllm.results.rate_search_record import Interval, ProbeRecord
+from cm4vllm.records.logs.arrivals import Times
+from cm4vllm.records.searches.rate_search import Interval, ProbeRecord
 
 __all__ = ["Point", "Window", "largest_but", "meeting_point", "predicted_rate", "project", "rate_interval"]
 

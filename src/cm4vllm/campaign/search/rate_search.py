@@ -21,7 +21,7 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.projection import Window, predicted_rate, project, rate_interval
 from cm4vllm.common.errors import InvalidResult
-from cm4vllm.results.rate_search_record import Boundary, ProbeRecord, SearchOutcome, Verdict
+from cm4vllm.records.searches.rate_search import Boundary, ProbeRecord, SearchOutcome, Verdict
 from cm4vllm.rules import LatencyLimits
 
 __all__ = ["STEP_DOWN", "Prober", "SearchPlan", "queueing_estimate", "search"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.serving.given_options import given_options
+from cm4vllm.records.vllm.given_options import given_options
 from cm4vllm.serving.presets import option_words
 from cm4vllm.serving.searchable_options import SearchableOption, searchable_options, searched_name
 

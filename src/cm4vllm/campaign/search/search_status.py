@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.common.records import Record
-from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
+from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
 
 __all__ = ["SearchStatus", "TriedRate", "search_status"]
 

@@ -38,16 +38,16 @@ from cm4vllm.common.errors import (
     UsageError,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.owned_folders import discard, mark, note_finished
+from cm4vllm.common.owned_folders import begun_folder
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
-from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.results.settings_search_record import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.metrics import METRICS_FILE, MetricsSample, read_samples
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.searches.settings_search import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import stop
-from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, read_samples
 
 __all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate"]
 
@@ -106,7 +106,13 @@ class ServerBench:
 
     def measure(self, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
         """Measure a candidate, and leave the evaluation in its folder. Raises the errors that no candidate causes."""
-        place = _free(self._place(number, round_))
+        place = self._place(number, round_)
+        with begun_folder(place):
+            made = self._measured(place, number, candidate, round_, seconds)
+        self._known.append(made)
+        return made
+
+    def _measured(self, place: Path, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
         begin, start_s, scores, failure = time.monotonic(), 0.0, list[Score](), ""
         say(f"server settings: {shown(candidate)}, {seconds:.0f} s a scenario")
         try:
@@ -130,8 +136,6 @@ class ServerBench:
             folder=place.relative_to(self._folder).as_posix(),
         )
         write_record(place / EVALUATION_FILE, made)
-        note_finished(place)
-        self._known.append(made)
         return made
 
     def close(self) -> None:
@@ -282,11 +286,3 @@ def _full(folder: Path) -> list[MetricsSample]:
     warm = samples[0].at_s + _WARM * (samples[-1].at_s - samples[0].at_s)
     counted = [sample for sample in samples if sample.at_s >= warm]
     return counted if len(counted) > 1 else [samples[0], samples[-1]]
-
-
-def _free(place: Path) -> Path:
-    """Return the folder of an evaluation, without what one that was interrupted has left."""
-    discard(place)
-    writable_folder(place)
-    mark(place)
-    return place

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 
 from cm4vllm import __version__
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.ledger import LEDGER_FILE, LedgerFile, State, read_ledger
 from cm4vllm.campaign.rehearsal import launch as simulated
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
@@ -22,18 +21,20 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.owned_folders import discard
+from cm4vllm.common.ownership_notes import Note
 from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.measurement import RunInputs, require_given
-from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.searches.settings_search import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import act
 from cm4vllm.serving.planned_servers import PLANNED_FILE
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["SettingsInputs", "exports_of", "inputs_digest", "search_server_settings", "searched_envs", "table"]
 
@@ -215,11 +216,13 @@ def _as_it_is(space: Space, start: Start, env: Mapping[str, str], folder: Path) 
 
 
 def _keep_what_was_made_from(folder: Path, digest: str) -> None:
-    """Remove the evaluations of an earlier command that were made from something else."""
+    """Remove the evaluations of an earlier command that were made from something else; other files are kept."""
     path = folder / _INPUTS_FILE
     if path.exists() and path.read_text(encoding="utf-8").strip() == digest:
         return
     for left in folder.glob("candidate-*"):
+        for place in [place for place in left.glob("*") if Note.of(place).files]:
+            discard(place)
         discard(left)
     remove_record(folder / SETTINGS_FILE, SettingsRecord)
     write_text(path, f"{digest}{os.linesep}")

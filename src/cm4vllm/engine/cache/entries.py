@@ -80,7 +80,7 @@ class Entry(Value):
         return cls(folder, key, words, alias, uid, version, asked, made_at)
 
     def satisfies(self, wanted: Wanted) -> bool:
-        """Tell whether the entry's version fits what is wanted."""
+        """Return True if the entry's version fits what is wanted."""
         if not wanted or self.asked == wanted.pip_text():
             return True
         return bool(self.version) and wanted.accepts(self.version)
@@ -200,7 +200,7 @@ class Cache:
 
     @contextmanager
     def emptied(self, folder: str) -> Iterator[str]:
-        """Give the emptied folder of an entry; what was there comes back when the block fails. With the lock held."""
+        """Yield the emptied folder of an entry; what was there comes back when the block fails. With the lock held."""
         with translated_os_errors("make a cache entry in", self.root, "CM_REPOS"):
             if _is_finished(folder):
                 os.rename(folder, _aside(folder))

@@ -137,7 +137,7 @@ def recipe_digest(script: ScriptMeta, variations: Collection[str], made_by: Iter
 
 
 def module_file(module: str) -> str:
-    """Return the file of a module of this package, or of a data file as `assets/catalogue.yaml`; it may not exist."""
+    """Return the file of a module of this package, or of a data file as `rules/catalogue.yaml`; it may not exist."""
     if "/" in module:
         return os.path.join(_PACKAGE, *module.split("/"))
     return os.path.join(_PACKAGE, *module.removeprefix("cm4vllm.").split(".")) + ".py"

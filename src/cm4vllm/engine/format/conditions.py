@@ -24,7 +24,7 @@ Match = Callable[[str, frozenset[str], bool], Truth]
 
 
 def is_no(value: Any) -> bool:
-    """Tell whether a value says no, or nothing."""
+    """Return True if a value says no, or nothing."""
     return str(value).strip().lower() in _NO
 
 
@@ -42,7 +42,7 @@ class Conditions(Value):
         return cls(*(_clause(raw[key]) if key in raw else None for key in CONDITION_KEYS))
 
     def hold(self, env: Mapping[str, Any]) -> bool:
-        """Tell whether the entry takes part under `env`.
+        """Return True if the entry takes part under `env`.
 
         A value list with `yes` matches every set value that does not say no; one with `no` matches what says no, and in
         the `all` forms also a missing key. Other values are compared without regard to case.
@@ -50,7 +50,7 @@ class Conditions(Value):
         return self.decide(partial(matches, env)) is True
 
     def decide(self, match: Match) -> Truth:
-        """Tell whether the entry takes part, or on which facts that depends; `match` decides about a key of a clause.
+        """Return whether the entry takes part, or on which facts that depends; `match` decides about a key of a clause.
 
         A missing key says no in the `all` forms alone.
         """
@@ -93,17 +93,17 @@ def _word(value: Any) -> str:
 
 
 def says_yes(values: frozenset[str]) -> bool:
-    """Tell whether a value list matches whatever is set and does not say no."""
+    """Return True if a value list matches whatever is set and does not say no."""
     return bool(values & _YES)
 
 
 def says_no(values: frozenset[str]) -> bool:
-    """Tell whether a value list matches only what says no."""
+    """Return True if a value list matches only what says no."""
     return not says_yes(values) and bool(values & (_NO - {""}))
 
 
 def matches(env: Mapping[str, Any], key: str, values: frozenset[str], missing_is_no: bool) -> bool:
-    """Tell whether one key of a clause matches; `missing_is_no` is the rule of the `all` forms."""
+    """Return True if one key of a clause matches; `missing_is_no` is the rule of the `all` forms."""
     if key not in env:
         return missing_is_no and bool(values & _NO)
     value = _word(env[key])

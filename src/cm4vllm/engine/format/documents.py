@@ -92,7 +92,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
 
 
 def has_meta(folder: AnyPath) -> bool:
-    """Tell whether `folder` is a CM artifact."""
+    """Return True if `folder` is a CM artifact."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in META_NAMES)
 
 

@@ -55,7 +55,7 @@ def as_typed(names: Iterable[str]) -> list[str]:
 
 
 def known(script: ScriptMeta, names: Collection[str]) -> bool:
-    """Tell whether a script defines all these variations."""
+    """Return True if a script defines all these variations."""
     return all(definition(script.variations, name) for name in names)
 
 

@@ -21,7 +21,7 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     words = re.findall(r"[0-9]+|[a-zA-Z]+", version.partition("+")[0].removeprefix("v"))
     at = next((n for n, word in enumerate(words) if not word.isdecimal()), len(words))
     release, rest = words[:at], words[at:]
-    while release and int(release[-1]) == 0:
+    while release and not release[-1].strip("0"):
         release.pop()
     return (*map(_part, release), *(map(_part, rest) if rest else [(0, 0, "")]))
 
@@ -29,7 +29,8 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
 def _part(word: str) -> tuple[int, int, str]:
     # In order: a word of a pre-release, the end of a version, a later build of it, a further number.
     if word.isdecimal():
-        return (1, int(word), "")
+        digits = word.lstrip("0")  # a number of any length: int() refuses one of thousands of digits
+        return (1, len(digits), digits)
     return (0, 1, "") if word == "post" else (-1, 0, word)
 
 
@@ -66,7 +67,7 @@ class Wanted(Value):
         return bool(self.version or self.minimum or self.maximum)
 
     def accepts(self, version: str) -> bool:
-        """Tell whether a known version fits."""
+        """Return True if a known version fits."""
         key = version_key(version)
         if self.version and key != version_key(self.version):
             return False

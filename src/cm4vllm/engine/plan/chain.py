@@ -11,6 +11,7 @@ from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.meta_shapes import Place
 from cm4vllm.engine.format.script_catalogue import Catalogue
+from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts, unread_words
 from cm4vllm.engine.run.request import Request, parse_tags
 from cm4vllm.engine.run.script_selection import choice_note, select
@@ -59,6 +60,12 @@ class Chain:
             self._found[tags] = self.catalogue.with_tags(tags) if tags else []
         return [script for script in self._found[tags] if not set(excluded) & set(script.tags)]
 
+    def _meant(self, script: ScriptMeta, words: Sequence[str]) -> list[ScriptMeta]:
+        """Return the scripts that a dependency of a script may mean: of several, those of its own repository."""
+        scripts = self.answering(words)
+        own = [other for other in scripts if other.repo == script.repo and known(other, parse_tags(words)[2])]
+        return own or scripts
+
     def below(self, scripts: Iterable[ScriptMeta]) -> list[ScriptMeta]:
         """Return these scripts and all that they depend on, at any depth."""
         seen: dict[str, ScriptMeta] = {}
@@ -68,7 +75,7 @@ class Chain:
             if script.folder not in seen:
                 seen[script.folder] = script
                 for *_, dependency in dependencies_of(script):
-                    waiting += self.answering(plain_tags(dependency))
+                    waiting += self._meant(script, plain_tags(dependency))
         return list(seen.values())
 
     def names_below(self, scripts: Iterable[ScriptMeta]) -> frozenset[str] | None:
@@ -124,8 +131,8 @@ def _unread_keys(catalogue: Catalogue, request: Request, script: ScriptMeta) -> 
     chain = Chain(catalogue)
     below = chain.below([script])
     if any(runs_scripts(code_of(other)) for other in below):
-        below += [other for other in catalogue.all() if other.repo == script.repo]
-    folders = list(dict.fromkeys(other.path for other in below if other.repo == script.repo))
+        below = chain.below([*below, *(other for other in catalogue.all() if other.repo == script.repo)])
+    folders = [other.path for other in below]
     if not given or any(any(folder.glob("*.sh")) for folder in folders):
         return []
     unread = unread_words(given, folders, with_package=any("cm4vllm" in code_of(other) for other in below))

@@ -65,7 +65,7 @@ def _rows(
 
 
 def _is_left_out(node: Node, shown: set[tuple[Any, ...]], again: Counter[str]) -> bool:
-    """Tell whether nothing is lost without a node, and count it if so."""
+    """Return True if nothing is lost without a node, and count it if so."""
     left_out = node.why == "deps" and not node.children and not _details(node) and _key(node) in shown
     if left_out:
         again[_name(node)] += 1

@@ -226,7 +226,7 @@ class _Planner:
         return key
 
     def may_be_there(self, script: ScriptMeta) -> bool:
-        """Tell whether the cache has, or will have by now, any entry of this script."""
+        """Return True if the cache has, or will have by now, any entry of this script."""
         made = self.made_unseen | {made.script for made in self.made.values()}
         return script.uid in made or any(entry.script_uid == script.uid for entry in stored(self.cache.root))
 

@@ -82,7 +82,7 @@ class PlannedTask:
 
     @property
     def is_kept(self) -> bool:
-        """True if the script's result is kept in the cache."""
+        """Return True if the script's result is kept in the cache."""
         return self.task.is_cached and not flag(self.request.inputs, "prepare")
 
     def settle_version(self) -> str:

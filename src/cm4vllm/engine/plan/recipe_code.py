@@ -80,17 +80,17 @@ def code_of(script: ScriptMeta) -> str:
 
 
 def has_hook(code: str, name: str) -> bool:
-    """Tell whether there is a hook of this name."""
+    """Return True if there is a hook of this name."""
     return bool(re.search(rf"^def {name}\(", code, re.MULTILINE))
 
 
 def runs_scripts(code: str) -> bool:
-    """Tell whether a hook may run further scripts."""
+    """Return True if a hook may run further scripts."""
     return bool(_NESTED_RUN.search(code))
 
 
 def may_end_early(code: str) -> bool:
-    """Tell whether preprocess may return `skip`, which ends the script before run.sh and the later dependencies."""
+    """Return True if preprocess may return `skip`, which ends the script before run.sh and the later dependencies."""
     return "skip" in code
 
 

@@ -30,7 +30,7 @@ def assured(key: str) -> str:
 
 
 def is_assured(value: Any) -> bool:
-    """Tell whether a value holds an assured fact, and so does not say no."""
+    """Return True if a value holds an assured fact, and so does not say no."""
     return f"{_OPEN}!" in str(value)
 
 
@@ -51,7 +51,7 @@ def in_words(text: str) -> str:
 
 
 def decide(conditions: Conditions, env: Mapping[str, Any]) -> Truth:
-    """Tell whether an entry takes part under `env`, or on which facts that depends."""
+    """Return whether an entry takes part under `env`, or on which facts that depends."""
     return conditions.decide(partial(_matches, env))
 
 

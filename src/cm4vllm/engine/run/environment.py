@@ -145,7 +145,7 @@ def substitute_all(env: Env) -> None:
 
 
 def unresolved(value: Any) -> bool:
-    """Tell whether a value still holds `<<<`."""
+    """Return True if a value still holds `<<<`."""
     if isinstance(value, str):
         return "<<<" in value
     return isinstance(value, list) and any(unresolved(item) for item in value)

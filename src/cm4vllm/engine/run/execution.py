@@ -70,7 +70,7 @@ def fresh(run: Run) -> Outcome:
 
 
 def announce(run: Run) -> None:
-    """Tell what runs, and what its meta and variations warn of."""
+    """Print what runs, and what its meta and variations warn of."""
     session, script, scope = run.session, run.task.script, run.scope
     in_cache = scope.folder != run.task.request.folder
     session.tell(script.title(), detail=not in_cache and len(session.scripts) > 1)
@@ -82,7 +82,7 @@ def announce(run: Run) -> None:
 
 
 def prepare_folder(run: Run) -> None:
-    """Tell the script where it is, and make the folder that CM_OUTDIRNAME asks for."""
+    """Set the keys by which the script knows its folder, and make the folder that CM_OUTDIRNAME asks for."""
     scope, script = run.scope, run.task.script
     scope.env.update(
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -159,41 +160,69 @@ _VALUED = frozenset(
 )
 
 
+#: The form of a flag; a word of another form, as -5 or one with a space before its =, is a value.
+_FORM = re.compile(r"--?[A-Za-z_][^\s=]*(?:=.*)?", re.DOTALL)
+
+
 def require_joined_values(words: Sequence[str]) -> None:
-    """Refuse `--flag value` among the typed words, which CM reads as a flag without a value and the name of a script.
+    """Refuse `--flag value` among the typed words: CM reads the flag without a value, and the value as something else.
 
     Raises UsageError.
     """
     for typed, word in itertools.pairwise(words):
         if typed == "--":
             return
-        name = typed.removeprefix("--").replace("-", "_")
-        if not typed.startswith("--") or "=" in typed or word.startswith(("-", "@")):
+        name = typed.removeprefix("-").removeprefix("-").removesuffix("-").replace("-", "_")
+        if not typed.startswith("-") or "=" in typed or word == "--" or word.startswith("@") or _FORM.fullmatch(word):
             continue
         if name not in ENGINE_FLAGS or name in _VALUED:
+            other_flag = word.startswith("-")
             raise UsageError(
                 f"{typed} {word}: the value of a flag is joined to it by =",
-                cause=f"CM reads {word!r} as the name of a script",
-                remedy=f"type {typed}={word}; the name of a script comes before its flags",
+                cause=f"CM reads {word!r} as {'a flag of its own' if other_flag else 'the name of a script'}",
+                remedy=f"type {shlex.quote(f'{typed}={word}')}"
+                + ("" if other_flag else "; the name of a script comes before its flags"),
             )
 
 
 def flag(inputs: Mapping[str, Any], *names: str) -> bool:
-    """Tell whether one of these flags is given and does not say no."""
+    """Return True if one of these flags is given and does not say no."""
     return any(name in inputs and not is_no(as_text(inputs[name])) for name in names)
 
 
 def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each flag that neither the engine nor the script knows.
 
-    Raises UsageError for the first of them where the script has strict_input.
+    Raises UsageError for the first of them where the script has strict_input, and for a flag that needs a value and is
+    given without one.
     """
     unknown = unknown_flags(script, inputs)
     sentences = [f"{script.title()} has no input --{key}" for key in unknown]
     hints = [_near_flag(key, _own_flags(script), script) for key in unknown]
     if unknown and script.strict_input:
         raise UsageError(sentences[0], remedy=hints[0])
+    _require_values(script, inputs)
     return [f"{sentence}; {hint}" for sentence, hint in zip(sentences, hints, strict=True)]
+
+
+def _require_values(script: ScriptMeta, inputs: Mapping[str, Any]) -> None:
+    """Raise UsageError for a flag without a value, which CM reads as True, where the input does not take yes."""
+    described = {key.replace("-", "_"): entry for key, entry in script.input_description.items()}
+    for key, value in inputs.items():
+        entry = described.get(key.replace("-", "_"))
+        if value is True and isinstance(entry, Mapping) and not _takes_yes(entry):
+            form = shlex.quote(f"--{key}={entry.get('example') or 'VALUE'}")
+            raise UsageError(
+                f"--{key} is given without a value",
+                cause=str(entry.get("desc")),
+                remedy=f"join the value to it by =, as {form}, or leave it out",
+            )
+
+
+def _takes_yes(entry: Mapping[str, Any]) -> bool:
+    """Return True for a switch, a choice of which one is yes, and a text whose default is no."""
+    words = map(as_text, (*(entry.get("choices") or ()), entry.get("default")))
+    return entry.get("type", "switch") == "switch" or not {"yes", "no"}.isdisjoint(words)
 
 
 def unknown_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:

@@ -146,7 +146,7 @@ def _candidates(i: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fits(i: Mapping[str, Any], file: str) -> bool:
-    """Tell whether the version that the script detects for a file is one that is wanted."""
+    """Return True if the version that the script detects for a file is one that is wanted."""
     env = i["env"]
     env[i["env_path_key"]] = file
     asked = {"run_script_input": i["run_script_input"], "env": env, "detect_version": True}

@@ -104,7 +104,7 @@ class Request(Value):
         )
 
     def same_run(self, other: Request) -> bool:
-        """Tell whether a script does the same for both: all that it is asked for is equal, where it works aside."""
+        """Return True if a script does the same for both: all that it is asked for is equal, where it works aside."""
         return all(getattr(self, name) == getattr(other, name) for name in _MEANING)
 
     def title(self) -> str:
@@ -217,7 +217,7 @@ class Task(Value):
 
     @property
     def is_cached(self) -> bool:
-        """Tell whether the cache keeps what the script makes."""
+        """Return True if the cache keeps what the script makes."""
         inputs: Mapping[str, object] = self.request.inputs
         asked_not_to = flag(inputs, "skip_cache", "force_skip_cache")
         return (self.script.cache and not asked_not_to) or (self.script.can_force_cache and flag(inputs, "force_cache"))

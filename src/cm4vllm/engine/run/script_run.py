@@ -101,7 +101,7 @@ class Run(Value):
         return self.session.fake or self.session.no_deps or flag(self.task.request.inputs, "prepare")
 
     def hold_constants(self) -> None:
-        """Give constants their values back, as public scripts rely on; one with strict_input may overrule its flags."""
+        """Set constants again, as public scripts rely on; one with strict_input may overrule its flags."""
         if not self.task.script.strict_input:
             self.scope.env.update(self.scope.const)
 

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
     KeptOutcome = Callable[[Run], Outcome]
 
-__all__ = ["DEEPEST", "Session", "depends_on_itself"]
+__all__ = ["DEEPEST", "Session", "depends_on_itself", "ends_the_process"]
 
 #: Scripts under way at once; more of them go round in circles.
 DEEPEST = 40
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+#: Seconds after a signal in which others are ignored: they would interrupt the handlers of its exception.
+_CALM_S = 1.0
 _MOST_LOGS = 50
 
 
@@ -51,6 +53,7 @@ class Session:
         self.vault = Vault()
         self._inputs = inputs
         self._typed = [str(word) for word in inputs.get("cmd") or ()]
+        self._is_last = ends_the_process(inputs)
         self.vault.learn_words(self._typed)
         self.catalogue = Catalogue(automation.cmind)
         self.started = time.monotonic()
@@ -97,7 +100,7 @@ class Session:
         say("  " * max(len(self.scripts) - 1, 0) + text)
 
     def warn_of_typed_secrets(self) -> None:
-        """Say which flags of the command line hold a secret: others on the machine can list command lines."""
+        """Print which flags of the command line hold a secret: others on the machine can list command lines."""
         for typed, name in secret_flags(self._typed, self.vault).items():
             self.tell(
                 f"note: the value typed as {typed} is visible in the list of processes and the shell's "
@@ -237,10 +240,14 @@ class Session:
 
         Raises Interrupted when a signal or Ctrl-C ended it.
         """
-        with _signals_as_exceptions() as signals, self.vault.guarded_output():
+        with _signals_as_exceptions(is_last=self._is_last) as signals, self.vault.guarded_output():
             try:
-                yield
+                try:
+                    yield
+                finally:
+                    signals.end()
             except KeyboardInterrupt as stop:
+                signals.end()
                 signum = next((number for number in _SIGNALS if number in stop.args), signal.SIGINT)
                 error = Interrupted(
                     f"the run was stopped by {'Ctrl-C' if signum == signal.SIGINT else signum.name}",
@@ -249,7 +256,6 @@ class Session:
                 error.exit_code = 128 + signum
                 raise error from None
             finally:
-                signals.end()
                 self._clean_up(signals)
                 if "guardian" in vars(self):
                     self.guardian.close()
@@ -258,13 +264,21 @@ class Session:
         while self._cleanups:
             title, cleanup = self._cleanups.pop()
             try:
-                signals.armed = True
-                cleanup()
-                signals.armed = False
+                try:
+                    signals.armed = True
+                    cleanup()
+                finally:
+                    signals.armed = False
             except KeyboardInterrupt:
                 warn(f"the cleanup of {title} was interrupted")
             except Exception as error:
                 warn(f"the cleanup of {title} failed: {error}")
+
+
+def ends_the_process(inputs: Mapping[str, Any]) -> bool:
+    """Return True if an action's inputs are those of this process's own command line: `cm` ends after the action."""
+    words = [str(word) for word in inputs.get("cmd") or ()]
+    return bool(words) and sys.argv[-len(words) :] == words
 
 
 def depends_on_itself(scripts: Sequence[ScriptMeta]) -> RecipeError:
@@ -285,37 +299,43 @@ class _Signals:
 
     def __init__(self) -> None:
         self.armed = True
+        self._calm_until_s = 0.0
         self._ending = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __call__(self, signum: int, _frame: object) -> None:
-        if self.armed:
+        now_s = time.monotonic()
+        if self.armed and (self._ending or now_s >= self._calm_until_s):
             self.armed = not self._ending
+            self._calm_until_s = now_s + _CALM_S
             raise KeyboardInterrupt(signum)
 
     def handle(self, *numbers: signal.Signals) -> None:
         """Handle these signals. One that is ignored stays so: nohup means it."""
         if threading.current_thread() is threading.main_thread():  # only there may handlers be set
             for signum in numbers:
-                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
+                if signum not in self._before and signal.getsignal(signum) not in (signal.SIG_IGN, None):
                     self._before[signum] = signal.signal(signum, self)
 
     def end(self) -> None:
-        """Begin the end of the run; from now on Ctrl-C is one of the signals."""
+        """Begin the end of the run; from now on Ctrl-C is one of the signals also where a program handles it itself."""
         self.armed, self._ending = False, True
         self.handle(signal.SIGINT)
 
-    def give_back(self) -> None:
-        """Set the handlers that there were before."""
+    def give_back(self, *, is_last: bool) -> None:
+        """Set the handlers that there were before; Ctrl-C is ignored from now on where nothing more is run."""
         for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_IGN if is_last and signum == signal.SIGINT else handler)
 
 
 @contextmanager
-def _signals_as_exceptions() -> Iterator[_Signals]:
+def _signals_as_exceptions(*, is_last: bool) -> Iterator[_Signals]:
+    """Yield the handler of signals. `is_last`: the process ends after the run."""
     signals = _Signals()
     signals.handle(*_SIGNALS)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signals.handle(signal.SIGINT)
     try:
         yield signals
     finally:
-        signals.give_back()
+        signals.give_back(is_last=is_last)

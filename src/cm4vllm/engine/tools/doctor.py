@@ -257,7 +257,7 @@ def _fault_of_entry(entry: Entry) -> Symptom | None:
 
 
 def _unreadable(root: Path) -> Iterator[Symptom]:
-    """Give the entries whose meta is no object in JSON: cmind's own commands on the cache fail on them."""
+    """Yield the entries whose meta is no object in JSON: cmind's own commands on the cache fail on them."""
     for path in sorted(root.glob("[!.]*/_cm.json")):
         if json_mapping(path) is None:
             yield Symptom(

@@ -19,9 +19,9 @@ from cm4vllm.loadgen.client.connection import STEP_S, Address, Connection, Serve
 from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
+from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason
 from cm4vllm.serving.media_apis import FORM
-from cm4vllm.serving.records import Api
 
 __all__ = ["Client", "Completion", "Request", "Sink"]
 

@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def hand_over(self) -> None:
-        """Give the collected pieces to the handler."""
+        """Pass the collected pieces to the handler."""
         pieces, handler = self._pieces, self._handler
         if not pieces:
             return

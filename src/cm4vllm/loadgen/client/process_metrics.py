@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.loadgen.records import ProcessRecord, Spread
+from cm4vllm.records.client import ProcessRecord, Spread
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from cm4vllm.assets.prompt_tokens import message
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.loadgen.records import ClientRecord, RunSettings, TextCounts
+from cm4vllm.records.client import ClientRecord, TextCounts
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.rules import Logged
 from cm4vllm.serving.answers.event_stream import AnswerError
 from cm4vllm.serving.answers.text_answers import TextAnswer
-from cm4vllm.serving.records import Dialect, Prompts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -167,7 +168,7 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
 
 
 def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
-    """Give the texts of token ids: without what the tokenizer adds to each text by itself, and as they are."""
+    """Yield the texts of token ids: without what the tokenizer adds to each text by itself, and as they are."""
     added = tokenizer.encode("").ids
     if added and ids[: len(added)] == added:
         yield tokenizer.decode(ids[len(added) :], skip_special_tokens=False)

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from cm4vllm.records.server import Api, Dialect
 from cm4vllm.serving.answers.stated import AnswerLimits
-from cm4vllm.serving.records import Api, Dialect
 from cm4vllm.serving.text_servers import text_body
 
 __all__ = ["Sampling", "completion_body", "drawn", "most_bytes", "text_completion_body"]

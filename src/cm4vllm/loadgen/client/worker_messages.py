@@ -14,10 +14,10 @@ import msgspec
 
 from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.text_tokens import TextSettings
-from cm4vllm.loadgen.records import ProcessRecord, TextCounts
+from cm4vllm.records.access import Access
+from cm4vllm.records.client import ProcessRecord, TextCounts
+from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits
-from cm4vllm.serving.records import Api
-from cm4vllm.serving.server_access import Access
 
 __all__ = ["COUNT", "HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
 

@@ -22,7 +22,7 @@ from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.loadgen.client.text_tokens import TextSettings
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Mode
 from cm4vllm.serving.answers.stated import AnswerLimits
 
@@ -318,7 +318,7 @@ class _Worker:
         return came
 
     def frames(self) -> Iterator[tuple[int, int, int, int, bytes]]:
-        """Give each whole record: key, kind, number, the address of its content, and the content itself if it is text.
+        """Yield each whole record: key, kind, number, the address of its content, and the content itself if it is text.
 
         The addresses hold until the next `receive`.
         """

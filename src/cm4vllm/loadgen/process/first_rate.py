@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import CmError
 from cm4vllm.loadgen.process.sample_library import library_of, read_rows
 from cm4vllm.loadgen.process.selfcheck import expected_tokens
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Media
 from cm4vllm.serving.media_apis import FORM
 from cm4vllm.serving.server_requests import ask, sites_of

@@ -22,13 +22,14 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.errors import translated_os_errors
-from cm4vllm.common.files import bytes_of, sync_folder
-from cm4vllm.common.owned_folders import beside, make_way
+from cm4vllm.common.files import mapped, sync_folder
+from cm4vllm.common.owned_folders import make_way
+from cm4vllm.common.ownership_notes import beside
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.common.repetition import repeated
-from cm4vllm.loadgen.records import Piece
-from cm4vllm.serving.records import ServerIdentity
+from cm4vllm.records.run import Piece
+from cm4vllm.records.server import ServerIdentity
 from cm4vllm.serving.server_identities import other_content, restarts
 
 __all__ = ["SYNC_S", "Answer", "AnswerWriter", "Begun", "begin_piece", "file_of", "kept_answers", "pieces"]
@@ -233,17 +234,17 @@ class AnswerWriter:
 def _whole_bytes(path: Path) -> bytes:
     """Return the file's whole lines; none where it does not exist, or does not begin as it must."""
     try:
-        data = bytes_of(path)
+        with mapped(path) as kept:
+            data = kept[: kept.rfind(b"\n") + 1]
     except FileNotFoundError:
         return b""
-    data = data[: data.rfind(b"\n") + 1]
     return data if _begin(data.partition(b"\n")[0]) is not None else b""
 
 
 def _begin(line: bytes) -> _Begin | None:
     try:
         return msgspec.json.decode(line, type=_Begin)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -252,7 +253,7 @@ def _answer(line: bytes) -> _Line | None:
     try:
         answer = msgspec.json.decode(line, type=_Line)
         return answer if answer.digest == _digest(answer.sample, answer.answer) else None
-    except (msgspec.MsgspecError, ValueError):
+    except (ValueError, RecursionError):
         return None
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from cm4vllm.loadgen.doubts import times_the_load
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.process.messages import Progress
 from cm4vllm.loadgen.process.run_status import ClientStatus, PartialScores, RunStatus, ServerStatus, TimeLeft
-from cm4vllm.loadgen.records import RunSettings, SelfCheck
+from cm4vllm.records.client import SelfCheck
+from cm4vllm.records.doubts import times_the_load
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Mode
 from cm4vllm.serving.server_metrics import MetricsWatch
 

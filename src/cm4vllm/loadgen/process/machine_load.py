@@ -20,14 +20,15 @@ from msgspec.structs import replace
 
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import write_sample_file
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.hardware.machine_samples import MachineSample, machine_sample, read_machine_samples
 from cm4vllm.hardware.throttling import throttled
-from cm4vllm.loadgen.records import MachineLoad
+from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpuSample, GpusSample
+from cm4vllm.records.run import MachineLoad
+from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.vllm.server_needs import uses_ray
 from cm4vllm.serving.clusters.launchers.choice import launcher_of
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_processes import node_program
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import descendants
 
 __all__ = ["MachineMeter", "NodeSamples", "nodes_sampled"]
@@ -44,8 +45,7 @@ class MachineMeter:
         self._supervisors = tuple(server.supervisors)
         # Ray starts the workers, not the server: their processes are not known here. Nor are those of other nodes.
         elsewhere = any(node.launcher != "local" for node in server.nodes)
-        by_ray = server.options.get("distributed-executor-backend") == "ray"
-        self._knows_server = server.owned and not by_ray and not elsewhere
+        self._knows_server = server.owned and not uses_ray(server.options) and not elsewhere
         self._begin = time.monotonic()
         self._first = machine_sample(self._begin)
         self._own = self._own_s()

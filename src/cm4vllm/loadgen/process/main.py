@@ -30,13 +30,14 @@ from cm4vllm.common.processes import die_with_parent, raise_open_files
 from cm4vllm.common.records import read_record
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.loadgen.limits import demand_of, needs
-from cm4vllm.loadgen.logs.run_logs import AUDIT_CONFIG
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
 from cm4vllm.loadgen.process.sample_library import SampleLibrary, library_of, read_rows
 from cm4vllm.loadgen.process.system_under_test import SystemUnderTest
-from cm4vllm.loadgen.records import RunSettings, SelfCheck
 from cm4vllm.loadgen.settings import require_room
-from cm4vllm.loadgen.wheel import DISTRIBUTION, MLPERF_CONF, compiled_in_conf, require_seeds
+from cm4vllm.loadgen.wheel import DISTRIBUTION, compiled_in_conf, require_seeds
+from cm4vllm.records.client import SelfCheck
+from cm4vllm.records.logs.run_logs import AUDIT_CONFIG
+from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.rules import Audit, Mode, Seeds, Terms, audit
 from cm4vllm.serving.node_names import network_name
 
@@ -224,7 +225,7 @@ def _set_audit(test: Any, wanted: Audit, settings: RunSettings) -> None:
 
 
 def _measures(test: Any, terms: Terms) -> bool:
-    """Tell whether LoadGen measures what the benchmark's rules limit, by these limits if any (mlperf.conf has ms)."""
+    """Return True if LoadGen measures what the benchmark's rules limit, by these limits if any (mlperf.conf has ms)."""
     limits, counts = terms.limits, bool(test.use_token_latencies) == terms.token_latencies
     if limits is None:
         return counts

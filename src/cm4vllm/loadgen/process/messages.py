@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cm4vllm.loadgen.process.run_status import LatencyStatus
-from cm4vllm.loadgen.records import ClientRecord, SelfCheck
+from cm4vllm.records.client import ClientRecord, SelfCheck
 
 __all__ = ["Answers", "Checked", "Ended", "Failed", "FirstFailure", "Latencies", "Message", "Note", "Progress", "Timed"]
 

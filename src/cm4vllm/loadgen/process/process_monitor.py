@@ -32,11 +32,13 @@ from cm4vllm.loadgen.process.messages import (
     Progress,
 )
 from cm4vllm.loadgen.process.run_status import PartialScores
-from cm4vllm.loadgen.records import ClientRecord, RunSettings
+from cm4vllm.records.client import ClientRecord
+from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.logs import advice, last_words
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_metrics import MetricsWatch, ServerMetrics
+from cm4vllm.serving.server_metrics import MetricsWatch
 
 __all__ = [
     "Alive",
@@ -177,7 +179,7 @@ def _follow(output: IO[bytes], log: int, run: MonitoredRun) -> Message | None:
 def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
     try:
         message: Message = msgspec.json.decode(line, type=Message)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (ValueError, RecursionError):
         os.write(log, line + b"\n")
         return None
     match message:

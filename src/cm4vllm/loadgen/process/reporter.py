@@ -14,7 +14,7 @@ from cm4vllm.loadgen.client.sample_times import SampleTimes
 from cm4vllm.loadgen.client.workers import Answer, WholeAnswer
 from cm4vllm.loadgen.process.kept_answers import Answer as KeptAnswer
 from cm4vllm.loadgen.process.kept_answers import AnswerWriter
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.run import RunSettings
 
 __all__ = ["Reporter"]
 

@@ -16,14 +16,9 @@ from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.hardware.energy_counters import EnergyWatch, energy_watched
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled
-from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
+from cm4vllm.hardware.gpu_samples import gpus_sampled
 from cm4vllm.loadgen.client.text_tokens import require_agreement
-from cm4vllm.loadgen.doubts import run_warnings
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs.detail_log import DetailLog, read_detail_log
-from cm4vllm.loadgen.logs.figures import one_token_words
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces, remove_answers
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.machine_load import MachineMeter, NodeSamples, nodes_sampled
@@ -38,11 +33,17 @@ from cm4vllm.loadgen.process.process_monitor import (
     follow_process,
 )
 from cm4vllm.loadgen.process.run_servers import RunServers
-from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, FailureRecord, MachineLoad, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import ROUNDED, require_room
+from cm4vllm.records.doubts import run_warnings
+from cm4vllm.records.logs.detail_log import DetailLog, read_detail_log
+from cm4vllm.records.logs.figures import one_token_words
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
+from cm4vllm.records.metrics import GPU_SAMPLES_FILE, METRICS_FILE
+from cm4vllm.records.run import FAILURE_FILE, RUN_FILE, FailureRecord, MachineLoad, RunRecord, RunSettings
+from cm4vllm.records.sample_times import SAMPLES_FILE
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsWatch, sampled
+from cm4vllm.serving.server_metrics import MetricsWatch, sampled
 from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.server_requests import sites_of
 from cm4vllm.serving.supervisor import descendants
@@ -171,7 +172,7 @@ def _begun_piece(settings: RunSettings, folder: Path, servers: RunServers) -> Pa
 
 
 def _is_here(server: ServerRecord) -> bool:
-    """Tell whether the servers run on this machine, and so use its GPUs."""
+    """Return True if the servers run on this machine, and so use its GPUs."""
     return server.simulated is None and all(
         is_loopback(urlsplit(endpoint).hostname or "localhost") for endpoint in server.endpoints
     )

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from cm4vllm.assets.published_formats import recorded_rows
-from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.loadgen.client.text_tokens import prompt_texts
 from cm4vllm.loadgen.client.wire import Sampling, completion_body, drawn, text_completion_body
-from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import sampling_of
+from cm4vllm.records.assets import DatasetRecord
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.server import Prompts
 from cm4vllm.rules import ChatPrompt, Media
 from cm4vllm.serving.media_apis import picture_chat, transcription_form
-from cm4vllm.serving.records import Prompts
 
 __all__ = ["SampleLibrary", "audio_library", "library_of", "picture_library", "read_rows"]
 

@@ -28,9 +28,10 @@ from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers, worker_
 from cm4vllm.loadgen.limits import FILES_BESIDE
 from cm4vllm.loadgen.process.loopback import LoopbackSettings
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
-from cm4vllm.serving.records import Prompts
-from cm4vllm.serving.server_access import NO_ACCESS
+from cm4vllm.records.access import NO_ACCESS
+from cm4vllm.records.client import HEADROOM, SelfCheck
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.server import Prompts
 
 __all__ = ["in_words", "self_check"]
 

@@ -27,7 +27,8 @@ from cm4vllm.loadgen.process.messages import Answers, Failed, FirstFailure, Mess
 from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings, SelfCheck, fewer
+from cm4vllm.records.client import ClientRecord, FinishReasons, SelfCheck
+from cm4vllm.records.run import RunSettings, fewer
 from cm4vllm.rules import Mode
 
 __all__ = ["SystemUnderTest"]
@@ -125,7 +126,7 @@ class SystemUnderTest:
         self.times.issued(now_ns, ((query[0], index, query[3]) for query, index in zip(queries, indices, strict=True)))
 
     def _give(self, samples: Sequence[Any]) -> None:
-        """Give LoadGen the answers of an earlier piece of the run."""
+        """Pass to LoadGen the answers of an earlier piece of the run."""
         now_ns, records = time.monotonic_ns(), self._library.records
         self.times.issued(now_ns, ((sample.id, sample.index, records[sample.index][2]) for sample in samples))
         for sample in samples:
@@ -255,5 +256,5 @@ class SystemUnderTest:
 
 
 def _is_crowded(causes: Iterable[str]) -> bool:
-    """Tell whether the server may have refused requests because they were too many at a time."""
+    """Return True if the server may have refused requests because they were too many at a time."""
     return any(cause.startswith(_CROWDED) for cause in causes)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.run import RunRecord
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Submission

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
-from cm4vllm.common.files import text_of
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.accuracy import ACCURACY_TEXT
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.log_folders import text_at
+from cm4vllm.results.log_folders import head_and_tail, text_at
 from cm4vllm.results.model import Accuracy, Result
 from cm4vllm.rules import benchmark_terms
 
@@ -85,7 +84,7 @@ def readable(result: Result, part: Accuracy) -> Iterator[Fault]:
             severity=severity,
         )
         return
-    by_numpy = dict(_NUMPY.findall(text_of(path)))
+    by_numpy = dict(_NUMPY.findall(head_and_tail(path).decode(errors="replace")))
     if unread := [label for label in asked if label in by_numpy]:
         yield Fault(
             "the official checker cannot read the scores",

@@ -6,8 +6,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.accuracy import ACCURACY_TEXT
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.accuracy_runs import MAX_LOG, served_tokens
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, scored
@@ -205,6 +205,6 @@ def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
 
 
 def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:
-    """Give the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
+    """Yield the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
     cut = len(text) // 2
     yield from (match for match in pattern.finditer(text) if not match.start() - _JOINED < cut < match.end() + _JOINED)

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.assets.records import IDENTITY
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.assets import IDENTITY
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, recorded, whole, with_submission
 from cm4vllm.results.model import Submission
@@ -37,7 +37,7 @@ def one_campaign(submission: Submission) -> Iterator[Fault]:
 
 
 def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
-    """Give each of our runs with its record, where the division has the rule MODEL in any category."""
+    """Yield each of our runs with its record, where the division has the rule MODEL in any category."""
     if any(
         submission.division == division and "MODEL" in rules.division_rules(division, category)
         for division in rules.Division
@@ -112,7 +112,7 @@ def lengths(submission: Submission, part: Part, run: RunRecord) -> Iterator[Faul
 
 
 def _facts(submission: Submission, campaign: CampaignRecord) -> Iterator[tuple[str, object, object]]:
-    """Give the facts that are stated in two places: name, value found (None for none), value in campaign.json."""
+    """Yield the facts that are stated in two places: name, value found (None for none), value in campaign.json."""
     asked = _flags(campaign.command)
     yield "the command's --division", asked.get("division"), campaign.division
     yield "the command's --execution_mode", asked.get("execution_mode"), campaign.execution_mode

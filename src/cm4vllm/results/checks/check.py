@@ -94,7 +94,7 @@ class Check(CheckBase):
     function: Callable[..., Iterator[Fault]]
 
     def findings(self, submission: Submission) -> Iterator[Finding]:
-        """Give the findings of the check, and the subjects that it could not check."""
+        """Yield the findings of the check, and the subjects that it could not check."""
         try:
             for subject in self.each(submission):
                 yield from self._findings_of(submission, subject)

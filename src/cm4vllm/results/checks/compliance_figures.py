@@ -79,7 +79,7 @@ def _apart(
 
 
 def _figures(run: Performance) -> Iterator[float]:
-    """Give the figures of a log, also as the rate that a latency makes, and the tokens of a sample."""
+    """Yield the figures of a log, also as the rate that a latency makes, and the tokens of a sample."""
     values = run.detail.values.values() if run.detail else ()
     for value in values:
         if isinstance(value, int | float) and not isinstance(value, bool) and value:

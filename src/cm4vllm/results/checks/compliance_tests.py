@@ -8,15 +8,14 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm import rules
-from cm4vllm.common.files import text_of
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks import logs, performance_runs
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import results, strict_results, with_submission
 from cm4vllm.results.endpoints_harness import is_endpoints
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.log_folders import Reader, scores_of, terms_of
+from cm4vllm.results.log_folders import Reader, scores_of, terms_of, text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
 from cm4vllm.rules import ComplianceRules, Mode, Terms, VerifiedFile
@@ -80,7 +79,7 @@ def test_folder(submission: Submission, result: Result, wanted: ComplianceRules)
 def _passed(
     submission: Submission, result: Result, folder: Path, wanted: ComplianceRules, terms: Terms
 ) -> Iterator[Fault]:
-    """Give the parts of a passed test that a test's folder lacks."""
+    """Yield the parts of a passed test that a test's folder lacks."""
     for file in wanted.files:
         yield from _verified(submission, folder, file, terms)
     if wanted.run_logs != "required":
@@ -93,7 +92,7 @@ def _passed(
 
 
 def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> Iterator[Fault]:
-    """Give the faults of the run of a test, which has to keep the rules of a performance run."""
+    """Yield the faults of the run of a test, which has to keep the rules of a performance run."""
     seeds = rules.round_terms(terms.round).test_seeds.get(folder.name, terms.seeds)
     reader = Reader(submission.root)
     part = reader.performance((folder / _LOGS[0]).parent, msgspec.structs.replace(terms, seeds=seeds))
@@ -110,7 +109,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
     if not path.is_file():
         yield Fault(f"{file.name} is missing", name)
         return
-    text = text_of(path)
+    text = text_at(path)
     missing = file.missing(text)
     if missing and file.scores and not (apart := list(_apart(folder, terms))):
         return
@@ -124,7 +123,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
 
 
 def _apart(folder: Path, terms: Terms) -> Iterator[str]:
-    """Give the faults in the scores of a test's answers: they are missing, or differ from the accuracy run's."""
+    """Yield the faults in the scores of a test's answers: they are missing, or differ from the accuracy run's."""
     scores = [scores_of(folder / name) for name in _SCORES]
     for target in terms.targets:
         tested, baseline = (values.get(target.label) for values in scores)

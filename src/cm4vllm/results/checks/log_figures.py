@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cm4vllm.loadgen.logs.detail_log import DetailLog
-from cm4vllm.loadgen.logs.impossible_values import SUM_END, LogNumbers, impossible_figures
+from cm4vllm.records.logs.detail_log import DetailLog
+from cm4vllm.records.logs.impossible_values import SUM_END, LogNumbers, impossible_figures
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, with_tests
 from cm4vllm.results.model import Performance

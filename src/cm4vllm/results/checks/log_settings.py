@@ -235,7 +235,7 @@ def confs(submission: Submission, result: Result, part: Performance) -> Iterator
 
 
 def _confs(submission: Submission, result: Result) -> Iterator[tuple[str, str, bool]]:
-    """Give user.conf, then mlperf.conf: name, text, and True for mlperf.conf, which fixes settings."""
+    """Yield user.conf, then mlperf.conf: name, text, and True for mlperf.conf, which fixes settings."""
     name = result.files.get("user_conf", "")
     if not name:
         return

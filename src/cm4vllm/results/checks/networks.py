@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cm4vllm.hardware.system_description import NETWORK_KEYS, NOT_STATED
+from cm4vllm.records.described_system import NETWORK_KEYS, NOT_STATED
+from cm4vllm.records.run import NETWORK_SUT
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import described, measured, with_submission
 from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.rules import Division, over_network
-from cm4vllm.serving.node_names import NETWORK_SUT
 
 __all__: list[str] = []
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.loadgen.logs.detail_log import KEPT_TEXTS
-from cm4vllm.loadgen.logs.run_logs import IMPOSSIBLE
+from cm4vllm.records.logs.detail_log import KEPT_TEXTS
+from cm4vllm.records.logs.run_logs import IMPOSSIBLE
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts
 from cm4vllm.results.findings import Severity
@@ -76,7 +76,7 @@ def latency_limits(result: Result, part: Performance) -> Iterator[Fault]:
 
 
 def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:
-    """Give the latencies over the limit of a benchmark that limits the latency of whole answers.
+    """Yield the latencies over the limit of a benchmark that limits the latency of whole answers.
 
     With early stopping LoadGen itself compares with the target latency that it is given.
     """
@@ -174,7 +174,7 @@ def performance_samples(result: Result, part: Performance) -> Iterator[Fault]:
 
 
 def _issued(part: Performance, terms: Terms, *, strict: bool) -> Iterator[Fault]:
-    """Give the counts of samples and queries that a run was asked for and that are below those of the rules."""
+    """Yield the counts of samples and queries that a run was asked for and that are below those of the rules."""
     issued, queries = (part.settings.get(key) for key in ("samples_per_query", "min_query_count"))
     if terms.at_once and isinstance(issued, int) and issued < terms.min_samples:
         yield Fault(

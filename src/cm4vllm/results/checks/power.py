@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
-from cm4vllm.loadgen.logs.detail_log import Window
-from cm4vllm.power.protocol import totals_of, uncertainty_of
-from cm4vllm.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts
-from cm4vllm.power.session import FETCHED_ONLY, Phase, PowerSession, is_power_session
+from cm4vllm.records.logs.detail_log import Window
+from cm4vllm.records.power.protocol import is_checked, uncertainty_of
+from cm4vllm.records.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts
+from cm4vllm.records.power.session import FETCHED_ONLY, PTD_LOG, SERVER_JSON, Phase, PowerSession, is_power_session
+from cm4vllm.records.power.statements import contradictions
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import with_submission
 from cm4vllm.results.findings import Finding, Severity
@@ -31,8 +33,9 @@ _AS_WRITTEN = "publish the files as the official client wrote them"
 _EDGE_S, _GAP_S = 2.0, 3.0
 #: The part of the samples in the window that must be above zero.
 _COVERED = 0.99
-#: The most that the analyzer's clock may differ from the server's, in s, as the official programs allow two machines.
-_CLOCK_S = 0.4
+#: The most that the analyzer's clock may differ from the server's, in s, as the official programs allow two machines;
+#: from the second value on no late or missing first sample explains it, and the mean is that of other seconds.
+_CLOCK_S, _OTHER_CLOCK_S = 0.4, 1.5
 #: The greatest uncertainty in percent, and the greatest fall of the mean power from ranging to testing.
 _UNCERTAINTY, _FALL = 1.0, 0.05
 #: The change by rounding in a sum of channels and in a mean.
@@ -59,7 +62,7 @@ class _Measured:
 
 
 def _measured(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
-    """Give each result that has a power session, with it."""
+    """Yield each result that has a power session, with it."""
     for result in submission.results:
         folder = submission.root / result.folder / "performance"
         if is_power_session(folder):
@@ -81,7 +84,7 @@ def simulated(_: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-FILES",
-    "a power session has all of its files and all that client.json and server.json state, and no file that only the "
+    "a power session has all of its files, each with what the official programs write in it, and no file that only the "
     "client needs",
     source=f"{_CHECKER}, RESULT_PATHS; tools/submission/submission_checker/checks/power_check.py",
     remedy=f"{_AS_WRITTEN}, without {FETCHED_ONLY}",
@@ -92,8 +95,8 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
     for name in measured.session.missing:
         yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
     for file, keys in measured.session.unstated.items():
-        if file not in measured.session.missing:
-            yield Fault("a file of the power session lacks parts", f"{measured.place}/{file}", ", ".join(keys))
+        fault = "a file of the power session lacks parts, or has them in another form"
+        yield Fault(fault, f"{measured.place}/{file}", ", ".join(keys))
     if (measured.session.folder / FETCHED_ONLY).exists():
         yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
@@ -109,6 +112,22 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
 def digests(_: Result, measured: _Measured) -> Iterator[Fault]:
     for name, own, stated in measured.session.changed():
         yield Fault("a file of the power session was changed", f"{measured.place}/{name}", "SHA-1", own, stated)
+
+
+@check(
+    "POWER-ONE-SESSION",
+    "client.json and server.json state the same session: name, identifiers, messages, digests and times",
+    source=f"{_CHECKER}, uuid_check, session_name_check, messages_check, results_check, phases_check",
+    remedy=_AS_WRITTEN,
+    stage=Stage.TREE,
+    each=_measured,
+)
+def one_session(_: Result, measured: _Measured) -> Iterator[Fault]:
+    apart = list(contradictions(measured.session.client, measured.session.server))
+    for field, client, server in apart[:1]:
+        more = f"; {len(apart) - 1} more parts differ" if len(apart) > 1 else ""
+        fault = f"client and server do not state the same session{more}"
+        yield Fault(fault, f"{measured.place}/{SERVER_JSON}", field, server, client)
 
 
 @check(
@@ -194,7 +213,8 @@ def coverage(_: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-CLOCK",
-    f"the clock of the analyzer's samples is that of the server: within {_CLOCK_S * 1e3:.0f} ms",
+    f"the clock of the analyzer's samples is that of the server: within {_CLOCK_S * 1e3:.0f} ms; "
+    f"{_OTHER_CLOCK_S:g} s and more are an error",
     source=f"{_OWN}; ptd_client_server/lib/time_sync.py states the tolerance for two machines",
     remedy="set the clock of the director, and measure again",
     severity=Severity.WARNING,
@@ -214,19 +234,32 @@ def clock(result: Result, measured: _Measured) -> Iterator[Fault]:
                 "Time",
                 f"{apart:+.3f} s",
                 f"{_CLOCK_S:g} s or less",
+                severity=Severity.ERROR if abs(apart) >= _OTHER_CLOCK_S else None,
             )
 
 
 @check(
     "POWER-UNCERTAINTY",
-    f"no sample of the run has an uncertainty above {_UNCERTAINTY:g} %",
-    source=f"{_CHECKER}, WARNING_NEEDS_TO_BE_ERROR_TESTING_RE; the checker itself looks 800 s after the begin of a run",
+    f"PTDaemon checks the uncertainty of the samples, and none of the run has one above {_UNCERTAINTY:g} %",
+    source=f"{_CHECKER}, check_ptd_logs; the checker itself reads warnings from 800 s after the begin of a run on",
     remedy="choose ranges nearer to the power of the run, or an analyzer for it, and measure again",
     stage=Stage.TREE,
     each=_measured,
 )
 def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
-    span = measured.session.window(Phase.TESTING)
+    if PTD_LOG in measured.session.missing:
+        return
+    file, span = f"{measured.place}/{PTD_LOG}", measured.session.window(Phase.TESTING)
+    begin = measured.session.logged(Phase.RANGING)[0]
+    checked = next((line.at for line in measured.session.ptd_log if is_checked(line)), None)
+    if checked is None or (begin is not None and checked > begin):
+        yield Fault(
+            "PTDaemon did not check the uncertainty of all samples",
+            file,
+            "Uncertainty checking",
+            "none",
+            "before ranging",
+        )
     above = [
         value
         for line in measured.session.ptd_log
@@ -236,7 +269,7 @@ def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
     if worst > _UNCERTAINTY:
         yield Fault(
             f"{len(above)} samples of the run are uncertain",
-            f"{measured.place}/power/ptd_logs.txt",
+            file,
             "Uncertainty",
             f"{worst:.2f} % at most",
             f"{_UNCERTAINTY:g} % or less",
@@ -278,8 +311,7 @@ def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[F
     each=_measured,
 )
 def mean(_: Result, measured: _Measured) -> Iterator[Fault]:
-    replies = [str(each.get("reply")) for each in measured.session.ptd_messages]
-    stated = [totals.mean for reply in replies if (totals := totals_of(reply, "Watts"))]
+    stated = [totals.mean for totals in measured.session.totals]
     if len(stated) < len(Phase) or len(measured.session.analyzers) > 1:
         return
     for phase, said in ((Phase.RANGING, stated[0]), (Phase.TESTING, stated[-1])):
@@ -311,24 +343,25 @@ def ranging(_: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-PTD-LOG-CUT",
-    "PTDaemon's log reaches the end of both measurements",
+    "PTDaemon's log has begin and end of both measurements, around LoadGen's window of each",
     source=f"{_CHECKER}, check_ptd_logs",
     remedy="measure again, for longer: the official server copies the log before all of it is written",
     stage=Stage.TREE,
     each=_measured,
 )
 def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
-    if not measured.session.ptd_log:
+    if PTD_LOG in measured.session.missing:
         return
-    ended = sum(line.text == "Completed test" for line in measured.session.ptd_log)
-    if ended < len(Phase):
-        yield Fault(
-            "PTDaemon's log ends too early",
-            f"{measured.place}/power/ptd_logs.txt",
-            "Completed test",
-            f"{ended} times",
-            f"{len(Phase)} times",
-        )
+    file, edge = f"{measured.place}/{PTD_LOG}", timedelta(seconds=_EDGE_S)
+    for phase in Phase:
+        (begin, end), span = measured.session.logged(phase), measured.session.window(phase)
+        if begin is None or end is None:
+            field = "Go with mark" if begin is None else "Completed test"
+            which = "the begin" if begin is None else "the end"
+            yield Fault(f"PTDaemon's log lacks {which} of {phase.key}", file, field, "none", "one of each measurement")
+        elif span and not begin - edge <= span.begin <= span.end <= end + edge:
+            fault = f"PTDaemon's log is of other times than the run of {phase.key}"
+            yield Fault(fault, file, "Go with mark", f"{begin} to {end}", f"around {span.begin} to {span.end}")
 
 
 @check(
@@ -360,13 +393,24 @@ def settings(submission: Submission, result: Result, _: _Measured) -> Iterator[F
 )
 def analyzers(_: Result, measured: _Measured) -> Iterator[Fault]:
     if (count := len(measured.session.analyzers)) > 1:
-        yield Fault(
-            "power was measured with several analyzers", f"{measured.place}/power/server.json", "ptd_config", count
-        )
+        yield Fault("power was measured with several analyzers", f"{measured.place}/{SERVER_JSON}", "ptd_config", count)
 
 
 #: The checks that need no tree: what they find is known when the session has ended.
-_OF_A_SESSION = (files, digests, window, impossible, coverage, clock, uncertainty, channels, mean, ranging, ptd_log)
+_OF_A_SESSION = (
+    files,
+    digests,
+    one_session,
+    window,
+    impossible,
+    coverage,
+    clock,
+    uncertainty,
+    channels,
+    mean,
+    ranging,
+    ptd_log,
+)
 
 
 def session_findings(session: PowerSession) -> list[Finding]:

@@ -54,7 +54,7 @@ def _matches(pattern: bytes, *signs: bytes) -> Callable[[bytes], Iterator[bytes]
 
 
 def _keys(content: bytes) -> Iterator[bytes]:
-    """Give keys of services, and private keys that hold more than the words around them."""
+    """Yield keys of services, and private keys that hold more than the words around them."""
     for key in keys_in(content):
         if not key.startswith(b"-----") or len(key) > 200:
             yield key
@@ -167,7 +167,7 @@ def _fault(submission: Submission, form: _Form, word: str, paths: list[str]) -> 
 
 
 def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:
-    """Give the files that were not searched, or not to their end."""
+    """Yield the files that were not searched, or not to their end."""
     place = f"{submission.division}/{submission.submitter}"
     for paths, fault in (
         (files.binary, "binary files were not searched for private text"),

@@ -104,7 +104,7 @@ def figures(submission: Submission) -> Iterator[Fault]:
 
 
 def _known(part: Performance) -> Iterator[float]:
-    """Give the figures and the settings of a run, and the rates that its latencies make."""
+    """Yield the figures and the settings of a run, and the rates that its latencies make."""
     at_once = part.settings.get("samples_per_query")
     for figure in part.figures.values():
         yield figure.value
@@ -114,7 +114,7 @@ def _known(part: Performance) -> Iterator[float]:
 
 
 def _elsewhere(page: str) -> Iterator[tuple[str, str]]:
-    """Give the rates that a page states in sentences and in columns of tables, by label."""
+    """Yield the rates that a page states in sentences and in columns of tables, by label."""
     yield from ((label, text) for text, label in _RATE.findall(page))
     for row in _rows(page):
         yield from ((label, cell) for label, cell in row.items() if _LABEL.fullmatch(label) and _PLAIN.fullmatch(cell))
@@ -123,7 +123,7 @@ def _elsewhere(page: str) -> Iterator[tuple[str, str]]:
 
 
 def _rows(page: str) -> Iterator[dict[str, str]]:
-    """Give the rows of the tables in a page in Markdown: each cell by the head of its column."""
+    """Yield the rows of the tables in a page in Markdown: each cell by the head of its column."""
     head: list[str] = []
     before: list[str] = []
     for line in page.splitlines():
@@ -183,7 +183,7 @@ def _number(text: str) -> float:
 
 
 def _is_among(text: str, known: Iterable[float]) -> bool:
-    """Tell whether a number is one of these, as it is printed: with so many digits."""
+    """Return True if a number is one of these, as it is printed: with so many digits."""
     digit = 0.51 * 10.0 ** -len(text.partition(".")[2])
     value = _number(text)
     return any(close(value, figure) or abs(value - figure) <= digit for figure in known)

@@ -160,7 +160,7 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
 
 
 def _against_system(submission: Submission, result: Result, given: dict[str, str]) -> Iterator[Fault]:
-    """Give the flags of a command that contradict the description of the result's system."""
+    """Yield the flags of a command that contradict the description of the result's system."""
     system = submission.system(result.system)
     stated = system.description if system else {}
     if given.get("device") == "cpu" and str(stated.get("accelerators_per_node", "0")) not in ("0", "", "N/A"):
@@ -275,5 +275,5 @@ def without_command(result: Result) -> Iterator[Fault]:
 
 
 def close(value: float, other: float | None, part: float = _SAME) -> bool:
-    """Tell whether two numbers are equal, as pages print them."""
+    """Return True if two numbers are equal, as pages print them."""
     return other is not None and abs(value - other) <= part * max(abs(value), abs(other))

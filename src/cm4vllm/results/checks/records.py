@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.records.accuracy import ACCURACY_FILE
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.server import counting
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.checks.subjects import Part, recorded, whole, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Submission
 from cm4vllm.rules import Division
-from cm4vllm.serving.text_servers import counting
 
 __all__: list[str] = []
 

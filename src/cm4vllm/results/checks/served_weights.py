@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from cm4vllm.assets.checkpoint import Weights
-from cm4vllm.assets.model_size import read_architecture
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.files import digest_of, sha256_of_tree
 from cm4vllm.common.progress import step
+from cm4vllm.records.weights.checkpoint import Weights
+from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, whole
 from cm4vllm.results.findings import Severity
@@ -47,7 +46,7 @@ _NONE = ("", "none", "no", "n/a", "na", "-")
 
 
 def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, Result]]:
-    """Give each result whose weights are at hand and can be read: one of each model of a system."""
+    """Yield each result whose weights are at hand and can be read: one of each model of a system."""
     for served in submission.weights:
         seen = set()
         for result in served.results:
@@ -136,7 +135,7 @@ def _claimed(result: Result) -> tuple[int, float, str] | None:
 @check(
     "SERVED-DIGESTS",
     "weights that are stated as published or with their digest have these digests",
-    source="src/cm4vllm/assets/digests, as MLCommons publishes them; measurements.json, model_sha256",
+    source="src/cm4vllm/rules/digests, as MLCommons publishes them; measurements.json, model_sha256",
     remedy=_GIVE,
     stage=Stage.TREE,
     each=whole,

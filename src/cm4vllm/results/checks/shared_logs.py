@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
+from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import measured, scored, whole, with_submission
 from cm4vllm.results.findings import Severity
@@ -38,7 +38,7 @@ def is_inferred(submission: Submission, result: Result) -> bool:
 
 
 def _runs_by_log(submission: Submission) -> Iterator[tuple[list[Result]]]:
-    """Give the results that have the performance log of one run, by its latencies, in groups of two or more."""
+    """Yield the results that have the performance log of one run, by its latencies, in groups of two or more."""
     groups: dict[object, list[Result]] = defaultdict(list)
     for result, part in measured(submission):
         # No two runs have these in common, each to the nanosecond; dates and rates of a copy may be changed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVarTuple
 
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.run import RunRecord
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
 from cm4vllm.rules import Division
 
@@ -39,7 +39,7 @@ def is_strict(of: Submission | Result) -> bool:
 
 
 def whole(submission: Submission) -> Iterator[tuple[Submission]]:
-    """Give the submission itself, for checks that compare its parts with each other."""
+    """Yield the submission itself, for checks that compare its parts with each other."""
     yield (submission,)
 
 
@@ -51,59 +51,59 @@ def with_submission(
 
 
 def results(submission: Submission) -> Iterator[tuple[Result]]:
-    """Give each result."""
+    """Yield each result."""
     for result in submission.results:
         yield (result,)
 
 
 def strict_results(submission: Submission) -> Iterator[tuple[Result]]:
-    """Give each result for which the rules of the closed division hold."""
+    """Yield each result for which the rules of the closed division hold."""
     yield from results(submission) if is_strict(submission) else ()
 
 
 def parts(submission: Submission) -> Iterator[tuple[Result, Part]]:
-    """Give each performance run and each accuracy run, after its result."""
+    """Yield each performance run and each accuracy run, after its result."""
     for result in submission.results:
         for part in result.parts.values():
             yield result, part
 
 
 def measured(submission: Submission) -> Iterator[tuple[Result, Performance]]:
-    """Give each result that has a performance log, with it."""
+    """Yield each result that has a performance log, with it."""
     for result in submission.results:
         if result.performance is not None:
             yield result, result.performance
 
 
 def scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
-    """Give each result that has an accuracy run, with it."""
+    """Yield each result that has an accuracy run, with it."""
     for result in submission.results:
         if result.accuracy is not None:
             yield result, result.accuracy
 
 
 def with_tests(submission: Submission) -> Iterator[tuple[Part]]:
-    """Give the runs of the results and those of their compliance tests."""
+    """Yield the runs of the results and those of their compliance tests."""
     for result in submission.results:
         for part in result.logged:
             yield (part,)
 
 
 def recorded(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
-    """Give each of our runs with its record."""
+    """Yield each of our runs with its record."""
     for _, part in parts(submission):
         if part.run is not None:
             yield part, part.run
 
 
 def systems(submission: Submission) -> Iterator[tuple[System]]:
-    """Give each system."""
+    """Yield each system."""
     for system in submission.systems:
         yield (system,)
 
 
 def described(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
-    """Give each system that has a description, and the description."""
+    """Yield each system that has a description, and the description."""
     for system in submission.systems:
         if system.description:
             yield system, system.description

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, recorded, systems, whole, with_submission
 from cm4vllm.results.model import Accuracy, Submission, System

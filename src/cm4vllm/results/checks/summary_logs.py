@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
+from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.log_figures import UNSUCCESSFUL
 from cm4vllm.results.checks.subjects import Part, with_tests
@@ -96,7 +96,7 @@ def one_run(part: Part) -> Iterator[Fault]:
 
 
 def _stated(part: Part) -> Iterator[_Stated]:
-    """Give the lines of a run's summary that the detail log has a value for; none where there is no summary."""
+    """Yield the lines of a run's summary that the detail log has a value for; none where there is no summary."""
     lines = text_at(part.folder / SUMMARY_LOG, _MAX_SUMMARY).splitlines()
     if not lines:
         return  # RESULT-FILES
@@ -116,7 +116,7 @@ def _label_and_text(line: str) -> tuple[str, str]:
 
 
 def _entries(part: Part, lines: list[str]) -> Iterator[_Stated]:
-    """Give the summary's lines on warnings and errors, and on early stopping if it failed."""
+    """Yield the summary's lines on warnings and errors, and on early stopping if it failed."""
     if part.detail is None:
         return
     logged = {"error": part.detail.error_count > 0, "warning": bool(part.detail.warnings)}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cm4vllm.common.terminal_text import whole_number
-from cm4vllm.hardware.known_hardware import contradictions
-from cm4vllm.hardware.system_description import KEYS, NODES_DIFFER, NOT_STATED
+from cm4vllm.records.described_system import KEYS, NODES_DIFFER, NOT_STATED
+from cm4vllm.records.known_hardware import contradictions
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import described, with_submission
 from cm4vllm.results.findings import Severity
@@ -126,7 +126,7 @@ def values(submission: Submission, system: System, stated: Mapping[str, Any]) ->
 @check(
     "SYSTEM-HARDWARE",
     "a system description does not contradict what is known of the hardware it names",
-    source="src/cm4vllm/hardware/known, each row with its source",
+    source="src/cm4vllm/records/known, each row with its source",
     remedy=_FILL,
     severity=Severity.WARNING,
     stage=Stage.TREE,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cm4vllm.hardware.known_hardware import products_named
+from cm4vllm.records.known_hardware import products_named
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import described, with_submission
 from cm4vllm.results.checks.system_files import accelerator_count
@@ -93,7 +93,7 @@ def software(submission: Submission, system: System, stated: Mapping[str, Any]) 
 
 
 def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str) -> Iterator[Fault]:
-    """Give the software that a name states and the description does not."""
+    """Yield the software that a name states and the description does not."""
     names = f"{system.name} {stated.get('system_name', '')}"
     on_cpu = re.search(r"reference-cpu-([a-z]+)(?:-v([\d.]+))?", system.name)
     if on_cpu and on_cpu[1].lower() not in framework.lower():
@@ -116,7 +116,7 @@ def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str
 
 
 def _used(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:
-    """Give the software that the command of a README starts or asks, and the description does not name."""
+    """Yield the software that the command of a README starts or asks, and the description does not name."""
     for software in serving_software():
         used = (
             result.files["readme"]

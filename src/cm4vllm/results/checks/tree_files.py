@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.common.terminal_text import spelled_out
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
+from cm4vllm.records.accuracy import ACCURACY_TEXT
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, results, strict_results, whole, with_submission
 from cm4vllm.results.endpoints_harness import is_endpoints
@@ -123,7 +123,7 @@ def _unexpected(file: ListedFile) -> Iterator[Fault]:
 
 
 def _beside_results(submission: Submission) -> Iterator[Fault]:
-    """Give folders beside models that hold no scenario, and in a tree of one submitter files that are no pages."""
+    """Yield folders beside models that hold no scenario, and in a tree of one submitter files that are no pages."""
     for folder in sorted((submission.home / "results").glob("*/*")):
         if folder.is_dir() and any(folder.iterdir()) and not any(path.is_dir() for path in folder.iterdir()):
             yield Fault("a folder in the place of a model, without a scenario", _name(submission, folder))
@@ -211,7 +211,7 @@ def calibration(submission: Submission) -> Iterator[Fault]:
 
 
 def _calibration_pages(home: Path) -> Iterator[Path]:
-    """Give the pages on calibration that a submission has under other names: calibration_nvidia.md, calibration/*."""
+    """Yield the pages on calibration that a submission has under other names: calibration_nvidia.md, calibration/*."""
     for folder in _PAGES:
         yield from sorted(path for path in (home / folder).glob("[Cc]alibration*.*") if path.is_file())
         yield from sorted((home / folder / "calibration").rglob("*.md"))
@@ -236,7 +236,7 @@ def spelled(result: Result) -> Iterator[Fault]:
 
 
 def _by_benchmark(submission: Submission) -> Iterator[tuple[Submission, list[Result]]]:
-    """Give the closed results of each benchmark on each system together, after the submission."""
+    """Yield the closed results of each benchmark on each system together, after the submission."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for (result,) in strict_results(submission):
         groups.setdefault((result.system, result.benchmark), []).append(result)

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.common.files import text_of
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import results, strict_results, whole, with_submission
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import models_served
 from cm4vllm.rules import Division
@@ -155,7 +155,7 @@ def types(submission: Submission, result: Result) -> Iterator[Fault]:
 
 
 def _other_types(home: Path, result: Result, said: str, where: str, fields: str) -> Iterator[Fault]:
-    """Give the types that the names of a result, or the one that calibration.md, states instead of the stated ones."""
+    """Yield the types that the names of a result, or the one that calibration.md, states instead of the stated ones."""
     stated = _types_of(_METHOD.findall(said))
     named = {name: _types_of(methods) for name in _names(result) if (methods := _METHOD.findall(name))}
     page = _types_of(_methods(home, result.division))
@@ -172,7 +172,7 @@ def _types_of(methods: Iterable[str]) -> set[str]:
 
 
 def _names(result: Result) -> Iterator[str]:
-    """Give the names of a result that may say how its weights were quantised, where its commands serve one model."""
+    """Yield the names of a result that may say how its weights were quantised, where its commands serve one model."""
     yield from (result.system, result.model, str(result.measurements.get("starting_weights_filename", "")))
     served = models_served(result.readme)
     yield from served if len(served) == 1 else ()
@@ -187,7 +187,7 @@ def _calibrated(home: Path, result: Result) -> str:
 @cache
 def _methods(home: Path, division: str) -> frozenset[str]:
     pages = [home / "calibration.md", home / "documentation" / "calibration.md"]
-    text = "\n".join(text_of(path) for path in pages if path.is_file())
+    text = "\n".join(map(text_at, pages))
     return frozenset(method.lower() for method in _METHOD.findall(_of_division(text, division)))
 
 

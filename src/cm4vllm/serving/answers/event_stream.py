@@ -82,7 +82,7 @@ class EventStream:
 
     @property
     def done(self) -> bool:
-        """True when [DONE] has come."""
+        """Return True when [DONE] has come."""
         return self._done
 
     def _read(self, end: int) -> None:

@@ -70,7 +70,7 @@ def whole_answer(body: bytes, prompt_tokens: int, limits: AnswerLimits) -> Answe
 
 
 def lists_ids(body: bytes) -> bool:
-    """Tell whether an answer that is no stream lists token ids. Raises AnswerError."""
+    """Return True if an answer that is no stream lists token ids. Raises AnswerError."""
     return any(choice.token_ids is not None for choice in decoded(body, _DECODERS.one).choices or ())
 
 

@@ -17,18 +17,7 @@ import msgspec
 
 from cm4vllm.serving.answers.event_stream import AnswerError, NotJson, cleaned, error_message, error_words
 
-__all__ = [
-    "FORMAT_TOKENS",
-    "AnswerLimits",
-    "Choice",
-    "Decoders",
-    "Document",
-    "FinishReason",
-    "Named",
-    "Parts",
-    "Stated",
-    "decoded",
-]
+__all__ = ["AnswerLimits", "Choice", "Decoders", "Document", "FinishReason", "Named", "Parts", "Stated", "decoded"]
 
 #: The ends of a whole answer: a token that ends it, or the length that was asked for. "abort", "error" and whatever
 #: else a server may say stand for an answer that was cut.
@@ -53,10 +42,6 @@ _TOTALS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _CACHED, _NOT_CACHED = ("cach", "token"), ("creat", "writ", "miss", "stor")
 #: Bytes of a document that is no JSON that are shown.
 _BEGIN = 60
-
-#: Tokens of each answer that may be in no text and are no sign of another tokenizer: those that begin and end a message
-#: or a channel of it (gpt-oss: 3 to 10).
-FORMAT_TOKENS = 16
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.serving.answers.event_stream import AnswerError, EventStream
 from cm4vllm.serving.answers.stated import AnswerLimits, Choice, Decoders, Document, FinishReason, Named, Parts, Stated
-from cm4vllm.serving.records import Dialect, Prompts
 
 __all__ = ["TextAnswer", "TextReader", "whole_text"]
 

@@ -17,9 +17,9 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.common.terminal_text import whole_number
+from cm4vllm.records.vllm.options import split_options
 from cm4vllm.serving.arguments import ServerSettings, given_settings, read_server_settings, secret_env, server_argv
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
-from cm4vllm.serving.options import split_options
 
 __all__ = ["MANIFEST_FILE", "PodSettings", "manifests", "write_manifests"]
 

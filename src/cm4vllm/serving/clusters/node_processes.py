@@ -22,11 +22,12 @@ import msgspec
 
 from cm4vllm.common.errors import ServerUnreachable
 from cm4vllm.common.processes import exit_in_words, last_lines, run
+from cm4vllm.records.node import NodeReport
+from cm4vllm.records.server import NodeRecord
 from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.clusters.launchers.interface import Launcher
-from cm4vllm.serving.clusters.node_report import MARK, NodeReport
+from cm4vllm.serving.clusters.node_report import MARK
 from cm4vllm.serving.logs import telling_lines
-from cm4vllm.serving.records import NodeRecord
 from cm4vllm.serving.supervisor import end_in_words
 
 __all__ = [

@@ -20,41 +20,18 @@ import msgspec
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.processors import usable_processors
-from cm4vllm.common.records import Record, read_record
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.hardware.used_gpus import gpus_to_plan
+from cm4vllm.records.node import NodeReport
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port
-from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["NodeReport", "own_report", "reports_of", "require_alike"]
+__all__ = ["own_report", "require_alike"]
 
 #: Files up to this size count by their content, larger ones by name and size: weights may be 1 TB.
 _MOST_BYTES = 2**24
 #: The first word of the line with the report: a login shell may print lines of its own.
 MARK = "cm4vllm-node-report "
-
-
-class NodeReport(Record, frozen=True, kw_only=True):
-    """The state of a node before a start. `interfaces` are its network interfaces by address; `ports` are free.
-
-    `machine` is its hardware, `gpu_uuids` are the GPUs, or MIG parts, that programs on it see, in their order.
-    """
-
-    host: str
-    kernel: str = ""
-    python: str = ""
-    program: str = ""
-    packages: dict[str, str] = {}
-    model: str = ""
-    cores: int = 0
-    memory_bytes: int = 0
-    gpus: list[str] = []
-    gpu_uuids: list[str] = []
-    machine: MachineFacts | None = None
-    interfaces: dict[str, str] = {}
-    ports: list[int] = []
 
 
 def own_report(python: Path, model: str) -> NodeReport:
@@ -83,14 +60,6 @@ def own_report(python: Path, model: str) -> NodeReport:
         },
         ports=_free_ports(3),
     )
-
-
-def reports_of(server: ServerRecord) -> list[NodeReport]:
-    """Return the reports of the nodes of a server, its head first; none for a server on one machine.
-
-    Raises CmError for a report that cannot be read.
-    """
-    return [read_record(Path(node.report), NodeReport) for node in server.nodes if node.report]
 
 
 def _free_ports(count: int) -> list[int]:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.processors import cpu_quota
-from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.used_gpus import given_gpus, hidden_by
+from cm4vllm.records.machine import GpuFacts
 from cm4vllm.serving.arguments import ServerSettings
 
 __all__ = ["core_bindings", "gpu_groups", "in_few_processes", "own_cores", "placed", "require_cpu_backend"]

@@ -23,6 +23,8 @@ from cm4vllm.common.processes import last_lines, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.serving.arguments import ray_env
 from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, wait_for_end
 from cm4vllm.serving.ports import free_port
@@ -134,11 +136,14 @@ def look(python: str, address: str, workers: int = 0) -> Cluster:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
-        done = run(
-            [python, "-P", program, address, str(workers), str(_PLACEMENT_S)],
-            env={"PYTHONPATH": "", **ray_env()},
-            timeout_s=_PLACEMENT_S + 60,
-        )
+        # Ray's workers look for modules in the folder that the program which asks for them is in, whatever -P says.
+        with scratch_folder("cm4vllm-ray-") as own_folder:
+            done = run(
+                [python, "-P", program, address, str(workers), str(_PLACEMENT_S)],
+                cwd=own_folder,
+                env={"PYTHONPATH": "", **ray_env()},
+                timeout_s=_PLACEMENT_S + 60,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _unreachable(address, str(error)) from error
     printed = next((line for line in reversed(done.output.splitlines()) if line.startswith('{"nodes"')), "")
@@ -148,7 +153,7 @@ def look(python: str, address: str, workers: int = 0) -> Cluster:
 
 
 def show(settings: RaySettings) -> Cluster:
-    """Say what the cluster has and whether a server of tp_size x pp_size GPUs fits. Raises UsageError when not."""
+    """Print what the cluster has and whether a server of tp_size x pp_size GPUs fits. Raises UsageError when not."""
     tensor, pipeline = settings.tp_size or 1, settings.pp_size or 1
     workers = tensor * pipeline
     cluster = look(settings.python, _address(settings), workers if workers > 1 else 0)
@@ -169,7 +174,7 @@ def show(settings: RaySettings) -> Cluster:
 
 
 def wait_in_foreground(path: str) -> None:
-    """Tell how the node is used and wait for Ctrl-C. Raises ServerDied when the node ends before."""
+    """Print how the node is used and wait for Ctrl-C. Raises ServerDied when the node ends before."""
     record = read_record(Path(path), RayRecord)
     if record.role == "head":
         say(f"on each other machine: cm run script --tags=run,ray-cluster,_worker --address={record.address}")
@@ -200,7 +205,7 @@ def _address(settings: RaySettings) -> str:
     if settings.role == "head":
         return f"{settings.node_ip or _own_address()}:{settings.port}"
     host, colon, port = settings.address.rpartition(":")
-    if not (colon and host and port.isdecimal()):
+    if not (colon and host and (whole_number(port) or 2**16) < 2**16):
         raise UsageError(
             f"--address={settings.address!r} of run,ray-cluster is not the address of a head",
             remedy="give HOST:PORT as printed by run,ray-cluster,_head",

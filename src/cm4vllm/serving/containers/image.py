@@ -37,14 +37,14 @@ from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.records.server import ContainerRecord
+from cm4vllm.records.vllm.options import HELP_FILE
 from cm4vllm.serving import verification
 from cm4vllm.serving.containers.server_container import container_options, removal_words, supervised_words
 from cm4vllm.serving.install import PROOF, PROOF_ENV, InstallSettings, check, proof_result
 from cm4vllm.serving.logs import telling_lines
-from cm4vllm.serving.options import HELP_FILE
 from cm4vllm.serving.own_supervisors import end_supervisors, own
 from cm4vllm.serving.packages import PACKAGES
-from cm4vllm.serving.records import ContainerRecord
 from cm4vllm.serving.supervisor import start_supervised
 from cm4vllm.serving.vllm_choice import VENDORS, Choice, detected
 

@@ -19,33 +19,32 @@ from typing import Any
 import msgspec
 
 from cm4vllm.assets.model_links import model_links
-from cm4vllm.common.command_lines import given_words, refuse_secrets
-from cm4vllm.common.containers import Container, Mount, ask_engine, engines, run_words
+from cm4vllm.common.command_lines import given_words, options_in, refuse_secrets
+from cm4vllm.common.containers import Mount, ask_engine, engines, run_words
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.used_gpus import VISIBLE
+from cm4vllm.records.published_server import described_container
+from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.orphans import supervisor_spec
-from cm4vllm.serving.records import ContainerRecord
 from cm4vllm.serving.supervisor import WATCHED_PIPE
 
-__all__ = [
-    "container_options",
-    "published_run",
-    "removal_words",
-    "remove_leftovers",
-    "server_container",
-    "supervised_words",
-]
+__all__ = ["container_options", "removal_words", "remove_leftovers", "server_container", "supervised_words"]
 
 #: The label of every container: the namespace of process IDs and in it the supervisor.
 _LABEL = "cm4vllm.supervisor"
 _PROGRAM, _WATCHED = "/cm4vllm", "/cm4vllm-watched"
-#: Options of an engine on which the server's address and its end rest.
-_OURS = ("--detach", "-d", "--name", "--entrypoint", "--network", "--net", "--publish", "-p", "--pid", "--rm")
-#: The short options that take no value, and so stand before others in one word (docker-run(1), podman-run(1)).
+#: Options of an engine on which the server's address and its end rest; those of a pod are podman's.
+_OURS = frozenset(
+    {
+        *("--detach", "-d", "--name", "--entrypoint", "--rm", "--restart", "--pid", "--pod", "--pod-id-file"),
+        *("--network", "--net", "--publish", "-p", "--publish-all", "-P"),
+    }
+)
+#: The short options that take no value (docker-run(1), podman-run(1)).
 _WITHOUT_VALUE = "diPqt"
 
 
@@ -59,21 +58,14 @@ def container_options(text: str) -> list[str]:
         remedy='set it as a variable of the environment, and give its name alone: --container_args="--env NAME"',
     )
     for word in words:
-        if name := next((name for name in _options_in(word) if name in _OURS), ""):
+        named = [name for name in options_in(word, _WITHOUT_VALUE) if name in _OURS]
+        if name := named[0] if named else _LABEL if _LABEL in word else "":
             raise UsageError(
                 f"{name} cannot be given in --container_args",
                 cause="the address and the end of the server rest on cm4vllm's own value",
                 remedy="leave it out; --host and --port choose the address",
             )
     return words
-
-
-def _options_in(word: str) -> list[str]:
-    """Return the options that a word gives: -id are two, and -p8000 is one with its value."""
-    if word.startswith("--") or not word.startswith("-"):
-        return [word.partition("=")[0]]
-    letters = re.match(rf"-([{_WITHOUT_VALUE}]*)(.?)", word)
-    return [f"-{letter}" for letter in "".join(letters.groups())] if letters else []
 
 
 def server_container(image: ContainerRecord, settings: ServerSettings) -> ContainerRecord:
@@ -85,14 +77,11 @@ def server_container(image: ContainerRecord, settings: ServerSettings) -> Contai
     )
 
 
-def published_run(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
-    """Return the command that runs `argv` in the container, as it can be given by hand."""
-    return run_words(engines()[record.engine], _described(record, argv))
-
-
 def supervised_words(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
     """Return the command for a supervisor, which fills in the braces."""
-    described = _described(record, (argv[0], f"{_PROGRAM}/first_process.py", f"{_WATCHED}/{WATCHED_PIPE}", *argv))
+    described = described_container(
+        record, (argv[0], f"{_PROGRAM}/first_process.py", f"{_WATCHED}/{WATCHED_PIPE}", *argv)
+    )
     own = (Mount(str(Path(__file__).parents[1] / "in_container"), _PROGRAM), Mount("{watched}", _WATCHED))
     container = replace(
         described,
@@ -130,7 +119,7 @@ def remove_leftovers(engine_name: str) -> list[str]:
 
 
 def _is_left(container: dict[str, Any]) -> bool:
-    """Say whether no supervisor owns a container; one of another namespace of process IDs is not seen here."""
+    """Return True if no supervisor owns a container; one of another namespace of process IDs is not seen here."""
     label = str(((container.get("Config") or {}).get("Labels") or {}).get(_LABEL, ""))
     namespace, _, supervisor = label.partition(".")
     number = whole_number(supervisor)
@@ -140,19 +129,6 @@ def _is_left(container: dict[str, Any]) -> bool:
 def _pid_namespace() -> str:
     """Return the number of this process's namespace of process IDs."""
     return re.sub("[^0-9]", "", str(Path("/proc/self/ns/pid").readlink()))
-
-
-def _described(record: ContainerRecord, program: Sequence[str]) -> Container:
-    return Container(
-        image=record.reference,
-        program=tuple(program),
-        device=record.device,
-        shm_size=record.shm_size,
-        host_network=True,
-        mounts=tuple(Mount(text.removesuffix(":ro"), writable=not text.endswith(":ro")) for text in record.mounts),
-        passed=tuple(record.passed),
-        options=tuple(record.options),
-    )
 
 
 def _mounts(settings: ServerSettings) -> list[str]:

@@ -10,20 +10,20 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.checkpoint import read_checkpoint
-from cm4vllm.assets.config_json import json_object, section
-from cm4vllm.assets.model_size import read_architecture
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import read_record
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Key, Settings, require_above_zero
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
-from cm4vllm.serving.arguments import ServerSettings, least_kv_cache_gib
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.weights.checkpoint import read_checkpoint
+from cm4vllm.records.weights.config_json import json_object, section
+from cm4vllm.records.weights.model_size import read_architecture
+from cm4vllm.rules import catalogue
+from cm4vllm.serving.arguments import ServerSettings, least_kv_cache_gib, require_possible_sizes
 from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
 
@@ -124,9 +124,15 @@ def _on_host(server: ServerSettings, model: ModelRecord | None, servers: int) ->
 
 def asked_of(settings: AdviceSettings) -> Asked:
     """Return the inputs of the advisor. Raises UsageError, ModelError."""
+    require_possible_sizes(
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        gpu_memory_utilization=settings.utilisation,
+        kv_cache_gib=settings.kv_cache_gib,
+    )
+    require_above_zero("--gpu_memory", settings.gpu_memory_gib)
     longest = _MODEL_LEN if settings.max_model_len is None else settings.max_model_len
-    if longest < 1:
-        raise UsageError(f"--max_model_len={longest} is too short for a request", remedy="give 1 or more")
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
     gpus, memory = _machine(settings)

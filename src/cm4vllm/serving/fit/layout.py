@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cm4vllm.assets.model_size import Architecture
 from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.records.weights.model_size import Architecture
 
 __all__ = ["GIB", "Asked", "Fit", "advise", "kv_cache_tokens", "table"]
 
@@ -190,7 +190,7 @@ def _flags(asked: Asked, fit: Fit) -> str:
 
 
 def _layouts(asked: Asked) -> Iterator[tuple[int, int]]:
-    """Give tensor and pipeline sizes, the smallest groups first; heads and layers divide evenly among GPUs.
+    """Yield tensor and pipeline sizes, the smallest groups first; heads and layers divide evenly among GPUs.
 
     A group that does not fit into a node is on all GPUs of several nodes.
     """

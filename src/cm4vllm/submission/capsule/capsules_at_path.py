@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE
+from cm4vllm.records.campaign import CAMPAIGN_FILE
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.curves import curves_at
 from cm4vllm.results.results_at_path import open_results

@@ -12,11 +12,11 @@ import msgspec
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.bounded_documents import read_json
-from cm4vllm.common.files import text_of
+from cm4vllm.records.software import SCRIPTS_FILE
 from cm4vllm.results.capsule import Capsule, CapsuleServer, unknown_fields
+from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
-from cm4vllm.submission.campaign_software import SCRIPTS_FILE
 from cm4vllm.submission.capsule.from_records import description_of, publishable, scripts_of
 from cm4vllm.submission.official_checker import is_rehearsal
 
@@ -70,7 +70,7 @@ def _pages(submission: Submission, result: Result) -> list[str]:
     """Return the texts of the pages above a result: those of its system, and the submitter's."""
     home = submission.home
     places = [home / "measurements" / result.system, home / "results" / result.system, home]
-    return [text_of(path) for place in places if (path := place / "README.md").is_file()]
+    return list(filter(None, (text_at(place / "README.md") for place in places)))
 
 
 def _lines(texts: Iterable[str], pattern: str) -> list[list[str]]:

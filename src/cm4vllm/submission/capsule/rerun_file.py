@@ -94,7 +94,7 @@ def read_capsule(path: Path) -> Capsule:
 
 
 def _completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Give each result the fields that the capsule states once for all."""
+    """Add to each result the fields that the capsule states once for all."""
     shared = {**{name: fields.get(name) for name in _SHARED}, "model": fields["model"].get("name", "")}
     return {**fields, "results": [{**shared, "folder": "", **result} for result in fields["results"]]}
 

@@ -173,7 +173,7 @@ def run_programs(abilities: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def judge_tasks(judged: Callable[[dict[str, str], Channel | None], tuple[bool | None, str]]) -> None:
-    """Give a verdict on each task from standard input; a task that has a program comes with the socket to its process.
+    """Write a verdict on each task from standard input; a task that has a program comes with the socket to its process.
 
     A verdict repeats the task's token, which no program gets to see.
     """

@@ -30,7 +30,7 @@ class Solution:
         return self._solution is not None
 
     def find(self, name: str) -> bool:
-        """Tell whether the program has a function of this name, which is then the one that is called."""
+        """Return True if the program has a function of this name, which is then the one that is called."""
         self._method = self._official.get_function(self._solution, name)
         return self._method is not None
 

@@ -27,7 +27,7 @@ _GRACE_S = 10.0
 
 
 def stands_alone(test: str) -> bool:
-    """Tell whether a test needs nothing of the program's but the results of `candidate` for values that it states."""
+    """Return True if a test needs nothing of the program's but the results of `candidate` for values that it states."""
     try:
         nodes = list(ast.walk(ast.parse(test)))
     except SyntaxError:

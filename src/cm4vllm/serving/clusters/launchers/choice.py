@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.terminal_text import whole_number
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
 from cm4vllm.serving.clusters.launchers.slurm import SlurmLauncher, slurm_launcher
 from cm4vllm.serving.clusters.launchers.ssh import SshLauncher, ssh_launcher
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["chosen_launcher", "launcher_of", "node_count"]
 

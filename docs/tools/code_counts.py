@@ -1,0 +1,197 @@
+"""Counts of a checkout's code: statements, lines, imports that cross the sides, functions that read CM's environment.
+
+    python docs/tools/code_counts.py [CHECKOUT]
+
+prints one table, by which a checkout before a change is compared with the one after it. A statement is an `ast.stmt`
+that is no docstring; each is counted once, also inside others.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+#: The folders whose statements count as code.
+CODE = ("src", "script", "automation", "benchmarks", "docs/tools")
+MEASURING = ("hardware", "assets", "serving", "loadgen", "power", "accuracy", "compliance")
+READING = ("results", "submission", "report")
+#: The most modules of a folder.
+MOST = 20
+_KEY = re.compile(r"CM_[A-Z0-9_]+")
+_GENERATED = re.compile(r"^(Generated|Written from the code)\b", re.MULTILINE)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of Python: its path from the checkout, its text, its tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        parts = Path(self.path).parts
+        return "/".join(parts[:3]) if parts[0] == "src" and len(parts) > 3 else parts[0]
+
+
+def modules_of(root: Path, folders: tuple[str, ...] = CODE) -> list[Module]:
+    """Return the modules below these folders of a checkout."""
+    paths = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+    texts = ((path, path.read_text(encoding="utf-8")) for path in paths)
+    return [Module(path.relative_to(root).as_posix(), text, ast.parse(text)) for path, text in texts]
+
+
+def statements(tree: ast.AST) -> int:
+    """Return the number of statements of a tree that are no docstrings."""
+    return sum(isinstance(node, ast.stmt) and not is_text(node) for node in ast.walk(tree))
+
+
+def is_text(node: ast.AST) -> bool:
+    """Return True if a statement is a text alone, as docstrings are."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def functions_of(module: Module) -> Iterator[Function]:
+    """Yield all functions of a module."""
+    yield from (node for node in ast.walk(module.tree) if isinstance(node, Function))
+
+
+def reads_environment(function: Function, keys: frozenset[str]) -> bool:
+    """Return True if a function reads a `CM_...` key, or takes a mapping of such keys.
+
+    `keys` are the names of its module's constants that hold such a key.
+    """
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    if any(is_environment(argument) for argument in arguments):
+        return True
+    read = (node.slice for node in ast.walk(function) if isinstance(node, ast.Subscript))
+    asked = (
+        node.args[0]
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args
+    )
+    return any(is_key(node, keys) for node in (*read, *asked))
+
+
+def is_environment(argument: ast.arg) -> bool:
+    """Return True for a parameter that is a mapping of CM's keys, by its name and type."""
+    kind = ast.unparse(argument.annotation) if argument.annotation else ""
+    return argument.arg in ("env", "environment", "given", "i") and kind.startswith(("Mapping[", "dict[", "Result"))
+
+
+def is_key(node: ast.AST, keys: frozenset[str]) -> bool:
+    """Return True for a key of CM's environment, written out or by a constant's name."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and bool(_KEY.fullmatch(node.value))
+    return isinstance(node, ast.Name) and node.id in keys
+
+
+def key_constants(module: Module) -> frozenset[str]:
+    """Return the names of a module's constants that hold a key of CM's environment."""
+    assigned = (node for node in module.tree.body if isinstance(node, ast.Assign))
+    return frozenset(
+        name.id
+        for node in assigned
+        for target in node.targets
+        for name, value in pairs(target, node.value)
+        if isinstance(name, ast.Name) and is_key(value, frozenset())
+    )
+
+
+def pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each name of an assignment with its value."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        yield from zip(target.elts, value.elts, strict=False)
+    else:
+        yield target, value
+
+
+def crossing_imports(modules: list[Module]) -> set[tuple[str, str]]:
+    """Return the pairs of a module that judges and one that measures which it imports."""
+    pairs = set()
+    names = {dotted(module) for module in modules if module.path.startswith("src/cm4vllm/")}
+    for module in modules:
+        if dotted(module).partition(".")[0] not in READING:
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cm4vllm."):
+                base = str(node.module).removeprefix("cm4vllm.")
+                for alias in node.names:
+                    other = f"{base}.{alias.name}" if f"{base}.{alias.name}" in names else base
+                    if other.partition(".")[0] in MEASURING:
+                        pairs.add((dotted(module), other))
+    return pairs
+
+
+def dotted(module: Module) -> str:
+    """Return a module's name below cm4vllm."""
+    return module.path.removeprefix("src/cm4vllm/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def lines_below(root: Path, folder: str) -> int:
+    """Return the number of lines of the Python files below a folder."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (root / folder).rglob("*.py"))
+
+
+def documented(functions: list[Function]) -> float:
+    """Return the part of these functions that has a docstring."""
+    return sum(ast.get_docstring(function) is not None for function in functions) / max(1, len(functions))
+
+
+def words_of_docs(root: Path) -> int:
+    """Return the number of words of the pages of docs/ that are written by hand."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((root / "docs").rglob("*.md"))]
+    return sum(len(text.split()) for text in texts if not _GENERATED.search(text[:400]))
+
+
+def counts(root: Path) -> dict[str, str]:
+    """Return the figures of a checkout, by their names."""
+    modules = modules_of(root)
+    source = [module for module in modules if module.path.startswith("src/")]
+    outside = [module for module in modules if not module.path.startswith(("src/cm4vllm/engine/", "docs/"))]
+    reading = sum(
+        reads_environment(function, key_constants(module)) for module in outside for function in functions_of(module)
+    )
+    folders = Counter(str(Path(module.path).parent) for module in source)
+    public = [
+        function
+        for module in source
+        for function in functions_of(module)
+        if not function.name.startswith("_") or (function.end_lineno or 0) - function.lineno >= MOST // 4
+    ]
+    rows = Counter[str]()
+    for module in modules:
+        rows[module.package] += statements(module.tree)
+    return {
+        "statements": f"{sum(rows.values()):,}",
+        **{f"  of {package}": f"{count:,}" for package, count in rows.most_common()},
+        "lines of src": f"{lines_below(root, 'src'):,}",
+        "lines of tests": f"{lines_below(root, 'tests'):,}",
+        "imports from the reading to the measuring side": str(len(crossing_imports(modules))),
+        "functions outside the engine that read CM's environment": str(reading),
+        f"folders of src with more than {MOST} modules": ", ".join(
+            f"{folder.removeprefix('src/cm4vllm/')} {count}" for folder, count in folders.most_common() if count > MOST
+        )
+        or "none",
+        "public or longer functions of src with a docstring": f"{documented(public):.1%}",
+        "words of docs/ written by hand": f"{words_of_docs(root):,}",
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table."""
+    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[2]
+    for name, figure in counts(root).items():
+        print(f"{name}: {figure}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,229 @@
+"""Notes of what belongs to cm4vllm: the files of a finished result, and a folder that a command is making.
+
+Beside a result NAME lies its note, `.NAME.cm4vllm.json`. The note of a finished result lists its files, each with its
+size and the time of its last change: a file that fits is ours, anything else belongs to the user. The note of a folder
+that is being made, its mark, states the folder's inode and time of birth: another folder under the same name is not
+that one, also where the file system gives it the same inode. While the command runs, it holds the folder's lock. A name
+alone, an age or a place shows nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cm4vllm.common.bounded_documents import object_of
+from cm4vllm.common.errors import translated_os_errors
+from cm4vllm.common.files import write_json
+
+__all__ = [
+    "Files",
+    "Note",
+    "beside",
+    "entries",
+    "foreign",
+    "identity",
+    "in_the_making",
+    "is_as_noted",
+    "is_working_folder",
+    "mark",
+    "note_all",
+    "note_files",
+    "note_finished",
+    "note_written",
+    "remove_marked",
+    "unmark",
+]
+
+#: Size in bytes and time of the last change in ns, of each file by its path in the folder. Folders end with a slash,
+#: and have no figures.
+Files = dict[str, list[int]]
+#: Linux's statx(2): the flag that follows no link, the bit of the time of birth, and its place in the answer.
+_AT_FDCWD, _NO_FOLLOW, _BIRTH, _BIRTH_AT = -100, 0x100, 0x800, 80
+
+
+@dataclass(frozen=True)
+class Note:
+    """The note beside a place: the files of a finished result, or the identity of a folder in the making."""
+
+    files: Files = field(default_factory=dict)
+    made: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, place: Path) -> Note:
+        """Read the note beside a place; an empty one where there is none, or one of another user's."""
+        for path in _note_paths(place):
+            with contextlib.suppress(OSError):
+                if path.lstat().st_uid == os.getuid():
+                    value = object_of(path)
+                    files, made = value.get("files"), value.get("made")
+                    if isinstance(files, dict) or isinstance(made, list):
+                        return cls(files if isinstance(files, dict) else {}, made if isinstance(made, list) else [])
+        return cls()
+
+    def marks(self, folder: Path) -> bool:
+        """Return True if this is the mark of a folder that a command is making, or was making when it was killed."""
+        return bool(self.made) and self.made == identity(folder)
+
+
+def identity(folder: Path) -> list[int]:
+    """Return the inode of a folder and its time of birth in ns, 0 on a file system without one; empty without a folder.
+
+    Of folders that had the same name one after the other, both together differ.
+    """
+    try:
+        inode = folder.lstat().st_ino
+    except OSError:
+        return []
+    answer = ctypes.create_string_buffer(256)
+    with contextlib.suppress(AttributeError):  # a C library without statx
+        asked = (_AT_FDCWD, os.fsencode(folder), _NO_FOLLOW, _BIRTH, answer)
+        if ctypes.CDLL(None).statx(*asked) == 0 and struct.unpack_from("I", answer)[0] & _BIRTH:
+            seconds, rest = struct.unpack_from("qI", answer, _BIRTH_AT)
+            return [inode, seconds * 10**9 + rest]
+    return [inode, 0]
+
+
+def beside(target: Path, ending: str, beginning: str = "") -> Path:
+    """Return the place of that name beside a target: in it where it is the working folder, which has no other place."""
+    folder = target if is_working_folder(target) else target.parent
+    return folder / f"{beginning}{target.name}{ending}"
+
+
+def is_working_folder(target: Path) -> bool:
+    """Return True if a path leads to the working folder."""
+    with contextlib.suppress(OSError):
+        return target.samefile(Path.cwd())
+    return False
+
+
+def _note_paths(place: Path) -> tuple[Path, Path]:
+    """Return where the note of a place may lie: beside it, or in it where it was the working folder."""
+    name = f".{place.name}.cm4vllm.json"
+    return place.parent / name, place / name
+
+
+def _write_note(place: Path, note: Mapping[str, object]) -> None:
+    write_json(_note_paths(place)[is_working_folder(place)], note)
+
+
+def entries(folder: Path) -> Files:
+    """Return what is in a folder, as notes list it; no link is followed. Raises OSError."""
+    listed: Files = {}
+    todo = [""]
+    while todo:
+        place = todo.pop()
+        with os.scandir(folder / place) as listing:
+            for entry in listing:
+                name = place + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    listed[f"{name}/"] = []
+                    todo.append(f"{name}/")
+                else:
+                    listed[name] = _figures(Path(entry.path))
+    return listed
+
+
+def foreign(folder: Path) -> list[str]:
+    """Return what is in a folder and is not as its note lists it, by its path in the folder. Raises OSError."""
+    noted = Note.of(folder).files
+    return [name for name, figures in entries(folder).items() if noted.get(name) != figures]
+
+
+def _figures(path: Path) -> list[int]:
+    status = path.lstat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def is_as_noted(path: Path, noted: object) -> bool:
+    """Return True if a file is the one that was noted; a folder never is one."""
+    if not noted:
+        return False
+    try:
+        return _figures(path) == noted
+    except OSError:
+        return False
+
+
+def note_all(place: Path, files: Files) -> None:
+    """Write the note of a finished result, or of a file, whose name is empty then. Raises DiskFull, NotWritable."""
+    with translated_os_errors("finish", place):
+        _write_note(place, {"files": files})
+
+
+def note_files(folder: Path, names: Iterable[str]) -> None:
+    """Note files that were added to a result, or written again; nothing is noted where the folder has no note.
+
+    The time of a record that is written again would show it as the user's own otherwise.
+    """
+    if files := Note.of(folder).files:
+        with contextlib.suppress(OSError):
+            added = {name: _figures(folder / name) for name in names}
+            _write_note(folder, {"files": files | added})
+
+
+def note_finished(folder: Path) -> None:
+    """Note all that is in a folder as the files of a finished result. Raises DiskFull, NotWritable."""
+    with translated_os_errors("finish", folder):
+        note_all(folder, entries(folder))
+
+
+def note_written(path: Path) -> None:
+    """Note that a file is ours as it is now: the next command may replace it."""
+    note_all(path, {"": _figures(path)})
+
+
+def mark(folder: Path) -> None:
+    """Note that a command makes a folder, as long as it holds the folder's lock."""
+    _write_note(folder, {"made": identity(folder)})
+
+
+def unmark(folder: Path) -> None:
+    """Remove the note beside a folder, or beside one that is gone."""
+    if Note.of(folder) != Note():
+        for path in _note_paths(folder):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+@contextmanager
+def in_the_making(folder: Path) -> Iterator[None]:
+    """Mark a folder, and hold its lock, which ends with this process, however that ends. Raises OSError."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mark(folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def remove_marked(folder: Path, remove: Callable[[Path], object] = shutil.rmtree) -> bool:
+    """Call `remove` with a folder that a killed command was making; tell whether nothing is at its place then.
+
+    One without its mark stays. Only for folders with random names in the system's folder for temporary files: any other
+    may hold files of the user by then. Raises BlockingIOError for one whose command runs: it holds the folder's lock.
+    """
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(lock).st_uid == os.getuid() and Note.of(folder).marks(folder):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(folder)
+                unmark(folder)
+        finally:
+            os.close(lock)
+    except BlockingIOError:
+        raise
+    except OSError:  # no folder, removed meanwhile, or on a file system without locks
+        pass
+    return not os.path.lexists(folder)

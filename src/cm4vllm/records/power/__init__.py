@@ -1,0 +1,1 @@
+"""The records of a power session: its phases, its messages, the samples of its analyzer."""

@@ -1,0 +1,31 @@
+"""The command of a server as pages show it: one flag a line, with variables for what is of one machine alone."""
+
+from __future__ import annotations
+
+from cm4vllm.common.command_lines import published_command, published_words, shell_line
+from cm4vllm.common.redaction import variable
+from cm4vllm.records.published_server import container_words, hosts_of, server_words
+from cm4vllm.records.server import ServerRecord
+
+__all__ = ["container_command", "server_command", "typed_command"]
+
+
+def server_command(server: ServerRecord, model_path: str) -> str:
+    """Write the server's command as `server_words` returns it, one flag a line; empty for a server that already ran."""
+    env, words = server_words(server, model_path)
+    return shell_line(words, env)
+
+
+def container_command(server: ServerRecord, model_path: str) -> str:
+    """Write the command of the engine that ran the server's command in a container, with the same variables."""
+    if server.container is None:
+        return ""
+    words = container_words(server.container, server.argv)
+    if model_path:  # in a mount it is not a word of its own
+        words = [word.replace(model_path, variable("MODEL")) for word in words]
+    return shell_line(published_words(words, {model_path: "MODEL"}, hosts_of(server)))
+
+
+def typed_command(command: str, server: ServerRecord) -> str:
+    """Write the command that was typed, one flag a line, with variables for what is only known where it was typed."""
+    return published_command(command, hosts=hosts_of(server))
