@@ -86,17 +86,19 @@ class _IdParts(Parts[_Choice]):
 
     def _add(self, documents: Sequence[Document[_Choice]], raw: bytes) -> None:
         ids: list[int] = []
+        first, ended = self.first_tokens, self.reason is not None
         for document in documents:
             choice = self._choice(document, raw)
             if choice is None:
                 continue
             listed = choice.token_ids
-            if choice.finish_reason is not None or self.reason is not None:
+            if ended or choice.finish_reason is not None:
                 self._end(choice.finish_reason, goes_on=bool(listed))
+                ended = self.reason is not None
             if listed:
-                if not self.first_tokens:
-                    self.first_tokens = len(listed)
                 ids += listed
+                first = first or len(listed)
+        self.first_tokens = first
         self.tokens.fromlist(ids)
 
     def answer(self, prompt_tokens: int, limits: AnswerLimits, first_tokens: int = 0) -> Answer:

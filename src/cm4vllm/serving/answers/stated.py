@@ -174,8 +174,11 @@ class Parts(ABC, Generic[C]):
         """Take what a document has beside tokens; return its choice, None where it has none. Raises AnswerError."""
         if document.error:
             _refuse(document.error)
-        if document.usage is not None:
-            self._take_usage(document.usage)
+        usage = document.usage
+        if usage and isinstance(usage, dict):  # one without a count of tokens states nothing
+            count = usage.get("completion_tokens")
+            if type(count) is int or not _is_nothing(count):
+                self.usage = usage
         choices = document.choices
         if not choices:
             if document.message is not None:
@@ -185,13 +188,6 @@ class Parts(ABC, Generic[C]):
         if len(choices) > 1 or (choice.index and not _is_zero(choice.index)):
             raise AnswerError("the answer has more than one choice")
         return choice
-
-    def _take_usage(self, usage: Any) -> None:
-        """Take a usage; one without a count of tokens states nothing."""
-        if isinstance(usage, dict):
-            count = usage.get("completion_tokens")
-            if type(count) is int or not _is_nothing(count):
-                self.usage = usage
 
     def _end(self, named: Any, *, goes_on: bool) -> None:
         """Take the finish_reason of a choice that has tokens where it `goes_on`. Raises AnswerError."""
@@ -224,8 +220,11 @@ class Parts(ABC, Generic[C]):
         """Return what the server states. Raises AnswerError where a count of tokens is no number of tokens."""
         usage = self.usage
         prompt, tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        more = [(name.lower(), value) for name, value in usage.items() if value and name not in _TOTALS]
-        cached, reasoning = _parts_of(more) if more else (0, 0)
+        cached = reasoning = 0
+        for name in usage:
+            if name not in _TOTALS and usage[name]:
+                cached, reasoning = _parts_of(usage)
+                break
         models = self.named() if self._last else self.models
         return Stated(_count("prompt_tokens", prompt), _count("completion_tokens", tokens), cached, reasoning, models)
 
@@ -236,10 +235,10 @@ class Parts(ABC, Generic[C]):
         return self.models
 
 
-def _parts_of(counts: list[tuple[str, Any]]) -> tuple[int, int]:
-    """Return the tokens out of a cache, and those of reasoning, among named counts and objects of such."""
+def _parts_of(usage: dict[str, Any]) -> tuple[int, int]:
+    """Return the tokens out of a cache, and those of reasoning, among the counts of a usage and objects of such."""
     cached = reasoning = 0
-    for outer, value in counts:
+    for outer, value in usage.items():
         for inner, count in value.items() if isinstance(value, dict) else (("", value),):
             name = f"{outer}.{inner}".lower()
             if all(word in name for word in _CACHED) and not any(word in name for word in _NOT_CACHED):
