@@ -35,7 +35,7 @@ def readable(raw):
 
 
 def is_error(error):
-    """Tell whether an error is one: it is none where it is empty, or has only empty fields."""
+    """Return True if an error is one: it is none where it is empty, or has only empty fields."""
     fields = error.values() if isinstance(error, dict) else [error]
     return any(field and str(field).strip().lower() not in ("", "null", "none") for field in fields)
 
