@@ -61,7 +61,7 @@ def settings_of(make_settings, tmp_path):
             max_input_tokens=42,
             sentences="punkt-untrained",
         )
-        made = make_settings(server.endpoint, scenario, mode, stream_interval=0)
+        made = make_settings(server.endpoint, scenario, mode, stream_interval=int(scenario == "Server"))
         return replace(
             made,
             server=probe(server.endpoint, MODEL, text=True, max_model_len=2048),
@@ -91,10 +91,7 @@ def test_what_was_saved_with_a_tokenizer_changes_neither_ids_nor_counts(tmp_path
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_the_tokens_of_a_server_that_counts_none_are_those_of_its_text(tmp_path, settings_of, save, scenario):
     with TextServer(counts=False) as server:
-        settings = replace(
-            settings_of(server, scenario, "performance", save), stream_interval=int(scenario == "Server")
-        )
-        record = run(settings, tmp_path / "run")
+        record = run(settings_of(server, scenario, "performance", save), tmp_path / "run")
     mean = sum(len(answer_ids(index)) for index in range(SAMPLES)) / SAMPLES
     assert record.client.completion_tokens / record.client.completed == mean
     figures = read_performance(tmp_path / "run").figures
