@@ -90,7 +90,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
 
 @pytest.fixture
 def installation(tmp_path):
-    (tmp_path / HELP_FILE).write_text(resources.files("cm4vllm.serving").joinpath(HELP_FILE).read_text())
+    (tmp_path / HELP_FILE).write_text(resources.files("cm4vllm.records.vllm").joinpath(HELP_FILE).read_text())
     return str(tmp_path / "vllm.json")
 
 

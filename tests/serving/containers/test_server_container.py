@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.records.published_server import container_words
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.containers.server_container import (
     container_options,
-    published_run,
     removal_words,
     server_container,
     supervised_words,
@@ -145,7 +145,7 @@ def test_variables_go_in_by_name_alone(model, monkeypatch):
     assert "PATH" not in record.passed
     assert "PYTHONPATH" not in record.passed
     argv = server_argv(Path("python3"), settings(model), 8000)
-    for words in (supervised_words(record, argv), published_run(record, argv)):
+    for words in (supervised_words(record, argv), container_words(record, argv)):
         assert SECRET not in " ".join(words)
         assert words[words.index("HF_TOKEN") - 1] == "--env"
     assert record.passed == sorted(record.passed)
@@ -168,7 +168,7 @@ def test_the_supervised_container_is_labelled_named_and_watched(model):
 def test_the_published_command_is_what_a_user_would_type(model):
     record = server_container(image(options=["--ulimit=memlock=-1"]), settings(model))
     argv = server_argv(Path("python3"), settings(model), 8000)
-    line = " ".join(published_run(record, argv))
+    line = " ".join(container_words(record, argv))
     assert line.startswith("docker run --rm --network=host --shm-size=16g --gpus=all ")
     assert f"--ulimit=memlock=-1 --entrypoint=python3 {record.reference} -P -m vllm" in line
     assert "{" not in line
