@@ -35,8 +35,8 @@ PACKAGES = (
     "compliance",
     "results",
     "submission",
-    "endpoints",
     "report",
+    "endpoints",
     "campaign",
 )
 #: The parts of packages, in their order; what is not named, as the front of the engine, comes after them all.
