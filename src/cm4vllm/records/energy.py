@@ -19,11 +19,11 @@ __all__ = ["CountedEnergy", "Counter", "Reading", "RunEnergy", "Scope", "energy_
 
 #: A time as time.time() gives it, and the value of a counter then.
 Reading = tuple[float, int]
-#: No GPU board and no CPU package draws as many W: what a counter states to have counted since a wrap or a reset, and
-#: through a whole run, is less.
+#: Assumed, no source: no GPU board and no CPU package draws as many W, so that what a counter states to have counted
+#: since a wrap or a reset, and through a whole run, is less.
 _MOST_W = 5000.0
-#: No GPU board and no CPU package that is switched on draws as little: a counter that states less in this time and more
-#: has stopped. Counters are renewed several times a second.
+#: Assumed, no source: no GPU board and no CPU package that is switched on draws as little. A counter, which is renewed
+#: several times a second, has stopped where it states less in this time and more.
 _LEAST_W, _STOPPED_S = 0.1, 2.0
 
 
