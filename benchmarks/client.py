@@ -18,8 +18,6 @@ another. The groups, each with its cases in turn:
     executors the real vLLM with the processes of its default executor, and with one less
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -11,8 +11,6 @@ vLLM, in the CM home that $CM_REPOS names. A process of cm, LoadGen, a worker, t
 is killed during a LoadGen run, when a drawn share of its samples is done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

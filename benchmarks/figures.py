@@ -4,8 +4,6 @@ A round measures every case once, so that a machine that is busy for a while is 
 within a round. The value of a figure is the median over the rounds, `low` and `high` are the smallest and the largest.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -18,8 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from cm4vllm.common.terminal_text import columns
-
-__all__ = ["BUSY_LOAD", "CM", "Figure", "arguments", "figure", "interleaved", "left_out", "ratios", "report"]
 
 #: Above this load average, as a share of the processors, other work may have changed the figures: the table says so.
 BUSY_LOAD = 0.75

@@ -16,8 +16,6 @@ this machine cannot run is left out, and the reason printed. --device=cpu with -
 machine without a GPU.
 """
 
-from __future__ import annotations
-
 import csv
 import shutil
 import subprocess

@@ -12,8 +12,6 @@ weights (_dummy) instead, with answers of the published length; their prompts ar
 performance is measured, since nothing else can be of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import json

@@ -10,8 +10,6 @@ from pathlib import Path
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.rules import Scenario
 
-__all__ = ["Cell", "Cells", "Ran", "page", "reasons", "table"]
-
 _HEAD = """\
 # Every benchmark, round and scenario
 

@@ -6,8 +6,6 @@ server_metrics.jsonl with a line every 2 s. Each round makes the page in a proce
 page alone, without the start of Python: the run is read and checked, pictures and tables are made.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -10,8 +10,6 @@ added to the line: --inference_src and --nltk_data where there is no network. En
 command is another than 0.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -6,8 +6,6 @@ measured. Each command is that of the recipe, in a process of its own: without a
 first one kept. The last figure is the memory of a process that reads one log of a gigabyte.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import resource

@@ -5,8 +5,6 @@ the processor, in one process; ours begins each round without a word learnt. The
 after an accuracy run: sentences are split, two processes score, and rouge-score verifies a sample.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

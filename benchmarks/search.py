@@ -15,8 +15,6 @@ that come at once, half with queries at their own times. Each has its own seed, 
 are compared with those of the best of all by what long runs of each of them do, without the noise of short ones.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

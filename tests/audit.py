@@ -7,8 +7,6 @@ also for a package that was not audited.
     python tests/audit.py [--strict] [--kept=FILE] PIP_AUDIT REQUIREMENTS...
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

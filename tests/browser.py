@@ -5,8 +5,6 @@ from pathlib import Path
 
 from commands import need
 
-__all__ = ["chromium"]
-
 
 def chromium(tmp_path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run Chromium with a profile below `tmp_path`, its console in stderr; skip the test where it is not installed."""

@@ -3,8 +3,6 @@
 An arrow goes from a recipe to one that its `_cm.yaml` names as a dependency, in the recipe itself or in a variation.
 """
 
-from __future__ import annotations
-
 from cm4vllm.campaign.steps import RECIPES
 from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import ScriptMeta

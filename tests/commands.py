@@ -6,8 +6,6 @@ import shutil
 
 import pytest
 
-__all__ = ["missing_command", "need"]
-
 
 def need(*names: str) -> str:
     """Return the path of the first of these commands that is installed; skip the test where none is."""

@@ -1,7 +1,5 @@
 """GPUs of a machine, alike, as detection describes them."""
 
-from __future__ import annotations
-
 from cm4vllm.records.machine import GpuFacts, MigFacts
 
 

@@ -1,7 +1,5 @@
 """A recording of NVML (hardware/nvml_recording.py), replayed where there is no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -20,8 +20,6 @@ import pytest
 
 from commands import need
 
-__all__ = ["HostContainer", "host_container"]
-
 ROOT = Path(__file__).parents[1]
 _FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var")
 #: A configuration of podman for root on a machine without systemd, which may not raise its limits.

@@ -1,7 +1,5 @@
 """An SVG document of boxes in rows, each above those that its arrows lead to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,14 +1,10 @@
 """Real LoadGen runs of servers that answer at once: a machine that stands still in one is measured in their place."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
-
-__all__ = ["repeat_after_standstill"]
 
 #: Far above what the servers of the tests take, and below each limit of the rules.
 _STILL_NS = 300_000_000

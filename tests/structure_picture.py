@@ -4,8 +4,6 @@ An arrow goes from a package to one that it imports; what follows from other arr
 all that it imports.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 

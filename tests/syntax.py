@@ -1,7 +1,5 @@
 """The trees of Python files, for tests that read many."""
 
-from __future__ import annotations
-
 import ast
 
 

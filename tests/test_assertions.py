@@ -1,7 +1,5 @@
 """Each test asserts something, by itself or in a function that it calls; another has its reason as a docstring."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from pathlib import Path

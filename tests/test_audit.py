@@ -1,7 +1,5 @@
 """The audit of pinned packages: what could not be audited is never counted as clean."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

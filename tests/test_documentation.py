@@ -1,7 +1,5 @@
 """README, docs/ and the recipes' pages: links lead somewhere, commands are accepted, no phrase is one to avoid."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """docs/extending.md: each worked example is applied to a copy of the package, and prints what the page says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Pages of docs/ that are generated are what the code and the data give."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A variable is named after the thing that it holds, and a docstring begins with that thing or with a verb."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The files at the top of the repository say what is true: tests they name exist, commands they name are make's own."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

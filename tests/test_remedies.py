@@ -5,8 +5,6 @@ customize.py does. A message may name another command first (`cm run script --ta
 `--flag of a,b`): then that one must accept the flag.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ its note. A name's pattern, an age or a place is no mark. What is written over a
 writes go to folders in the making, and no name of a call shows which.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No file is read or written in the encoding of the locale: in a Chinese one, UTF-8 would be read as GBK."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 A task for each query and a semaphore that bounds those that are sent, as `vllm bench serve` has it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -16,8 +14,6 @@ import uvloop
 
 from clients.closed_loop import Done, First
 from clients.task import Task, bodies
-
-__all__ = ["Aio"]
 
 _HEADERS = {"Content-Type": "application/json"}
 

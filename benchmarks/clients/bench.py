@@ -1,15 +1,11 @@
 """The settings with which the client's benchmark measures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from clients.task import Result
 from figures import Figure
-
-__all__ = ["Bench", "Case", "Group"]
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,11 @@
 """Clients without LoadGen: all queries are handed over at once, and a fixed number of them is sent at a time."""
 
-from __future__ import annotations
-
 import threading
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from clients.task import Meter, Result, Task
-
-__all__ = ["Client", "Done", "First", "measure"]
 
 First = Callable[[int, int], None]
 Done = Callable[[int, "array[int]"], None]

@@ -1,7 +1,5 @@
 """The process of one contestant: `python -m clients.contestant NAME alone|loadgen TASK`, the task as JSON."""
 
-from __future__ import annotations
-
 import gc
 import json
 import pkgutil

@@ -4,8 +4,6 @@ Its own pool, adapter for /v1/completions, and SSE accumulator, driven in a clos
 utils/benchmark_httpclient drives it. It gives texts: the words of the mock server, one a token, are counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -19,8 +17,6 @@ from inference_endpoint.endpoint_client.http_client import HTTPEndpointClient
 
 from clients.closed_loop import Done, First
 from clients.task import Task, bodies
-
-__all__ = ["Endpoints"]
 
 
 class Endpoints:

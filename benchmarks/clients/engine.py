@@ -1,7 +1,5 @@
 """The client of cm4vllm by itself: what a worker process runs, without the socket pair to LoadGen's process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
@@ -16,8 +14,6 @@ from cm4vllm.loadgen.client.client import Client, Completion
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.process_metrics import stop_garbage_collection
 from cm4vllm.serving.answers.stated import AnswerLimits
-
-__all__ = ["Engine"]
 
 
 class Engine:

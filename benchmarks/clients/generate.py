@@ -7,8 +7,6 @@ with a number they come one by one at that many queries/s, with the gaps of a Po
 Nothing of the benchmark is imported: this Python need not have it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

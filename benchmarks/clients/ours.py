@@ -1,7 +1,5 @@
 """The client of cm4vllm as a run has it, without LoadGen: worker processes, and the thread that reads from them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from array import array
@@ -15,8 +13,6 @@ from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits
-
-__all__ = ["Ours"]
 
 
 class Ours:

@@ -1,7 +1,5 @@
 """The programs in C: the mock server and the floor client, compiled from the sources beside this file, and wrk."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -15,8 +13,6 @@ from pathlib import Path
 from typing import IO, cast
 
 from clients.task import HERE, TOO_LONG_S, Result, Task, bodies, pinned
-
-__all__ = ["AT_ONCE", "FLOOR", "MOCK", "Mock", "Pace", "Stamps", "compiled", "floor", "mock", "token", "wrk"]
 
 _FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror", "-std=gnu11")
 _WORDS = 4096

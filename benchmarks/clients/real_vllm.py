@@ -1,7 +1,5 @@
 """The real vLLM: what it generates in process, what comes through its server and LoadGen, and what else asks it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -24,8 +22,6 @@ from cm4vllm.records.server import Api
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.vllm_choice import gpus_for
-
-__all__ = ["Made", "RealVllm", "Served", "await_health", "bench_serve"]
 
 #: Seconds that vLLM may take to load a model, or to answer all prompts.
 START_S = 600

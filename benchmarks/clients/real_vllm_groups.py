@@ -1,7 +1,5 @@
 """The groups of the client's benchmark that ask the real vLLM: beside its own generate, and in several ways."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +11,6 @@ from clients.bench import Bench
 from clients.real_vllm import Made, RealVllm
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, figure, interleaved, left_out, ratios
-
-__all__ = ["executors", "vllm", "ways"]
 
 #: Queries/s of the Server run of `executors`, far below what a small model's server can do, so that TTFT is not that of
 #: a queue; and their number.

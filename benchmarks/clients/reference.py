@@ -1,7 +1,5 @@
 """The way of the reference (mlcommons/inference, language/llama2-70b/SUT_API.py): a thread, a connection per query."""
 
-from __future__ import annotations
-
 import json
 import queue
 import threading
@@ -13,8 +11,6 @@ import requests
 
 from clients.closed_loop import Done, First
 from clients.task import Task, bodies
-
-__all__ = ["Reference"]
 
 _HEADERS = {"Content-Type": "application/json"}
 

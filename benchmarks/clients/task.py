@@ -3,8 +3,6 @@
 Only the standard library: a contestant may run in another Python.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-__all__ = ["PROMPTS", "Meter", "Result", "Task", "bodies", "cpu_seconds", "perform", "pinned", "prompt", "tree"]
 
 HERE = Path(__file__).parent
 #: Seconds that no contestant needs: one that hangs must not hold the benchmark.

@@ -3,8 +3,6 @@
 All have the settings of a rehearsal of llama3.1-8b, and are judged by LoadGen's own log.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from array import array
@@ -25,8 +23,6 @@ from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.run import RunSettings
 from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-
-__all__ = ["ours", "peer", "settings_of"]
 
 
 def ours(task: Task) -> Result:

@@ -1,7 +1,5 @@
 """A Server run of ours that is watched as a job is: status.json written each second, the view drawn on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -22,8 +20,6 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.monitor import Monitor, watched
 from cm4vllm.campaign.live.status import JobStatus, StepStatus
 from cm4vllm.loadgen.process.runner import run
-
-__all__ = ["watched_run"]
 
 _STEPS = tuple(StepStatus(name=f"step {number}", state=State.PLANNED, expected_s=1.0) for number in range(20))
 

@@ -1,7 +1,5 @@
 """The faults, by name: what happens to a job, and the small job that all of them happen to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -15,8 +13,6 @@ from pathlib import Path
 from cm4vllm.campaign.ledger import is_under_way, read_ledger
 from cm4vllm.serving.supervisor import parent_of
 from fault_injection.trial import END_S, LOOK_S, Fault, JobKind, Trial
-
-__all__ = ["FAULTS", "REAL_FAULTS", "SMALL_JOB"]
 
 #: Seconds by which the clock is set.
 CLOCK_S = 3600

@@ -6,8 +6,6 @@ small.yaml, or of the profile that SMALL_PROFILE names, unless CM_MLPERF_INFEREN
 it ends with the exit code of what failed, and a signal gives 128 + its number.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

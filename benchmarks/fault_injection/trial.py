@@ -30,8 +30,6 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.run import RUN_FILE
 
-__all__ = ["END_S", "JOB_S", "LOOK_S", "MARK", "Fault", "JobKind", "Trial", "clock_library"]
-
 #: Seconds that a job on the fast server may take, and that processes may take to end.
 JOB_S, END_S = 240.0, 20.0
 #: The environment variable by which the processes of a trial are known.

@@ -5,8 +5,6 @@ schedule, stretched by the rate, and ask for the same answers in the same order;
 server's noise. Times are in s, rates in queries/s. The same seeds give the same run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -23,8 +21,6 @@ from cm4vllm.records.logs.arrivals import arrivals
 from cm4vllm.records.searches.rate_search import ProbeRecord
 from cm4vllm.rules import LatencyLimits
 from simulated.systems import Drift, Drifting, Served, System
-
-__all__ = ["SimulatedProber", "full_length_run_is_valid", "offline_rate"]
 
 #: Seconds between two reports of latencies, as in a real run.
 TICK_S = 1.0

@@ -1,7 +1,5 @@
 """Candidates of server settings measured on simulated servers, on a simulated clock. Nothing measured is a result."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -21,8 +19,6 @@ from cm4vllm.records.searches.settings_search import TRIAL, Evaluation, Score, g
 from cm4vllm.rules import LatencyLimits
 from simulated.prober import SimulatedProber
 from simulated.systems import Paged
-
-__all__ = ["SimulatedBench", "configured", "tokens_per_s"]
 
 #: The memory that a step's tokens take from the KV cache, in tokens there, and the least cache of a server.
 _CACHE_EACH, _LEAST_CACHE = 2, 2000

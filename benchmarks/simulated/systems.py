@@ -4,8 +4,6 @@ Times are in s, rates in queries/s. `lengths` gives what LoadGen's seeds fix, th
 prompts and answers, the same in each run; `noise` gives what differs between runs. The same seeds give the same run.
 """
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,8 +14,6 @@ import numpy.typing as npt
 from cm4vllm.campaign.rehearsal.batching import Batch, drawn_factors, step_factors
 from cm4vllm.campaign.rehearsal.profile import ServerTimes
 from cm4vllm.records.logs.arrivals import Times
-
-__all__ = ["Batching", "Drift", "Drifting", "Paged", "Queue", "Served", "System", "simulated"]
 
 Tokens = npt.NDArray[np.int64]
 

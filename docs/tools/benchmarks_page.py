@@ -3,8 +3,6 @@
 `python docs/tools/benchmarks_page.py > docs/benchmarks.md`
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -13,8 +11,6 @@ from typing import TypeVar
 from cm4vllm.rules.records import AccuracyTarget, BenchmarkTerms, Generation, LatencyLimits, Terms
 from cm4vllm.rules.terms import accuracy_targets, benchmark_names, benchmark_terms, language_models, round_names, terms
 from cm4vllm.rules.vocabulary import Mode, Scenario
-
-__all__ = ["benchmarks_page"]
 
 _HEAD = """\
 # Benchmarks

@@ -1,7 +1,5 @@
 """The page of all codes, docs/checks.md, written from the checks themselves: `python docs/tools/checks_page.py`."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 
@@ -10,8 +8,6 @@ from cm4vllm.results.checks import CHECKS, CheckBase, Stage
 from cm4vllm.results.copied_logs import ACROSS
 from cm4vllm.results.findings import Rule
 from cm4vllm.results.log_folders import PROBLEMS
-
-__all__ = ["codes_page"]
 
 _HEAD = """\
 # The codes of findings

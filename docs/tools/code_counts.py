@@ -6,8 +6,6 @@ prints one table, by which a checkout before a change is compared with the one a
 that is no docstring; each is counted once, also inside others.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

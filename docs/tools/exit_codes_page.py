@@ -1,12 +1,8 @@
 """docs/exit-codes.md: `python docs/tools/exit_codes_page.py > docs/exit-codes.md`."""
 
-from __future__ import annotations
-
 import re
 
 from cm4vllm.common import errors
-
-__all__ = ["exit_codes", "exit_codes_page"]
 
 _PAGE = """\
 # Exit codes

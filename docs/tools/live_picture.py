@@ -3,8 +3,6 @@
 `python docs/tools/live_picture.py mlperf-results/test/status.json docs/pictures/live.png [WIDTH HEIGHT]`
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -14,8 +12,6 @@ from cm4vllm.campaign.live.status import StatusRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record
 from screenshot import screenshot
-
-__all__ = ["MAX_BYTES", "live_picture"]
 
 #: The picture is smaller than this.
 MAX_BYTES = 80_000

@@ -4,8 +4,6 @@
 checked out repository of results.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,8 +11,6 @@ from pathlib import Path
 
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.tree_check import CheckedTree, check_tree
-
-__all__ = ["by_code", "by_folder", "covered"]
 
 
 def covered(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:

@@ -3,14 +3,10 @@
 `python docs/tools/published_page.py > docs/published.md`
 """
 
-from __future__ import annotations
-
 from textwrap import wrap
 
 from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER
 from cm4vllm.campaign.published_results import PublishedResult, PublishedRun, published_runs, setting_text
-
-__all__ = ["published_page"]
 
 _HEAD = """\
 # Published results that can be measured again

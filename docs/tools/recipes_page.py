@@ -1,7 +1,5 @@
 """docs/recipes.md, from the metas: `python docs/tools/recipes_page.py script > docs/recipes.md`."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -10,8 +8,6 @@ from pathlib import Path
 from cm4vllm.engine.format.documents import has_meta
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.tools.help import command_lines, inputs_of, variations_of
-
-__all__ = ["recipes_page"]
 
 _HEAD = """\
 # Recipes

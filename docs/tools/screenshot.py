@@ -3,8 +3,6 @@
 `python docs/tools/screenshot.py mlperf-results/test/summary.html docs/pictures/report.png [WIDTH HEIGHT]`
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -12,8 +10,6 @@ import tempfile
 from pathlib import Path
 
 from cm4vllm.common.errors import CmError, UsageError
-
-__all__ = ["MAX_BYTES", "chromium", "screenshot"]
 
 #: A picture of the README is smaller than this.
 MAX_BYTES = 150_000

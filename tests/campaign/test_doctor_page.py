@@ -1,7 +1,5 @@
 """The page of the benchmarks that a machine can run: its rows, its commands, and the names of missing parts."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

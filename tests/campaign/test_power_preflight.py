@@ -1,7 +1,5 @@
 """The session before the runs: wrong wiring and private words are found in real session files, each changed once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

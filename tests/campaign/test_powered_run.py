@@ -1,7 +1,5 @@
 """Performance runs under power: what a job refuses before it begins, its steps, and the session beside the run."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

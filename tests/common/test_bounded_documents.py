@@ -1,7 +1,5 @@
 """Documents that cost more than they weigh are refused in one line; all readers of strangers' files use one module."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

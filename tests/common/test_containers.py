@@ -1,7 +1,5 @@
 """The command that runs a container, by engine and device; what is missing for it is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from cm4vllm.common.host_addresses import address_spellings, is_address, is_loopback

@@ -1,7 +1,5 @@
 """Each environment key has one type and one default, in all settings classes and in the recipe that describes it."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The processors that a program may use: the quotas of its control groups are read from the kernel."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 `python tests/common/test_records.py` writes record_shapes.json anew: after a schema was raised, or a record added.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Texts that are made to keep a pattern busy cost as much time as others of their length."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Entries of the logs of compliance tests, and where the official scripts lie that decide on them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 #: Commits of mlcommons/inference whose verification is compared, with the folder of their tests.

@@ -1,7 +1,5 @@
 """Logs of compliance tests: generated ones, and the official scripts that decide on them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 As a program, `logged_runs.py TEST SCENARIO FOLDER` makes one, verifies it and prints the verdict.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -13,8 +13,9 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints import authoring
 from cm4vllm.endpoints.authoring import BundleInputs, _starts, _warmed, author_and_build, require_target
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation
-from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.assets import ModelRecord
+from cm4vllm.results.curves import POINT_FILE
 
 MODEL = ModelRecord(name="m", path="/srv/m", source="made", sha256="")
 

@@ -29,10 +29,11 @@ from cm4vllm.endpoints.authoring import read_points
 from cm4vllm.endpoints.client_folder import prepare_folder
 from cm4vllm.endpoints.curve_search import CurveInputs, earlier_curve, find_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, measure_point, point_setup, require_dataset_file
-from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.access import Access
 from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
+from cm4vllm.results.curves import POINT_FILE
 from cm4vllm.rules import endpoints_benchmark
 from cm4vllm.serving.server_identities import identities
 from text_server import save_model

@@ -1,7 +1,5 @@
 """A CM home of its own for each test, with a repository of scripts that the test writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

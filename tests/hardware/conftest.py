@@ -1,7 +1,5 @@
 """A machine made of files."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Machines made of files: the /proc, /sys and /etc that a kernel would show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

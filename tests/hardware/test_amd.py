@@ -1,7 +1,5 @@
 """AMD's library as amdsmi 7.0.2 answers, by its own source; no AMD GPU was at hand to record one."""
 
-from __future__ import annotations
-
 import sys
 from enum import IntEnum
 from types import SimpleNamespace

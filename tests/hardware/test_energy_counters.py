@@ -5,8 +5,6 @@ recorded on an NVIDIA H200 through an Offline run of llama3.1-8b with random wei
 the board's counter and its power every 0.05 s, in seconds from the begin of the run's window.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import itertools

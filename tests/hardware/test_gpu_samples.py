@@ -1,7 +1,5 @@
 """GPUs sampled through a run: by NVML's answers, written as lines, and nothing where there is no driver."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from cm4vllm.hardware.cpu import detect_cpu

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import platform
 
 from cm4vllm.hardware.os_release import os_env, os_line, read_os_release

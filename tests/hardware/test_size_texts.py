@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size

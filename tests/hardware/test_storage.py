@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from cm4vllm.hardware.storage import VIRTUAL_DISK, detect_disks, root_bytes
 
 

@@ -1,7 +1,5 @@
 """Each question to a driver and each file of the kernel goes unanswered in turn: only its own fact is left open."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -3,8 +3,6 @@
 `performance_log` writes the lines of a log; `spoiled` gives damaged copies of one, the same ones for the same seed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from random import Random

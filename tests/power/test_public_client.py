@@ -4,8 +4,6 @@ Needs CM4MLOPS=<checkout of cm4mlops>. Its dependencies on Python, on the progra
 recipes with those tags: nothing is installed, and no clock is set.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The official power checker of each round on published sessions: whole ones pass all of its checks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The samples of published sessions, and lines that are cut, merged, or of several channels and analyzers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

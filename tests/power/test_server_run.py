@@ -1,7 +1,5 @@
 """The recipe of the power server: what it refuses before it starts, and a session that the official client makes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

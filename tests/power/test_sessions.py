@@ -1,7 +1,5 @@
 """Whole sessions of the unmodified official client and server, with the simulated analyzer and real LoadGen runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Real folders of results: LoadGen's own logs, and records written through their types."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

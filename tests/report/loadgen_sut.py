@@ -6,8 +6,6 @@ FOLDER holds user.conf and gets LoadGen's logs and client.json, what the client 
 Sample i is answered with 20 + i % 17 tokens, the first after 4 ms, each other one 0.5 ms later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Records of results, written through their types."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

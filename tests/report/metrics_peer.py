@@ -1,7 +1,5 @@
 """A test peer that shows metrics as vLLM does."""
 
-from __future__ import annotations
-
 import threading
 
 from fake_vllm import Behaviour, FakeVllm

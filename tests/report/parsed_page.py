@@ -1,7 +1,5 @@
 """A page as a strict reader sees it, and its figures taken back to their files."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

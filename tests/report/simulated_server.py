@@ -5,8 +5,6 @@ reads. A request runs when there is a place among `sequences`, and room for its 
 which nothing is kept for later: a running request that finds no room is preempted and begins again.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

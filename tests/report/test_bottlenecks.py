@@ -1,7 +1,5 @@
 """The bottleneck of a run: named correctly on simulated servers, and left out where the records do not show it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page in a real browser: no error, nothing wider than the screen, printed; and its colours, by WCAG's formula."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Results side by side, with their differences, figures and notices: as text, as an object and as a page."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The token count's method: shown on every page; runs with different methods make no page."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from html import unescape

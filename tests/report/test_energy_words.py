@@ -1,7 +1,5 @@
 """Energy of counters in words, as figures and in comparisons: never without the name that tells it from power."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from pathlib import Path

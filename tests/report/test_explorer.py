@@ -1,7 +1,5 @@
 """The page of published results: all rows and figures without its script, which the policy of the page allows alone."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

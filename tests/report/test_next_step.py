@@ -1,7 +1,5 @@
 """The line that ends a job names the command or the flag that comes next."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

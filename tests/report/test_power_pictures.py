@@ -1,7 +1,5 @@
 """The power of published runs in words and as a curve."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

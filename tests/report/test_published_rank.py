@@ -1,7 +1,5 @@
 """A result's place among published ones, and when it has none."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

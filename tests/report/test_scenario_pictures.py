@@ -1,7 +1,5 @@
 """The pictures of a run: what they are drawn from, that no value is lost in them, and how small they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The picture of a search, drawn from a record that the search itself writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

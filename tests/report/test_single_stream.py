@@ -1,7 +1,5 @@
 """A result whose queries follow one another: its figure is a latency, and so is the target that LoadGen was given."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

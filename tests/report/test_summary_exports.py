@@ -1,7 +1,5 @@
 """summary.json and summary.csv: the figures of the page, each with its source, as programs read them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The figures of the page are those of LoadGen's logs and of the system description."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

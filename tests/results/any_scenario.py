@@ -6,8 +6,6 @@ FOLDER gets LoadGen's logs; NAME is a benchmark's in LoadGen's mlperf.conf, whic
 is PerformanceOnly; in AccuracyOnly the samples are loaded in four parts.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

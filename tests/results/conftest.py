@@ -1,7 +1,5 @@
 """Trees: the published one, and copies of it in other layouts that a test may change."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Its text files are written here; every mutation of `mutations.yaml` starts from it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

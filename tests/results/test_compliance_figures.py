@@ -1,7 +1,5 @@
 """The figures of compliance verifications, compared with the logs of the result and of the test."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

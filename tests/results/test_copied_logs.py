@@ -1,7 +1,5 @@
 """One run under two submitters, or the compliance test of another system: found whatever was changed beside it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

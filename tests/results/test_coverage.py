@@ -1,7 +1,5 @@
 """The coverage of the checks: benchmarks of every kind under every official name, and the message for the others."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

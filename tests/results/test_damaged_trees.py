@@ -1,7 +1,5 @@
 """Trees that hold what no reader expects: each such thing is a finding, and all other findings stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Results of the endpoints harness: files of the form that published ones of round v6.1 have, with small numbers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Findings of a large submission are kept by digest; several submissions are checked by several processes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

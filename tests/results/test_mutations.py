@@ -1,7 +1,5 @@
 """A good tree with one change at a time: the findings are exactly those of the change."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

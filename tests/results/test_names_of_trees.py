@@ -1,7 +1,5 @@
 """A tree whose names hold line feeds and escape sequences: no form of the findings shows them as more than names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Published power sessions in a tree, each with one change at a time: the findings are exactly those of the change."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Private text in a tree: its places in pages and programs, its hidden parts, and the files that are not read."""
 
-from __future__ import annotations
-
 import os
 import random
 import string

@@ -1,7 +1,5 @@
 """The findings in the published v4.1 tree: the same as in docs/checks-published.md, code by code."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The published figure of power of each kind of result: W, and mJ/query where results are compared by a latency."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

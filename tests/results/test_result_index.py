@@ -1,7 +1,5 @@
 """The index of published results: every figure is that of a log, kept by digest, outliers and findings are marked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from datetime import datetime, timedelta

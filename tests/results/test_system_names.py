@@ -1,7 +1,5 @@
 """Names of systems against descriptions, and types of weights against names: small submissions written by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

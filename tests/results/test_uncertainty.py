@@ -1,7 +1,5 @@
 """Intervals hold what they promise: on samples of a queue that are correlated, and not on their independence."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Weights at hand against what a tree claims of them: small safetensors files, whole and malformed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The main job without its recipes: its plan, and a run in which they only hand back what the real ones export."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

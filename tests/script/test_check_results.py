@@ -1,7 +1,5 @@
 """Any submission tree checked as a user checks it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

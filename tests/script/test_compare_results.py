@@ -1,7 +1,5 @@
 """Results compared as a user compares them."""
 
-from __future__ import annotations
-
 import json
 
 from cm4vllm.common.errors import UsageError

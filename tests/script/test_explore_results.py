@@ -1,7 +1,5 @@
 """Published results explored as a user explores them."""
 
-from __future__ import annotations
-
 from cm4vllm.common.errors import SubmissionError, UsageError
 
 

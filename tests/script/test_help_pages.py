@@ -1,7 +1,5 @@
 """`--help` of every recipe: it fits 100 columns and has purpose, inputs, variations, examples and exports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The inputs of the recipes: described once, as the code behind them reads them, and as the docs name them."""
 
-from __future__ import annotations
-
 import ast
 import enum
 import importlib

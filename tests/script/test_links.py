@@ -1,7 +1,5 @@
 """The recipes of LoadGen runs and searches, run alone: plans bring what is missing, and refuse what runs refuse."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

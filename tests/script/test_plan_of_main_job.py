@@ -1,7 +1,5 @@
 """The main job's --plan: the same steps as the run."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Whole jobs with simulated power on a simulated server, killed in both phases of the session and given again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """The recipes of power sessions, as they are typed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Command lines that the main job refuses: the plan and the run with the same message."""
 
-from __future__ import annotations
-
 import pytest
 from tests.script.main_job import JOB, asked, executed, planned
 

@@ -1,7 +1,5 @@
 """A capsule of a stranger at the command line: nothing of it is asked, fetched or run before the user agreed."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Folders that a user names to a recipe: foreign files in them survive, and plan and start say why and what to do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A campaign's results on disk: logs of real LoadGen runs, and the records that the other rooms write beside them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

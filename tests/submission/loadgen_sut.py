@@ -7,8 +7,6 @@ answered, in seconds. NAME is the benchmark's in mlperf.conf.
 LoadGen reads its embedded mlperf.conf once a process, so each run needs its own.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """A submission as one file: the same bytes for the same tree, on any machine."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """The software section of a tree's README, in the form of published submissions."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

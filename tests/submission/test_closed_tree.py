@@ -4,8 +4,6 @@ Its runs are LoadGen's own over the whole dataset, of a system under test that a
 tokens; their least duration is written into the logs as in conftest.py. All else is as the division asks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The compliance tests of a campaign in its submission tree, in the layout of each round."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The program in a tree's src/: all of it, and it runs from there as a stranger would run it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

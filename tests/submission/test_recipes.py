@@ -1,7 +1,5 @@
 """The recipes of this room, and those of the hardware room, through the `cm` command."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -1,7 +1,5 @@
 """Trees in the layout of each round, held against the official checkers that take the round."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

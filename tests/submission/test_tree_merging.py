@@ -1,7 +1,5 @@
 """Several results in one tree: added and removed without a change to the others, refused where they contradict."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

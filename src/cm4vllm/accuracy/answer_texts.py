@@ -1,14 +1,10 @@
 """From token ids to the text that is scored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.records.weights.config_json import json_object
-
-__all__ = ["Detokenizer"]
 
 #: The corrections that transformers makes in a decoded text where a tokenizer asks for clean_up_tokenization_spaces.
 _CLEAN_UP = (

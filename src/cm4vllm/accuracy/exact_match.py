@@ -4,11 +4,7 @@ The numbers are those of the functions `qa_em` and `niah_em` of mlcommons/infere
 language/llama3.1-405b/evaluate-accuracy.py, in percent, their oddities included.
 """
 
-from __future__ import annotations
-
 import re
-
-__all__ = ["answered", "retrieved"]
 
 _CODE = re.compile(r"\w{8}-\w{4}-\w{4}-\w{4}-\w{12}")
 _SPACES = re.compile(r"\s+")

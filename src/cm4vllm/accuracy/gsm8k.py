@@ -3,11 +3,7 @@
 The numbers are those of mlcommons/inference language/mixtral-8x7b/evaluate-accuracy.py, its oddities included.
 """
 
-from __future__ import annotations
-
 import re
-
-__all__ = ["number_in", "solved"]
 
 #: A number with a sign, commas between digits and decimals; also one of decimals alone, or with commas before it.
 _NUMBER = re.compile(r"-?[\d,]*\.?\d+")

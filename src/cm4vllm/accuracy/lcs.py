@@ -8,8 +8,6 @@ _backtrack_norec). Within a column it therefore goes up to the first row that ma
 bit at or below its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.accuracy.rouge_words import IntArray
-
-__all__ = ["WORD_BITS", "Lanes", "union", "unions"]
 
 Masks = npt.NDArray[np.uint64]
 

@@ -1,7 +1,5 @@
 """ROUGE of an accuracy run while it goes on, from a random part of the answers that have come."""
 
-from __future__ import annotations
-
 import math
 import random
 import time
@@ -19,8 +17,6 @@ from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.loadgen.process.run_status import PartialScore, PartialScores
 from cm4vllm.records.run import RunSettings
-
-__all__ = ["LiveScores", "live_scores"]
 
 #: At most so many samples are scored: their mean is then known to about half a point of ROUGE.
 DRAWN = 4096

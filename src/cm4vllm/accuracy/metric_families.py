@@ -22,20 +22,6 @@ from cm4vllm.accuracy.sentences import Sentences, on_lines
 from cm4vllm.accuracy.word_errors import word_error_rate
 from cm4vllm.common.errors import InstallError
 
-__all__ = [
-    "DATASET",
-    "METRIC",
-    "Samples",
-    "Scored",
-    "parts_of_deepseek",
-    "parts_of_gpt_oss",
-    "product_categories",
-    "rouge_and_exact_match",
-    "rouge_gsm8k_and_mbxp",
-    "rouge_of_all",
-    "word_errors",
-]
-
 #: The column that names a sample's metric, and the metrics that are no ROUGE, each a function of prediction and
 #: reference, in percent.
 METRIC = "metric"

@@ -4,12 +4,8 @@ The numbers are those of mlcommons/inference language/deepseek-r1/eval_accuracy.
 language/gpt-oss-120b/eval_accuracy.py, their oddities included.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
-
-__all__ = ["chosen", "chosen_at_the_end", "final_part", "integer", "is_choice", "is_integer"]
 
 #: The letters of an answer: with so many or more, any letter that stands alone counts where no answer is announced.
 _MANY = 10

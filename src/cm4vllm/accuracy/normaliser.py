@@ -7,8 +7,6 @@ The package imports PyTorch when it is imported as a whole; its normalisers do n
 FOLDER holds the packages openai-whisper and more-itertools (get,speech-packages); `regex` comes with nltk.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -16,8 +14,6 @@ import types
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-
-__all__ = ["normalised"]
 
 
 def normalised(texts: Sequence[str], packages: Path) -> list[str]:

@@ -4,15 +4,11 @@ An answer is a JSON object with `category`, `brand` and `is_secondhand`; only th
 "a > b > c" the levels count that are the same from the first one on, over all samples together.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
-
-__all__ = ["catalogue_text", "category_of", "hierarchical_f1"]
 
 _BETWEEN = " > "
 #: A level that no category has: an answer that cannot be read counts as so many of it as the right one has levels.

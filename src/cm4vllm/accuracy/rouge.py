@@ -5,8 +5,6 @@ that equal entries mean the same word of the same pair. Hits are integers, and t
 its order (rouge_scorer.py and scoring.py of rouge-score 0.1.2), hence no difference is left to rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +14,6 @@ from rapidfuzz.distance import LCSseq
 
 from cm4vllm.accuracy import lcs
 from cm4vllm.accuracy.rouge_words import IntArray, Texts, Vocabulary
-
-__all__ = ["TYPES", "FMeasures", "rouge"]
 
 TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 

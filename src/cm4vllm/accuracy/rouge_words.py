@@ -1,14 +1,10 @@
 """The words of many texts as numbers: what rouge-score's tokenizer makes of each line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["IntArray", "Texts", "Vocabulary"]
 
 IntArray = npt.NDArray[np.int64]
 

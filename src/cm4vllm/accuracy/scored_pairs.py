@@ -5,8 +5,6 @@ Each text is stripped and its sentences are put on lines of their own, for ROUGE
 wrapper of rouge-score).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -20,8 +18,6 @@ from cm4vllm.accuracy.sentences import Sentences, on_lines
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.processes import die_with_parent, spawned_safely
 from cm4vllm.common.processors import usable_processors
-
-__all__ = ["VERIFIED", "PairScorer", "PairScores", "score_pairs"]
 
 #: Pairs that are scored at once: enough that the calls of numpy cost little, few enough for the processor's cache.
 CHUNK = 128

@@ -1,7 +1,5 @@
 """The dependencies of the scores of a run: the sentence model, normaliser and graders that its scorer uses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,6 @@ from cm4vllm.accuracy.scoring import graders_of, scorer_of
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.common.records import read_record
 from cm4vllm.records.run import RUN_FILE, RunRecord, require_run
-
-__all__ = ["FOLDER", "SENTENCES", "accuracy_folder", "ready_graders", "score_needs"]
 
 #: The key of the folder of the run.
 FOLDER = "CM_MLPERF_ACCURACY_RESULTS_DIR"

@@ -1,7 +1,5 @@
 """The accuracy of one run: its log scored against the dataset, as accuracy.txt and accuracy.json."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,19 +41,6 @@ from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_label_log, read_text_log
 from cm4vllm.records.run import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import Logged, Mode, Terms
-
-__all__ = [
-    "SCORERS",
-    "Scorer",
-    "accuracy_text",
-    "graders_of",
-    "lacks_of",
-    "require_tokenizer",
-    "rows_of_samples",
-    "score_run",
-    "scorer_of",
-    "texts_of_labels",
-]
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,6 @@ from cm4vllm.common.files import bytes_of
 from cm4vllm.common.http_requests import AnswerError, Follow
 from cm4vllm.common.owned_folders import staged_folder
 
-__all__ = [
-    "MODEL",
-    "NO_SENTENCES",
-    "TRAINED",
-    "UNTRAINED",
-    "SentenceModel",
-    "Sentences",
-    "Splitter",
-    "find_model",
-    "given_model",
-    "install_model",
-    "on_lines",
-]
-
 Splitter = Callable[[str], list[str]]
 
 #: Names in DatasetRecord.sentences: nltk's English model, and its algorithm without a model.

@@ -1,10 +1,6 @@
 """The Porter stemmer of rouge-score, which is nltk's, made faster for words that have none of its endings."""
 
-from __future__ import annotations
-
 from nltk.stem.porter import PorterStemmer
-
-__all__ = ["Stemmer"]
 
 
 class Stemmer(PorterStemmer):  # type: ignore[misc]

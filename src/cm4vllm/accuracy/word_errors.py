@@ -1,12 +1,8 @@
 """The word error rate of whisper: joined words count as right (speech2text/accuracy_eval.py and helpers.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rapidfuzz.distance import Levenshtein
-
-__all__ = ["word_error_rate"]
 
 #: Words that may be joined into one, at most.
 _JOINED = 3

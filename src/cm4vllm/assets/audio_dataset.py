@@ -5,8 +5,6 @@ transcript. The manifest is that of mlcommons/inference speech2text (utils/repac
 `transcript`, `original_duration` and `files` of each clip.
 """
 
-from __future__ import annotations
-
 import hashlib
 import wave
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +14,6 @@ from typing import Any
 from cm4vllm.assets.published_formats import require_samples, rows_of
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import digest_of, sha256_of, writable_folder
-
-__all__ = ["PROMPT_TOKENS", "audio_rows", "check_clips", "digest_of_clips", "write_clips"]
 
 #: The tokens of whisper's prompt: <|startoftranscript|><|en|><|transcribe|><|notimestamps|>.
 PROMPT_TOKENS = 4

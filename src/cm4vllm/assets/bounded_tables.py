@@ -8,8 +8,6 @@ process and no other. The bounds are far from what a table needs: a token takes 
 100 as a number of Python while it is copied.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import resource
@@ -27,8 +25,6 @@ from cm4vllm.assets.unpickling import read_table
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.processes import run
 from cm4vllm.common.temporary_folders import scratch_folder
-
-__all__ = ["parquet_rows", "rows_apart", "unpacked"]
 
 #: Bytes of memory beside what the process has when it begins, and for each byte of the file.
 MEMORY_BYTES, MEMORY_PER_BYTE = 2**30, 100

@@ -7,8 +7,6 @@ rows.jsonl with a row a line. A picture is saved by Pillow in its own format, as
 inference multimodal/qwen3-vl, task.py).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -17,8 +15,6 @@ from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-
-__all__ = ["COLUMNS", "ROWS_FILE", "parquet_files"]
 
 ROWS_FILE = "rows.jsonl"
 #: What the catalogue's rows need to have.

@@ -19,7 +19,6 @@ from cm4vllm.records.weights.config_json import json_object, section, whole
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["ChatTokens", "PictureGrid"]
 
 #: How many times as long as wide a picture may be (smart_resize of transformers' qwen2_vl).
 _MOST_ASPECT = 200

@@ -8,8 +8,6 @@ files as they are. The last line printed is a JSON object: what was quantised, a
 cm4vllm is imported, because that environment is llm-compressor's, not ours.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

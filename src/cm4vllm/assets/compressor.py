@@ -9,8 +9,6 @@ from cm4vllm.common.files import require_space
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 
-__all__ = ["install"]
-
 #: Room of the environment on the disk (1.2 GiB), and while its packages are unpacked.
 _SPACE_BYTES = 3 * 2**30
 

@@ -15,8 +15,6 @@ from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import Audit, BenchmarkTerms, Column, Media, audit
 
-__all__ = ["DatasetSettings", "Requirements", "check_file", "checked_rows"]
-
 
 class DatasetSettings(Settings, frozen=True, kw_only=True):
     """Choice of the dataset: `source` is tiny, path or mlcommons; `benchmark` names it and its number of samples.

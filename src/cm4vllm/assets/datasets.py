@@ -1,7 +1,5 @@
 """Datasets: the harbour log of the tiny model, a benchmark's own from MLCommons, or a file in its published format."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,6 @@ from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.assets import OWN_FILE, RETOKENISED, DatasetRecord, ModelRecord
 from cm4vllm.rules import BenchmarkTerms, CatalogueDataset, Media, benchmark_terms, catalogue, require_text
-
-__all__ = ["DATASET_FILE", "check", "provide", "reads_pictures"]
 
 #: The name of the record's file.
 DATASET_FILE = "dataset.json"

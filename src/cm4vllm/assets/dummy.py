@@ -6,8 +6,6 @@ The tokenizer is made here: each byte of UTF-8 is a token, and the rest of the v
 that prompts made here have other lengths than with the model's own. Token ids of the model's own dataset fit it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +17,6 @@ from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.records.weights.checkpoint import DUMMY_MARK
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
-
-__all__ = ["dummy_name", "known_model", "make", "require_layers", "words_of"]
 
 #: The ids that begin and end a text. The real tokenizer's are others; what an answer costs does not depend on them.
 _BEGIN, _END = ("<s>", 0), ("</s>", 1)

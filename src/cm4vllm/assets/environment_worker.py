@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from cm4vllm.common.processes import die_with_parent, safe_environment
 from cm4vllm.common.progress import Step
 
-__all__ = ["run_worker"]
-
 _KEPT_LINES = 40
 
 

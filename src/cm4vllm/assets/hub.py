@@ -3,8 +3,6 @@
 The token of a gated model comes from HF_TOKEN in the environment alone, and is written nowhere.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import importlib
@@ -22,8 +20,6 @@ from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.repetition import repeated
-
-__all__ = ["page_of", "snapshot"]
 
 #: The files that a hub's model needs beside its weights.
 SPARE_BYTES = 2**30

@@ -1,7 +1,5 @@
 """Files of samples that carry media: they lie below the dataset's folder, each with its digest in the rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,6 @@ from cm4vllm.assets.published_formats import write_rows
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.records.assets import DatasetRecord
-
-__all__ = ["media_record", "require_media"]
 
 #: The columns that hold the name of a sample's file, each with the kind of the file.
 _KINDS: Mapping[str, str] = {"audio": "clip", "picture": "picture"}

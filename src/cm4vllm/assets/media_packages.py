@@ -1,15 +1,11 @@
 """Packages that benchmarks of media need beside vLLM's environment and ours, in a folder of their own."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 from cm4vllm.common.environments import checked, install_pinned
 from cm4vllm.common.files import require_space
 from cm4vllm.common.progress import step
-
-__all__ = ["install"]
 
 #: The size of the largest folder (250 MiB), and of its packages while they are unpacked.
 _SPACE_BYTES = 600 * 2**20

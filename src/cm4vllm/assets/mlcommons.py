@@ -6,8 +6,6 @@ holds a service account (CF_ACCESS_CLIENT_ID and CF_ACCESS_CLIENT_SECRET) or a t
 (CF_ACCESS_TOKEN).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -25,8 +23,6 @@ from cm4vllm.common.http_requests import Answer, AnswerError
 from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.units import size_text
-
-__all__ = ["MANIFESTS", "Manifest", "download", "downloads_folder", "read_manifest"]
 
 #: Where the manifests lie that anybody may read.
 MANIFESTS = "https://inference.mlcommons-storage.org/metadata/"

@@ -1,7 +1,5 @@
 """Check that a model is the benchmark's own (by MLCommons' published digests) or was quantised here from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from cm4vllm.common.terminal_text import first_of
 from cm4vllm.common.units import size_text
 from cm4vllm.records.assets import IDENTITY, ModelRecord
 from cm4vllm.rules import catalogue, published_digests
-
-__all__ = ["differences", "identified", "is_from"]
 
 #: Files that change what is served although no digest is published for them: further weights, and programs.
 _SERVED = ("*.safetensors", "*.py")

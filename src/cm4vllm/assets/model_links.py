@@ -1,7 +1,5 @@
 """The links in a model's folder that lead out of it: to files of the model, or to what no model needs."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -9,8 +7,6 @@ from pathlib import Path
 
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.terminal_text import first_of, spelled_out
-
-__all__ = ["ModelLinks", "model_links"]
 
 #: The files that a loader reads of a model's folder, by name (transformers: utils/__init__.py and
 #: tokenization_utils_base.py; vLLM: model_executor/model_loader/ and transformers_utils/; mistral_common: tekken.json).

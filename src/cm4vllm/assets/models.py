@@ -1,7 +1,5 @@
 """Models: the tiny one that is trained here, a local folder, one of the Hugging Face hub or of MLCommons' storage."""
 
-from __future__ import annotations
-
 import fnmatch
 import os
 import re
@@ -23,8 +21,6 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.assets import DUMMY_SOURCE, ModelRecord
 from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.rules import CatalogueModel, benchmark_names, catalogue, published_digests
-
-__all__ = ["MODEL_FILE", "ModelSettings", "check", "check_source", "check_unchanged", "model_env", "provide"]
 
 #: The name of the record's file.
 MODEL_FILE = "model.json"

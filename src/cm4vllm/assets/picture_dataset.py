@@ -5,8 +5,6 @@ below the dataset's folder with its digest, format and size, and the tokens of i
 the prompt's name: the picture's tokens among them, as a server counts them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -21,8 +19,6 @@ from cm4vllm.assets.published_formats import require_samples
 from cm4vllm.common.errors import DatasetError, InstallError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.rules import chat_prompts
-
-__all__ = ["catalogue_rows", "check_catalogue", "counted", "write_products"]
 
 _AGAIN = "give the folder of the parquet files of Shopify/product-catalogue, its splits train and test"
 

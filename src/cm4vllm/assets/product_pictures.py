@@ -6,8 +6,6 @@ by its path, in an environment without cm4vllm; so nothing of cm4vllm is importe
 training and an evaluation set by a hash of their text and colour, so that none can be in both.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -18,8 +16,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["COLOURS", "SIZES", "VARIANTS", "Product", "blank", "picture", "png", "products"]
 
 Pixels = npt.NDArray[np.uint8]
 T = TypeVar("T")

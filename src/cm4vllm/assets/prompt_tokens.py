@@ -15,7 +15,6 @@ from cm4vllm.records.weights.checkpoint import read_checkpoint
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["beyond", "message", "misread", "tokenised"]
 
 #: Rows that are decoded, spread over the dataset, beside the last one.
 _COMPARED = 64

@@ -4,8 +4,6 @@ Ours is a JSON list of rows, each with `tok_input` (token ids), `input` and `out
 published row a scorer may need.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -18,8 +16,6 @@ from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.weights.lfs_pointers import FETCH, is_pointer
-
-__all__ = ["COLUMNS", "read_published", "recorded_rows", "require_file", "require_samples", "rows_of", "write_rows"]
 
 #: The columns of our datasets.
 COLUMNS = ("input", "tok_input", "output")

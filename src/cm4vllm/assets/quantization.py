@@ -1,7 +1,5 @@
 """Quantised models: calibrated on the benchmark's calibration set, and described as a submission needs it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,8 +23,6 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.records.assets import DatasetRecord, ModelRecord, QuantizationRecord
 from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint, unset_scales
-
-__all__ = ["KV_FP8", "QuantizationSettings", "Scheme", "quantize", "require_scheme", "schemes"]
 
 _SCHEMES = Path(__file__).with_name("quantization_schemes.yaml")
 _COMPRESSION = Path(__file__).with_name("compression.py")

@@ -1,7 +1,5 @@
 """One file over HTTP: taken up where an earlier try stopped, and put in its place only when its digest is right."""
 
-from __future__ import annotations
-
 import os
 import ssl
 import time
@@ -15,8 +13,6 @@ from cm4vllm.common.files import digest_of
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.http_requests import LATER, Answer, AnswerError, Follow, HttpClient
 from cm4vllm.common.units import size_text
-
-__all__ = ["RefusedError", "answer_of", "download_client", "fetch", "part_of", "present"]
 
 #: Seconds for a short answer, and for each piece of a download.
 _TIMEOUT_S = 60.0

@@ -1,7 +1,5 @@
 """The datasets of the stand-ins, made from a seed: the harbour log, clips of tones, and products with pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -19,8 +17,6 @@ from cm4vllm.common.files import require_space, sha256_of
 from cm4vllm.common.progress import step
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.rules import BenchmarkTerms, Column, Media, accuracy_targets
-
-__all__ = ["CALIBRATION_SAMPLES", "SPACE_BYTES", "stand_in_dataset"]
 
 #: Prompts of the calibration set: the tiny model is neither evaluated on them nor, but by chance, trained on them.
 CALIBRATION_SEED = 1717

@@ -3,8 +3,6 @@
 A new one is an entry of STAND_INS, a variation of get,ml-model, and `stand_in` of its benchmarks in catalogue.yaml.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -20,9 +18,6 @@ from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.records.assets import SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, VISION_STAND_IN_SOURCE
-
-__all__ = ["STAND_INS", "StandIn", "stand_in_named", "stand_in_of", "variation_of"]
-
 
 _SPACE_BYTES = 64 * 2**20
 _HERE = Path(__file__).parent

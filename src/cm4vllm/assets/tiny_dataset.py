@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["EVALUATION_SEED", "Example", "Split", "examples", "reference_of", "split_of", "text_of"]
-
 #: The seed of the evaluation set: one set for all, so that results can be compared.
 EVALUATION_SEED = 4242
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from cm4vllm.assets.tiny_dataset import Split, examples
 
-__all__ = ["RECIPE", "STAGES", "training_data"]
-
 SEED = 0
 #: Pairs of one record, then pairs of up to four.
 STAGES = ((1, 2600), (4, 5800))

@@ -9,8 +9,6 @@ from __future__ import annotations
 from cm4vllm.assets import product_pictures
 from cm4vllm.rules import chat_prompts
 
-__all__ = ["RECIPE", "training_data"]
-
 #: What the model depends on beside the code: stands in its record.
 RECIPE = {"task": "categories of products by title and picture", "seed": "0"}
 

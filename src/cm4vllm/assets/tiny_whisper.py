@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from cm4vllm.assets import tone_speech
 
-__all__ = ["RECIPE", "training_data"]
-
 #: The inputs of the training beside the code; they are in the model's record.
 RECIPE = {"task": "transcripts of words as tones", "seed": "0"}
 

@@ -10,8 +10,6 @@ from cm4vllm.common.errors import ModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["read_tokenizer"]
-
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer in a tokenizer.json, which then neither cuts texts nor fills them up. Raises ModelError."""

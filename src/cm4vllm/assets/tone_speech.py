@@ -4,15 +4,11 @@ The training imports it by its path, in an environment without cm4vllm; so nothi
 are split into a training and an evaluation set by a hash of their text, so that none can be in both.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["CLIP_S", "RATE_HZ", "WORDS", "clip", "sentences", "silence"]
 
 RATE_HZ = 16_000
 #: Seconds of a clip, all alike: the model's window.

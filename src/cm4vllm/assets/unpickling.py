@@ -6,8 +6,6 @@ Layouts: pandas/core/internals/managers.py and blocks.py (1.3 and later), numpy'
 pyarrow/array.pxi (_reduce_array_data) for the text columns of pandas 3.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +15,6 @@ from typing import Any
 import numpy
 
 from cm4vllm.common.errors import DatasetError
-
-__all__ = ["read_table"]
 
 #: numpy's kinds of plain numbers and booleans: their bytes are read; objects come as lists.
 _PLAIN = "biuf"

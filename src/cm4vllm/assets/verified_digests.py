@@ -1,13 +1,9 @@
 """Check of a folder's files against their published digests; a file that does not change is read only once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.files import digest_of, write_json
-
-__all__ = ["VerifiedDigests"]
 
 
 class VerifiedDigests:

@@ -6,8 +6,6 @@
 --adr.loadgen.version=6.0.1            versions and other tags: applied by the engine, to steps as to dependencies
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +13,6 @@ from typing import Any
 
 from cm4vllm.campaign.steps import RECIPES, Step
 from cm4vllm.common.errors import UsageError, nearest
-
-__all__ = ["JOB", "Amendments", "Reach", "StepInput", "amended", "amendments"]
 
 #: The tags of the recipe whose flags are the settings of the whole job.
 JOB = "run-mlperf,inference"

@@ -6,8 +6,6 @@ Random weights answer any prompt alike: they have the stand-in's dataset, which 
 asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -23,8 +21,6 @@ from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.weights.checkpoint import GGUF
 from cm4vllm.rules import CatalogueModel, catalogue, published_bytes
-
-__all__ = ["AssetInputs", "Sources", "asked_quantisation", "needs_calibration", "sources"]
 
 #: The beginnings of names that are paths.
 _PATHS = ("/", "./", "../", "~")

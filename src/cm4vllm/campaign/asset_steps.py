@@ -1,7 +1,5 @@
 """The steps of a schedule up to a server that is ready and a machine that is described."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
@@ -11,8 +9,6 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Check, Condition, Duration, Need, Product, Step
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, STEP
 from cm4vllm.rules import Media, Mode, audit
-
-__all__ = ["asset_steps", "steps_before"]
 
 
 def steps_before(job: Job) -> Iterator[Step]:

@@ -1,7 +1,5 @@
 """Benchmarks, compliance tests and graders that this version can run: no other module states them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cm4vllm.accuracy.graders.catalogue import grader
@@ -21,18 +19,6 @@ from cm4vllm.rules import (
     division_rules,
     terms,
 )
-
-__all__ = [
-    "compliance_tests",
-    "graders",
-    "needs_sentences",
-    "reads_problems",
-    "require_runnable",
-    "require_scored",
-    "runnable_benchmarks",
-    "unscored",
-    "unscored_words",
-]
 
 #: Media that the client sends beside prompts.
 _SENT = frozenset(Media)

@@ -1,22 +1,8 @@
 """Target QPS where the user gave none: computed from a rate that was measured on this server, never guessed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cm4vllm.common.units import SamplesPerSecond, four_digits
-
-__all__ = [
-    "LATENCY_QUERIES",
-    "LATENCY_SHARE",
-    "OFFLINE_MARGIN",
-    "REHEARSAL_MARGIN",
-    "REHEARSAL_SEARCH_S",
-    "SEARCH_RUNS",
-    "SERVER_SHARE",
-    "TargetQps",
-    "target_of",
-]
 
 #: LoadGen sizes an Offline run as 1.1 x 600 s x target QPS samples, and the run must last 600 s. An accuracy run is
 #: shorter, so that filling and emptying the server's batch weigh more in it and its rate comes out too low (by 8 % in a

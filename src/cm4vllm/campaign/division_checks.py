@@ -33,7 +33,6 @@ from cm4vllm.submission.system_records import runs_here
 if TYPE_CHECKING:
     from cm4vllm.campaign.settings import Job
 
-__all__ = ["Fault", "division_faults", "fault_notes", "require_division_rules"]
 
 #: The environment keys that are checked here and are not settings of the campaign.
 _EXTRA, _SYSTEM_FILE = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_MLPERF_SYSTEM_FILE"

@@ -4,8 +4,6 @@ The page decides nothing itself. Benchmarks are those of `capabilities`, devices
 of the fit advisor, and what is missing comes from the checks that a run makes too.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -34,8 +32,6 @@ from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, round_name
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
 from cm4vllm.serving.vllm_choice import DEVICES, VENDORS, require_device
-
-__all__ = ["Device", "MachineSettings", "Missing", "Row", "benchmark_rows", "report_machine"]
 
 _WIDTH = 100
 #: Tokens of a prompt for which a request must have room. An assumption: the dataset decides once it is read.

@@ -1,7 +1,5 @@
 """The entry recipe: it checks the job of a command, then plans or executes it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,8 +28,6 @@ from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import node_notes
-
-__all__ = ["command_line", "input_values", "plan_job", "planned_steps", "prepared", "run_job"]
 
 #: No changes by --adr.
 UNCHANGED = Amendments()

@@ -42,8 +42,6 @@ from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.loadgen.process.first_rate import first_rate
 from cm4vllm.records.server import ServerRecord
 
-__all__ = ["Execution", "recipes_of", "run_schedule"]
-
 R = TypeVar("R")
 
 _KILLED = "the command ended without reporting it: it was killed, or the machine stopped"

@@ -1,7 +1,5 @@
 """Expected durations of the steps of a job, by the rates that a rehearsal in the same folder measured."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
@@ -18,8 +16,6 @@ from cm4vllm.campaign.steps import FOLDER, Duration, MeasuredTarget, Product, St
 from cm4vllm.common.errors import CmError
 from cm4vllm.loadgen.user_conf import rehearsal_queries
 from cm4vllm.rules import ExecutionMode, Mode, Scenario
-
-__all__ = ["with_expected_times"]
 
 #: The steps whose tags say what is measured.
 _SUBJECT = ("model", "quantisation", "dataset", "performance dataset", "server")

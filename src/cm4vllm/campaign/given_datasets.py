@@ -1,7 +1,5 @@
 """Dataset files that the flags name, read before anything is started: their samples, their prompts for the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,6 @@ from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.rules import BenchmarkTerms, Mode, Terms, audit
 from cm4vllm.serving.arguments import require_context
 from cm4vllm.serving.launch_settings import chosen_server
-
-__all__ = ["COMPLIANCE_FILE", "DATASET_FILE", "PERFORMANCE_FILE", "other_prompts", "require_given_datasets"]
 
 #: The environment keys of the files.
 DATASET_FILE, PERFORMANCE_FILE = "CM_DATASET_FILE", "CM_PERFORMANCE_DATASET_FILE"

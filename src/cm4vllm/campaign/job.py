@@ -1,7 +1,5 @@
 """A job of MLPerf Inference: its schedule is executed; then the report is written, and the table printed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,8 +24,6 @@ from cm4vllm.report.summary import write_summary
 from cm4vllm.results.campaign_results import Report, load
 from cm4vllm.results.published_rank import places_of
 from cm4vllm.submission.published_program import program_digest
-
-__all__ = ["run"]
 
 
 def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | None = None) -> Report:

@@ -14,7 +14,6 @@ from cm4vllm.rules import Division, Mode, terms
 if TYPE_CHECKING:
     from cm4vllm.campaign.settings import Job
 
-__all__ = ["job_notes"]
 
 #: The differences of a job with random weights.
 _DUMMY_NOTE = (

@@ -1,7 +1,5 @@
 """The ledger of a results folder and how far its job is, for people as text, and for programs as plain objects."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +16,6 @@ from cm4vllm.common.progress import say_text, warn
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.rules import ExecutionMode
-
-__all__ = ["StatusSettings", "report_status"]
 
 _HEADINGS, _NUMBERS = ("step", "state", "attempts", "at", "seconds", ""), (2, 4)
 #: Characters of the last column.

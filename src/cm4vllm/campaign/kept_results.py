@@ -4,8 +4,6 @@ Results are recognised by content, per kind of product. The files of failed and 
 folder of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import shutil
@@ -28,7 +26,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.endpoints.curve_search import CurveInputs, curve_identity, earlier_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, point_setup
-from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE
+from cm4vllm.endpoints.records import CURVE_FILE
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.process.kept_answers import file_of, remove_answers
@@ -38,8 +36,7 @@ from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsRecord
-
-__all__ = ["KeptResult", "forget_answers", "kept_result", "result_folder", "set_aside"]
+from cm4vllm.results.curves import POINT_FILE
 
 _CHANGED = "its inputs have changed"
 #: The inputs that name the folder of a step's result.

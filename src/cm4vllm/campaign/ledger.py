@@ -25,20 +25,6 @@ from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import Record, now
 from cm4vllm.common.redaction import vault
 
-__all__ = [
-    "ATTEMPTS",
-    "LEDGER_FILE",
-    "LOCK_FILE",
-    "Entry",
-    "Ledger",
-    "LedgerFile",
-    "State",
-    "StepState",
-    "free_name",
-    "is_under_way",
-    "read_ledger",
-]
-
 #: The ledger, in the folder of a job's results.
 LEDGER_FILE = "ledger.jsonl"
 #: The file that keeps a second run out of a results folder.

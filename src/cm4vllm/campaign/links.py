@@ -4,8 +4,6 @@ A recipe that is run alone gets model, dataset and server by the dependencies of
 the keys that are set here. In the main job, which gives the records of all three, nothing is set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -47,17 +45,6 @@ from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit,
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.planned_servers import media_of
 from cm4vllm.serving.server import SERVER_FILE
-
-__all__ = [
-    "RESULTS",
-    "completed_link",
-    "completed_server",
-    "kept_server",
-    "lock_of",
-    "make_run",
-    "make_search",
-    "planned_exports",
-]
 
 #: The environment key of the main job's results: a recipe is run alone where it is not set.
 RESULTS = "CM_MLPERF_RESULTS_DIR"

@@ -1,7 +1,5 @@
 """The lock by which one command at a time writes to a folder of results."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time
@@ -12,8 +10,6 @@ from pathlib import Path
 from cm4vllm.common.errors import NotWritable, UsageError, translated_os_errors
 from cm4vllm.common.files import opened
 from cm4vllm.common.plain_files import opened_in_place
-
-__all__ = ["only_one", "require_unlocked"]
 
 
 def require_unlocked(lock: Path, folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Needs of a job's runs against this machine's limits, as far as they are known before anything is started."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,8 +18,6 @@ from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes
 from cm4vllm.rules import Mode, Scenario
 from cm4vllm.serving.launch_settings import asked_options
 from cm4vllm.serving.server_requests import base_urls
-
-__all__ = ["machine_notes"]
 
 #: A rate that bounds nothing: where no rate is known, what does not depend on it is found with this one, in queries/s.
 _ANY_RATE = 1e9

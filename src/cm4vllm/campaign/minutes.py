@@ -3,8 +3,6 @@
 What would be shorter anyway stays as it is, and a number of queries or a duration that the user gives comes first.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +15,6 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Duration, Product, Step
 from cm4vllm.common.units import SamplesPerSecond, four_digits
 from cm4vllm.rules import Mode
-
-__all__ = ["COUNT", "MINUTES", "SHORTENED", "Minutes", "Rate"]
 
 #: The keys of a shortened run: its number of queries, the reason in words, and the minutes that it was computed from.
 COUNT, SHORTENED, MINUTES = "CM_TEST_QUERY_COUNT", "CM_MLPERF_SHORTENED", "CM_MLPERF_REHEARSAL_MINUTES"

@@ -1,7 +1,5 @@
 """The server that the job starts: as late as a step needs it, and again where it has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
@@ -13,8 +11,6 @@ from cm4vllm.loadgen.identity import serves_alike
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, stop
-
-__all__ = ["DESCRIBE", "OwnServer", "earlier_server"]
 
 #: The variation of the server's recipe that is asked for the record of what it would start.
 DESCRIBE = "_describe"

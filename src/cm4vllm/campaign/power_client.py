@@ -4,8 +4,6 @@ That one measures nothing, and finds faults before the sessions that take hours.
 cannot be changed later: what they say of the analyzer must fit how it is read, and no word in them may be private.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -41,7 +39,6 @@ from cm4vllm.submission.power_files import require_analyzer
 from cm4vllm.submission.privacy import PrivateWord, first_private, private_words
 from cm4vllm.submission.privacy_check import words_of
 
-__all__ = ["ClientSettings", "make", "make_preflight", "require_publishable", "require_settings", "require_wiring"]
 #: The folder of a session, which takes hours: an earlier one is not replaced.
 _SESSION_FOLDER = Kind("a power session", "--log_dir", refused=lambda _folder: "it holds an earlier session")
 #: How long the two runs of a session before the runs stand for; the simulated analyzer needs no more for a few samples.

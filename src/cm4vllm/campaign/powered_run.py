@@ -4,8 +4,6 @@ The session lies beside the folder of the run, with the settings and the wiring 
 when all is done: after a kill the step begins again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,8 +34,6 @@ from cm4vllm.records.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.results.checks.power import session_findings
 from cm4vllm.results.findings import Severity
 from cm4vllm.rules import round_terms
-
-__all__ = ["UNDER_POWER", "PowerInputs", "lacks_session", "make_powered_run", "require_power", "step_inputs"]
 
 #: The environment key by which a step is asked to make its run under power: yes, or simulated.
 UNDER_POWER = "CM_MLPERF_UNDER_POWER"

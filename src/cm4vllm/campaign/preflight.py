@@ -1,7 +1,5 @@
 """Early checks of plan and run: they refuse whatever a later recipe would refuse, before anything is started."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,15 +28,6 @@ from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system_records import check_stated
 from cm4vllm.submission.tree import SUBMISSION
 from cm4vllm.submission.tree_writer import tree_kind
-
-__all__ = [
-    "absolute_paths",
-    "preflight",
-    "require_files",
-    "require_results_folder",
-    "require_run_folder",
-    "require_server",
-]
 
 #: Room for logs, tree and report. A full-length run of both scenarios with 37 tokens a sample left 13 MiB; answers may
 #: be as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.

@@ -1,7 +1,5 @@
 """The layout of a published run beside what the fit advisor says of the same model and GPUs, and why they differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -10,8 +8,6 @@ from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
 from cm4vllm.serving.fit.layout import ENOUGH_REQUESTS, GIB, UTILISATION, Asked, Fit, advise
-
-__all__ = ["LAYOUTS_DIFFER", "SEQUENCES_DIFFER", "fit_lines"]
 
 LAYOUTS_DIFFER = (
     f"why the layouts differ: the advisor takes the smallest group of GPUs whose KV cache holds {ENOUGH_REQUESTS} "

@@ -1,7 +1,5 @@
 """Published results that can be measured again: what was run, by what settings, and the figures (published_runs/)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,16 +15,6 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.install import OLDEST_RELEASE
-
-__all__ = [
-    "PublishedResult",
-    "PublishedRun",
-    "published_env",
-    "published_notes",
-    "published_run",
-    "published_runs",
-    "setting_text",
-]
 
 _FOLDER = Path(__file__).with_name("published_runs")
 #: The environment key of --published, and that of the release of vLLM.

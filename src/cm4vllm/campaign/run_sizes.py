@@ -1,7 +1,5 @@
 """The size of a LoadGen run: its queries, and how long a server of a known rate takes for them. Pure arithmetic."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +11,6 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import MeasuredTarget, Product, Step
 from cm4vllm.loadgen.user_conf import UserConf, user_conf, verdict_queries
 from cm4vllm.rules import Mode, Scenario, Terms, audit
-
-__all__ = ["BESIDE_S", "LEAST", "RunSize", "divided", "fitting", "run_size", "run_terms"]
 
 #: Seconds of a run beside its queries: LoadGen's process starts, the client checks itself, the logs are read.
 BESIDE_S = 5.0

@@ -1,7 +1,5 @@
 """Targets of a schedule's LoadGen runs, given, or by the step that measures or finds them; and how long runs take."""
 
-from __future__ import annotations
-
 from cm4vllm.campaign.computed_targets import (
     LATENCY_SHARE,
     OFFLINE_MARGIN,
@@ -15,36 +13,6 @@ from cm4vllm.campaign.steps import Duration, MeasuredTarget
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
 from cm4vllm.rules import Mode, RateUse, Scenario
-
-__all__ = [
-    "FOUND_BY_SEARCH",
-    "MODE",
-    "NO_LATENCY",
-    "NO_TARGET",
-    "RATE_STEP",
-    "SCENARIO",
-    "SYSTEM",
-    "TARGET",
-    "TARGET_SOURCE",
-    "TEST",
-    "given_target",
-    "is_at_once",
-    "is_one_by_one",
-    "is_searched",
-    "is_sized",
-    "keeps_target",
-    "lacks_latency",
-    "lacks_rate",
-    "latency_name",
-    "run_duration",
-    "run_folder",
-    "run_name",
-    "run_place",
-    "search_duration",
-    "search_name",
-    "target_inputs",
-    "target_share",
-]
 
 SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
 TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"

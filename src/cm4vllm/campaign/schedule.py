@@ -1,7 +1,5 @@
 """The schedule of a job: its steps in their order, as data. The job executes this list, and --plan prints it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -44,8 +42,6 @@ from cm4vllm.campaign.steps import FOLDER, Condition, Duration, MeasuredTarget, 
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, Mode, Scenario
-
-__all__ = ["common_inputs", "schedule"]
 
 #: yes: a stopped accuracy run continues with the answers that it had, as in the open division.
 KEEP = "CM_MLPERF_KEEP_ANSWERS"

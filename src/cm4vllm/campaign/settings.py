@@ -35,8 +35,6 @@ from cm4vllm.rules import (
 )
 from cm4vllm.serving.vllm_choice import DEVICES
 
-__all__ = ["CampaignSettings", "Job"]
-
 #: The rule by which a division takes a benchmark's own model alone.
 _MODEL_RULE = "MODEL"
 IMPLEMENTATIONS = ("vllm", "reference")

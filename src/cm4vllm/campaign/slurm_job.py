@@ -1,7 +1,5 @@
 """The recipe `generate,slurm-job`: a file for sbatch that runs the whole main job in an allocation."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,8 +14,6 @@ from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.redaction import redacted_words
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.serving.clusters.launchers.choice import node_count
-
-__all__ = ["MAIN_JOB", "SlurmJobSettings", "batch_text", "job_words", "write_batch_file"]
 
 #: The tags of the main job, where `--job` has none.
 MAIN_JOB = "run-mlperf,inference,_vllm"

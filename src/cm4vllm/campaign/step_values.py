@@ -1,7 +1,5 @@
 """Steps during a run: values taken from earlier steps, conditions that hold, and checks after a step."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,8 +23,6 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Category, Division, ExecutionMode, Mode, division_rules
 from cm4vllm.serving.server_probe import check_vocabulary
 from cm4vllm.serving.text_servers import check_tokenizer, require_division
-
-__all__ = ["CHECKS", "Values", "measured_rate"]
 
 #: The rule by which a division takes a benchmark's own dataset alone.
 _DATASET_RULE = "DATASET"

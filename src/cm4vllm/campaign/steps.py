@@ -3,8 +3,6 @@
 And the facts that a job of MLPerf Inference and one of MLPerf Endpoints share, which their execution needs to know.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,28 +13,6 @@ from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import four_digits
 from cm4vllm.rules import ExecutionMode
-
-__all__ = [
-    "ALL",
-    "FOLDER",
-    "RECIPES",
-    "Brings",
-    "Check",
-    "Condition",
-    "Duration",
-    "MeasuredTarget",
-    "Need",
-    "Product",
-    "Recipes",
-    "ScheduledJob",
-    "Step",
-    "key_of",
-    "names_of",
-    "point_name",
-    "reruns",
-    "shown",
-]
-
 
 #: The environment key of the folder that a step leaves its product in.
 FOLDER = "CM_MLPERF_OUTPUT_DIR"

@@ -17,17 +17,6 @@ from cm4vllm.common.files import MOST_BYTES, beginning_of, opened
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "MOST_BYTES",
-    "json_of",
-    "lines_of",
-    "object_of",
-    "read_json",
-    "read_object",
-    "read_yaml",
-    "require_bounded",
-    "yaml_of",
-]
 
 V = TypeVar("V")
 

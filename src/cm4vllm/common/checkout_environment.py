@@ -23,8 +23,6 @@ from cm4vllm.common.files import require_space, write_json
 from cm4vllm.common.pip_settings import pip_settings
 from cm4vllm.common.processes import Completed
 
-__all__ = ["install"]
-
 #: Have packages imported from another place than the environment.
 _MISLEADING = ("PYTHONHOME", "PYTHONPATH")
 #: What a virtual environment takes before anything but pip is installed into it.

@@ -4,8 +4,6 @@ A secret or a path becomes a variable that is named after its flag: --output_dir
 command while the variable is not set, and runs the same command once it is.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex
@@ -13,17 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.redaction import PLACEHOLDER, Vault, redacted_words, variable
-
-__all__ = [
-    "given_words",
-    "options_in",
-    "published_command",
-    "published_words",
-    "refuse_secrets",
-    "shell_line",
-    "shell_word",
-    "stored_command",
-]
 
 #: An absolute path, or one below a home folder, as a word or in one: after =, a comma, file://, or _path. of a tag.
 _PATH = re.compile(r"(?:(?<=^)|(?<=[=,:;\s\"'(\[{@])|(?<=://)|(?<=[A-Za-z0-9]\.))(?P<path>~?/(?!/)[^\s,;:\"')\]}@]*)")

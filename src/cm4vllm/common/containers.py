@@ -4,8 +4,6 @@ The engines are data (container_engines.yaml). Variables of `passed` go in by na
 environment stands on a command line.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -21,21 +19,6 @@ from cm4vllm.common.errors import InstallError
 from cm4vllm.common.kernel_files import exists, matching
 from cm4vllm.common.processes import Completed, run
 from cm4vllm.common.records import Record
-
-__all__ = [
-    "SHM_SIZE",
-    "Container",
-    "Engine",
-    "Mount",
-    "ask_engine",
-    "engine_for",
-    "engine_version",
-    "engines",
-    "installed_engines",
-    "missing_hook",
-    "require_ready",
-    "run_words",
-]
 
 #: vLLM's processes talk through /dev/shm, of which a container has 64 MB by default. Memory is taken as it is used.
 SHM_SIZE = "16g"

@@ -1,7 +1,5 @@
 """Digests of bytes and of files, quick enough for what is checked at every run."""
 
-from __future__ import annotations
-
 import os
 
 try:
@@ -9,7 +7,6 @@ try:
 except ImportError:
     from hashlib import blake2b
 
-__all__ = ["content_digest", "digest_of"]
 
 # Up to this size all of a file counts, above it both ends: a model's weights are not read again at every run.
 _WHOLE_BYTES = 8 << 20

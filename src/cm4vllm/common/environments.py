@@ -1,7 +1,5 @@
 """Python environments of their own for programs whose packages must not meet ours."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -18,20 +16,6 @@ from cm4vllm.common.files import write_text
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.pip_settings import pip_settings
 from cm4vllm.common.processes import Completed, run
-
-__all__ = [
-    "TORCH_CPU_INDEX",
-    "checked",
-    "index_options",
-    "install_pinned",
-    "install_torch",
-    "make_environment",
-    "pinned_requirements",
-    "pip",
-    "require_resolved",
-    "site_packages",
-    "unresolved",
-]
 
 #: Where the PyTorch project keeps its CPU builds; PyPI has only those for GPUs.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -39,38 +39,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = [
-    "CheckerFailed",
-    "ClockChanged",
-    "CmError",
-    "DatasetError",
-    "DiskFull",
-    "DownloadError",
-    "InstallError",
-    "Interrupted",
-    "InvalidResult",
-    "LimitTooLow",
-    "ModelError",
-    "NativeCommandError",
-    "NotFoundError",
-    "NotWritable",
-    "PortInUse",
-    "RecipeError",
-    "ResultsDiffer",
-    "RunFailed",
-    "RunIncomplete",
-    "ServerDied",
-    "ServerNotReady",
-    "ServerStuck",
-    "ServerUnreachable",
-    "ServerUnsuitable",
-    "SourceUnavailable",
-    "SubmissionError",
-    "UsageError",
-    "nearest",
-    "translated_os_errors",
-]
-
 
 class CmError(Exception):
     """A failure with what failed, why, and what to do about it.

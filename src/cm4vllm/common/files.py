@@ -23,35 +23,6 @@ if TYPE_CHECKING:
     import mmap
     from pathlib import Path
 
-__all__ = [
-    "MOST_BYTES",
-    "altered_files",
-    "beginning_of",
-    "bytes_of",
-    "digest_of",
-    "digests_of",
-    "free_bytes",
-    "given_path",
-    "json_text",
-    "locked",
-    "mapped",
-    "opened",
-    "require_space",
-    "require_writable",
-    "sha256_of",
-    "sha256_of_tree",
-    "sync_files",
-    "sync_folder",
-    "text_of",
-    "typed_path",
-    "typed_paths",
-    "user_cache",
-    "working_folder",
-    "writable_folder",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
 
 #: The most bytes of a file that is read whole, where its reader names no other number: of a page, a record, a source.
 MOST_BYTES = 64 * 2**20

@@ -6,8 +6,6 @@ the other one and has a configuration of its own. Each object is hashed again an
 pinned commit gives is the same whoever owns the directory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Files of a git repository at one commit: fetched from its home, or taken from a git directory at hand, unchanged."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -22,8 +20,6 @@ from cm4vllm.common.git_objects import (
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import run
-
-__all__ = ["extract", "fetch_checkout", "git_directory"]
 
 _CONNECT_S = 5.0
 _FETCH_S = 300.0

@@ -1,22 +1,8 @@
 """Hosts and addresses: which mean the same on every machine, and how one may be spelled."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from urllib.parse import urlsplit
-
-__all__ = [
-    "PROXY_VARIABLES",
-    "address_spellings",
-    "host_header",
-    "host_of",
-    "is_address",
-    "is_loopback",
-    "proxy_of",
-    "through_proxy",
-    "without_user",
-]
 
 #: The variables that name a proxy, and the hosts that are asked without one; programs read one spelling or the other.
 PROXY_VARIABLES = tuple(

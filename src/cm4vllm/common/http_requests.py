@@ -24,7 +24,6 @@ from cm4vllm.common.units import size_text
 if TYPE_CHECKING:
     import httpcore2
 
-__all__ = ["LATER", "Answer", "AnswerError", "Follow", "HttpClient", "NoHttpError", "OpenAnswer", "proxy_of"]
 
 #: Statuses that mean "not now": the same request may succeed later (RFC 9110, 15.5 and 15.6; RFC 6585; RFC 8470).
 LATER = frozenset({408, 425, 429, 502, 503, 504})

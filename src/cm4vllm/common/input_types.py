@@ -4,8 +4,6 @@ The flag, the help and the default of an input stand in the `inputs` of the reci
 same in every class, `None` where the reader chooses the value (tests/common/test_inputs.py).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from cm4vllm.common.settings import Key

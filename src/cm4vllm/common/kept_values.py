@@ -6,16 +6,12 @@ as absent: it is computed again. Where nothing can be written, nothing is kept. 
 start waits for this.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from cm4vllm.common.digests import digest_of
-
-__all__ = ["KeptValues"]
 
 T = TypeVar("T")
 _DIGEST_BYTES = 64

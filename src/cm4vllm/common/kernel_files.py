@@ -3,11 +3,7 @@
 No other module reads sysfs, DMI or powercap: an open driver may answer each question of a program with any error.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-
-__all__ = ["content", "exists", "fields", "matching", "number", "target", "text"]
 
 
 def content(path: Path) -> bytes:

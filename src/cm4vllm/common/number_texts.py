@@ -1,10 +1,6 @@
 """Writes numbers as text, in the same way on every page and in every message."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
-
-__all__ = ["ms", "number", "percent", "qps", "rate", "seconds", "times", "when"]
 
 
 def number(value: float | int) -> str:

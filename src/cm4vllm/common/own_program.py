@@ -1,7 +1,5 @@
 """The running program: its commit, the repository that has the commit, and its files."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator
@@ -14,8 +12,6 @@ from cm4vllm.common.errors import CmError, SourceUnavailable
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.git_objects import blob_of, borrowed, run_git, shared_part
 from cm4vllm.common.host_addresses import is_address, is_loopback
-
-__all__ = ["MANIFEST", "ProgramFile", "commit_of_this_repository", "program_files", "url_of_this_repository"]
 
 #: Lists a published copy's files in the form of sha256sum, after a line that names the commit.
 MANIFEST = "MANIFEST.sha256"

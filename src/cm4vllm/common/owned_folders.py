@@ -7,8 +7,6 @@ A folder that is replaced is renamed to kept-NAME first, and its noted files are
 is never renamed: what is made for it lies in it, and is moved into it file by file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -38,19 +36,6 @@ from cm4vllm.common.ownership_notes import (
 from cm4vllm.common.progress import warn
 from cm4vllm.common.replaceable_folders import Kind, linked_folder, require_replaceable
 from cm4vllm.common.terminal_text import first_of
-
-__all__ = [
-    "begun_folder",
-    "discard",
-    "forget",
-    "make_way",
-    "move_result",
-    "recover",
-    "staged_file",
-    "staged_folder",
-    "write_noted",
-    "write_result_file",
-]
 
 #: Names of files that a message has at most.
 _SHOWN = 4

@@ -24,25 +24,6 @@ from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import write_json
 
-__all__ = [
-    "Files",
-    "Note",
-    "beside",
-    "entries",
-    "foreign",
-    "identity",
-    "in_the_making",
-    "is_as_noted",
-    "is_working_folder",
-    "mark",
-    "note_all",
-    "note_files",
-    "note_finished",
-    "note_written",
-    "remove_marked",
-    "unmark",
-]
-
 #: Size in bytes and time of the last change in ns, of each file by its path in the folder. Folders end with a slash,
 #: and have no figures.
 Files = dict[str, list[int]]

@@ -3,8 +3,6 @@
 Others would have pip install elsewhere than into the environment, something else, or nothing.
 """
 
-from __future__ import annotations
-
 import configparser
 import os
 import sys
@@ -13,8 +11,6 @@ from pathlib import Path
 
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import text_of
-
-__all__ = ["pip_settings"]
 
 #: Names the user's own file; the null device, that no file is read.
 _FILE = "PIP_CONFIG_FILE"

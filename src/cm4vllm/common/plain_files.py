@@ -3,8 +3,6 @@
 A link leads to a file elsewhere, which would be read or overwritten; a pipe without a reader holds up whoever opens it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -13,8 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from cm4vllm.common.errors import UsageError, translated_os_errors
-
-__all__ = ["opened_in_place", "require_plain_files"]
 
 _KINDS = {
     stat.S_IFLNK: "a link",

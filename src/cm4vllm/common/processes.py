@@ -17,16 +17,6 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext
 
-__all__ = [
-    "Completed",
-    "die_with_parent",
-    "exit_in_words",
-    "last_lines",
-    "raise_open_files",
-    "run",
-    "safe_environment",
-    "spawned_safely",
-]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

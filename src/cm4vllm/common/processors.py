@@ -4,16 +4,12 @@ A quota holds for a group and all below it, so the smallest of the own group and
 admin-guide/cgroup-v2.rst (cpu.max, cpu.stat), scheduler/sched-bwc.rst (version 1).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.kernel_files import exists, number, text
-
-__all__ = ["CpuQuota", "control_groups", "cpu_quota", "usable_processors"]
 
 _GROUPS = "sys/fs/cgroup"
 

@@ -18,20 +18,6 @@ from typing import Any, TextIO
 from cm4vllm.common.standard_streams import give_up
 from cm4vllm.common.terminal_text import one_line, printable
 
-__all__ = [
-    "Step",
-    "drawn_by_a_view",
-    "page",
-    "say",
-    "say_facts",
-    "say_text",
-    "step",
-    "under_way",
-    "warn",
-    "warnings",
-    "with_outlook",
-]
-
 #: Seconds between two plain lines of one step.
 PLAIN_INTERVAL_S = 10.0
 #: Warnings that are kept for who asks; older ones stand in the output alone.

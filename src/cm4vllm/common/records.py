@@ -4,8 +4,6 @@ A file names the schema of its record. A record of another schema is not read, e
 mean something else. What was written before records named their schema is read where it fits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence
@@ -21,19 +19,6 @@ from cm4vllm.common.files import write_bytes
 from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.ownership_notes import note_files
 from cm4vllm.common.redaction import vault
-
-__all__ = [
-    "OtherSchema",
-    "Record",
-    "holds_record",
-    "now",
-    "read_optional",
-    "read_record",
-    "read_sample_file",
-    "remove_record",
-    "write_record",
-    "write_sample_file",
-]
 
 _SCHEMA = "schema"
 

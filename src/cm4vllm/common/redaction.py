@@ -5,8 +5,6 @@ A value is secret by the name it is given under, of an environment variable or o
 the password in a URL). It is learnt when it is first seen; from then on no text that passes `Vault.clean` holds it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -18,8 +16,6 @@ from typing import Any, TextIO, cast
 from cm4vllm.common.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secret_names import is_secret_name, variable_name
 from cm4vllm.common.standard_streams import give_up, have_wait
-
-__all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 
 #: The text in the place of a value in a command: a variable, which a shell refuses to leave empty.
 PLACEHOLDER = re.compile(r"\$\{[A-Z_][A-Z0-9_]*:\?\}")

@@ -1,12 +1,8 @@
 """Calls of a function at intervals, in a thread of their own, while a block runs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-__all__ = ["repeated"]
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Folders that a user names for a result: refused where they hold anything but an earlier result of the same kind."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,8 +8,6 @@ from pathlib import Path
 from cm4vllm.common.errors import UsageError, translated_os_errors
 from cm4vllm.common.ownership_notes import Note, entries, is_as_noted, is_working_folder
 from cm4vllm.common.terminal_text import first_of
-
-__all__ = ["Kind", "linked_folder", "require_replaceable"]
 
 #: Names of files that a message has at most.
 _SHOWN = 4

@@ -1,12 +1,8 @@
 """Secrets that are known by their form: keys of well-known services, passwords and signatures in URLs, headers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-
-__all__ = ["HIDDEN", "headers_changed", "holds_form", "keys_in", "secrets_of_urls", "without_forms", "without_keys"]
 
 #: The text in the place of a secret.
 HIDDEN = "(secret)"

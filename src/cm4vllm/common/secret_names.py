@@ -1,11 +1,7 @@
 """Names of environment variables, flags and keys whose value is a secret."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
-
-__all__ = ["is_secret_name", "variable_name"]
 
 # Singular and last: CM_HF_TOKEN is a secret, CM_MAX_TOKENS and CM_TOKENIZER_PATH are not.
 _SECRET_ENDS = (

@@ -1,7 +1,5 @@
 """Typed settings out of a recipe's environment: a field says by `Key` which environment key gives it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +11,6 @@ import msgspec
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
-
-__all__ = ["GREATEST", "Key", "Settings", "env_keys", "require_above_zero", "require_share"]
 
 #: The greatest whole number that every program behind a setting takes.
 GREATEST = 2**31 - 1

@@ -4,16 +4,12 @@ The reader of a pipe may have gone, which is how `| head` ends; a file may be on
 closed before this process began. What could not be written for another reason than a reader that has gone is reported.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
 import sys
 from contextlib import suppress
 from typing import TextIO
-
-__all__ = ["ensure_streams", "give_up", "have_wait", "lost_output", "report"]
 
 _READER_GONE = (errno.EPIPE, errno.ECONNRESET)
 _lost: list[str] = []

@@ -3,8 +3,6 @@
 Each is locked while it is used. Those that killed processes have left are removed when the next is made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile
@@ -14,8 +12,6 @@ from pathlib import Path
 
 from cm4vllm.common.errors import DiskFull, NotWritable
 from cm4vllm.common.ownership_notes import in_the_making, remove_marked, unmark
-
-__all__ = ["scratch_folder"]
 
 _ELSEWHERE = "name another folder with the environment variable TMPDIR"
 #: The end of the names of these folders. A folder of that name without our mark belongs to somebody else.

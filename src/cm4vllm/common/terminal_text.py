@@ -1,11 +1,7 @@
 """Text for a terminal: that of other programs (logs of servers, bodies of errors, names in files) made safe; tables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Sequence
-
-__all__ = ["columns", "first_of", "one_line", "printable", "spelled_out", "whole_number"]
 
 #: The escape sequences of ECMA-48: CSI (colours, cursor), the strings OSC, DCS, SOS, PM and APC with what ends them
 #: (ST, or BEL), and the short ones. An unfinished string ends with its line.

@@ -1,22 +1,6 @@
 """Numbers that carry their unit, so that tokens/s cannot stand where samples/s belongs."""
 
-from __future__ import annotations
-
 from typing import ClassVar
-
-__all__ = [
-    "Milliseconds",
-    "Quantity",
-    "Queries",
-    "Samples",
-    "SamplesPerSecond",
-    "Seconds",
-    "TokensPerSample",
-    "TokensPerSecond",
-    "duration_text",
-    "four_digits",
-    "size_text",
-]
 
 
 class Quantity(float):

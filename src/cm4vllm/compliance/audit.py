@@ -5,15 +5,11 @@ ignores a key that its version does not know, and a file that is not found, with
 detail log says of the run.
 """
 
-from __future__ import annotations
-
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.records.logs.detail_log import DetailLog
 from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Audit, audit
-
-__all__ = ["audit_config", "config_text", "require_applied", "run_settings_of"]
 
 #: The keys of audit.config that the detail log has under another name. In Offline LoadGen issues one query, and the
 #: least number of queries becomes that of its samples.

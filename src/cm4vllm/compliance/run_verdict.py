@@ -1,7 +1,5 @@
 """The logged run that the module of a compliance test gets, and the verdict that it returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +9,6 @@ from cm4vllm.records.compliance import CheckResult
 from cm4vllm.records.logs.answers import LoggedAnswer
 from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Audit
-
-__all__ = ["LoggedRun", "Verdict"]
 
 _PASS, _FAIL = "TEST PASS", "TEST FAIL"
 

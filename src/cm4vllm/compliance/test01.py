@@ -5,8 +5,6 @@ performance runs. Where answers differ, as those of an engine that batches may, 
 compared instead (create_accuracy_baseline.sh, then the benchmark's accuracy script on each).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +17,6 @@ from cm4vllm.records.compliance import CheckResult
 from cm4vllm.records.logs.answers import logged_data
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, PerformanceResult, read_performance
 from cm4vllm.rules import Logged
-
-__all__ = ["ACCURACY", "PERFORMANCE", "compared", "verify"]
 
 ACCURACY, PERFORMANCE = "Accuracy check pass", "Performance check pass"
 ACCURACY_TEXT, PERFORMANCE_TEXT = "verify_accuracy.txt", "verify_performance.txt"

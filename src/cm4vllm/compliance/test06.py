@@ -9,8 +9,6 @@ refuse all that it refuses. They also refuse what it lets pass because of these 
 - an answer without any reported first token passes its first token check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
@@ -19,8 +17,6 @@ from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.records.compliance import CheckResult
 from cm4vllm.records.logs.answers import LoggedAnswer
 from cm4vllm.records.weights.config_json import json_object
-
-__all__ = ["EOS", "FIRST_TOKEN", "SAMPLE_LENGTH", "end_tokens", "verdict", "verify"]
 
 FIRST_TOKEN, EOS, SAMPLE_LENGTH = "First token check pass", "EOS check pass", "Sample length check pass"
 

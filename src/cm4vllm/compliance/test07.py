@@ -4,8 +4,6 @@ The official verification (compliance/TEST07/run_verification.py) runs the bench
 compares the number that it prints. A log that lacks answers passes it; here it does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +15,6 @@ from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.records.compliance import CheckResult
 from cm4vllm.records.logs.answers import LoggedAnswer
 from cm4vllm.records.run import RunSettings
-
-__all__ = ["ACCURACY", "SCORE", "WHOLE", "verdict", "verify"]
 
 ACCURACY, WHOLE = "Accuracy check pass", "All samples logged"
 #: The score that is compared, by its label.

@@ -4,15 +4,11 @@ The official verification (compliance/TEST09/run_verification.py) counts the tok
 as none, and holds their mean against both bounds. A log that lacks answers passes it; here it does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.records.compliance import CheckResult
 from cm4vllm.records.logs.answers import LoggedAnswer
-
-__all__ = ["LONG", "SHORT", "WHOLE", "verdict", "verify"]
 
 SHORT, LONG, WHOLE = "Min check pass", "Max check pass", "All samples logged"
 

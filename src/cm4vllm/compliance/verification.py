@@ -4,8 +4,6 @@ A test is one module of this package, named after it, with a function `verify`, 
 settings and what its folder in a submission holds.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -27,8 +25,6 @@ from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord, require_run
 from cm4vllm.rules import VerifiedFile, audit, compliance_rules, compliance_test_names
-
-__all__ = ["FOLDER", "compliance_folder", "require_passed", "verified_tests", "verify_run"]
 
 #: The key of the folder of the run.
 FOLDER = "CM_MLPERF_COMPLIANCE_RESULTS_DIR"

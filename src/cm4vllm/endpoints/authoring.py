@@ -1,7 +1,5 @@
 """The authored files of all points of a curve, and the bundle that the official builder makes of the run folders."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +22,12 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import point_document, system_document
-from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
-from cm4vllm.results.curves import POWER_FILE
+from cm4vllm.results.curves import POINT_FILE, POWER_FILE
 from cm4vllm.serving.server_identities import other_content
 from cm4vllm.submission.privacy import private_words
-
-__all__ = ["BundleInputs", "author_and_build", "read_points", "require_target"]
 
 _TEMPLATE_FILE = "submitter.template.yaml"
 #: The checker's keys of the sizes of a server's groups, and vLLM's options.

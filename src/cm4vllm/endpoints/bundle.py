@@ -1,7 +1,5 @@
 """A bundle: built from run folders by the official builder, and checked by the official checker, both unmodified."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -17,8 +15,6 @@ from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record
 from cm4vllm.common.replaceable_folders import Kind
 from cm4vllm.submission.privacy import PrivateWord, refuse_private
-
-__all__ = ["BUNDLE", "CheckerInstallation", "OfficialFinding", "OfficialReport", "build_bundle", "official_report"]
 
 _INSIDE = Path(__file__).with_name("inside")
 #: Bundles of 32 points are built and checked in seconds.

@@ -1,7 +1,5 @@
 """A run of the reference client, unmodified: started under a supervisor, followed, and judged by the files it wrote."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -25,8 +23,6 @@ from cm4vllm.results.endpoints_harness import SCORES, SUMMARY
 from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
-
-__all__ = ["EVENTS", "ClientInstallation", "faults_of", "read_summary", "require_unmodified", "run_client"]
 
 EVENTS = "events.jsonl"
 #: The samples that the client issued in each phase, by the phase's name. An accuracy run has the name of its dataset.

@@ -4,14 +4,10 @@ The client writes it into the run's folder, and it is submitted as it is: all pa
 which the client works, and a key of the server stands in it as the name of a variable.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from cm4vllm.common.records import Record
 from cm4vllm.rules import ClientDataset, SeedSet
-
-__all__ = ["TOKENIZER", "ClientRun", "client_document"]
 
 #: The folder with the model's tokenizer, below the one that the client works in.
 TOKENIZER = "tokenizer"

@@ -1,7 +1,5 @@
 """The folder in which the reference client works: with dataset, tokenizer and metric in it, all paths are relative."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -19,8 +17,6 @@ from cm4vllm.common.progress import warn
 from cm4vllm.endpoints.client_config import TOKENIZER
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.rules import ClientDataset
-
-__all__ = ["client_environment", "datasets_of_ours", "prepare_folder"]
 
 _NLTK_DATA = "nltk_data"
 #: The suffixes of the files that a tokenizer may be read from; no file with weights has them.

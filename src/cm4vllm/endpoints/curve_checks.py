@@ -3,8 +3,6 @@
 A new check is one function under @curve_check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,8 +13,6 @@ from cm4vllm.results.endpoints_harness import impossible_in_summary
 from cm4vllm.results.file_values import count, part
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
-
-__all__ = ["CURVE_CHECKS", "CurveCheck", "curve_findings"]
 
 Function = Callable[[Curve], Iterator[Fault]]
 _LARGEST_SEED = 2**63 - 1

@@ -1,7 +1,5 @@
 """The plan of a curve: its points, what each measures, how long it takes, and which of them carry an accuracy run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,17 +10,6 @@ import numpy as np
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_rules, point_terms, regions
-
-__all__ = [
-    "CurvePlan",
-    "PlannedPoint",
-    "coverage_words",
-    "next_point",
-    "placed_points",
-    "plan_curve",
-    "rate_at",
-    "require_coverage",
-]
 
 #: The server may be faster in the run than in the probe: so much longer is the planned window than the rules ask for.
 _MARGIN = 1.1

@@ -1,7 +1,5 @@
 """The curve of a server: short runs of the reference client measure its rates, then the points are placed."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +19,9 @@ from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import plan_curve
 from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, measure_point, point_setup
-from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE, CurveRecord, PointRecord, Probe
+from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord, Probe
+from cm4vllm.results.curves import POINT_FILE
 from cm4vllm.rules import endpoints_rules
-
-__all__ = ["CurveInputs", "curve_identity", "earlier_curve", "find_curve", "given_points"]
 
 #: The search for C_max ends where twice the concurrency gives less than this part more samples/s.
 _LEAST_GAIN = 0.1

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.endpoints.client import read_summary
-from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord
+from cm4vllm.endpoints.records import CurveRecord, PointRecord
+from cm4vllm.results.curves import POINT_FILE
 from cm4vllm.results.endpoints_harness import times
-
-__all__ = ["CurveStatus", "MeasuredPoint", "curve_status"]
 
 
 class MeasuredPoint(Record, frozen=True, kw_only=True):

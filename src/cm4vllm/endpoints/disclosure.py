@@ -5,8 +5,6 @@ the official checker then says that it is missing. Keys and words are those of t
 (submission_checker.models.file).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +15,6 @@ from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.rules import Regions
-
-__all__ = ["OFFLINE_REGION", "REQUIRED_OF_NODE", "missing_of_node", "point_document", "region_word", "system_document"]
 
 #: The word for a point that fills no region, as a dedicated Offline run (rules §8.3, question C7 of the documentation).
 OFFLINE_REGION = "submitters_choice"

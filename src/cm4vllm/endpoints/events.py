@@ -1,7 +1,5 @@
 """The event log of the reference client (events.jsonl), read into one row a sample of the performance run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,6 @@ import msgspec
 from cm4vllm.common.bounded_documents import lines_of, require_bounded
 from cm4vllm.common.errors import CmError
 from cm4vllm.serving.answers.stated import FinishReason
-
-__all__ = ["SampleTimes", "failed_samples", "read_events"]
 
 _START, _STOP = "session.start_performance_tracking", "session.stop_performance_tracking"
 _ISSUED, _FIRST, _COMPLETE = "sample.issued", "sample.recv_first", "sample.complete"

@@ -1,7 +1,5 @@
 """All checks of run folders or of a bundle of MLPerf Endpoints, ours and the official ones, with one verdict."""
 
-from __future__ import annotations
-
 import tempfile
 import textwrap
 from collections.abc import Iterator
@@ -21,8 +19,6 @@ from cm4vllm.endpoints.curve_checks import curve_findings
 from cm4vllm.results.curves import Curve, read_curves
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.findings_output import as_objects, as_sarif, ordered, summary
-
-__all__ = ["EndpointsCheckSettings", "bundle_root", "report_endpoints_checks"]
 
 _NO_BUNDLE = "since it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
 _WIDTH = 120

@@ -3,8 +3,6 @@
 The client is installed in editable form: only then does it record the commit of its checkout in each result.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -23,8 +21,6 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
 from cm4vllm.rules import endpoints_rules
-
-__all__ = ["client_checkout", "find_python", "install_checker", "install_client", "provide", "require_python"]
 
 CLIENT_FILE, CHECKER_FILE = "client.json", "checker.json"
 

@@ -1,7 +1,5 @@
 """The plan of a curve in words: regions, points and minutes, one more point, moved ends; and the measured ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from cm4vllm.common.errors import UsageError
@@ -10,8 +8,6 @@ from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.curve_plan import coverage_words, next_point
 from cm4vllm.endpoints.records import CurveRecord
 from cm4vllm.rules import Regions, endpoints_rules, regions
-
-__all__ = ["foreseen_table", "moved_ends", "one_more_point", "plan_lines", "regions_line"]
 
 _HEAD = ("point", "concurrency", "foreseen, min", "measured, min", "difference")
 

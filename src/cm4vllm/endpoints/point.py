@@ -1,7 +1,5 @@
 """One point of a curve: a run of the reference client against a server, its steady state, and its record."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Mapping
@@ -30,26 +28,17 @@ from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.curve_status import curve_status
 from cm4vllm.endpoints.events import read_events
-from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord
+from cm4vllm.endpoints.records import CurveRecord, PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
 from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
+from cm4vllm.results.curves import POINT_FILE
 from cm4vllm.results.endpoints_harness import impossible_in_summary
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
 from cm4vllm.serving.death_reasons import death_reason
-
-__all__ = [
-    "POINT",
-    "PointInputs",
-    "PointSetup",
-    "earlier_point",
-    "measure_point",
-    "point_setup",
-    "require_dataset_file",
-]
 
 #: From this number of processors on the client chooses its own number of processes.
 _MANY_PROCESSORS = 16

@@ -1,7 +1,5 @@
 """Records of a point and of a curve, beside the client's own files."""
 
-from __future__ import annotations
-
 from statistics import median
 from typing import ClassVar
 
@@ -10,10 +8,7 @@ from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.curve_plan import CurvePlan, PlannedPoint
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.results.curves import POINT_FILE
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
-
-__all__ = ["CURVE_FILE", "POINT_FILE", "CurveRecord", "PointRecord", "Probe"]
 
 #: The record of a curve, in the folder of its probes.
 CURVE_FILE = "curve.json"

@@ -1,7 +1,5 @@
 """The steady state of a point, from the client's event log: the block that point.yaml reports (rules §4.4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -13,8 +11,6 @@ from cm4vllm.common.records import Record
 from cm4vllm.endpoints.events import SampleTimes
 from cm4vllm.endpoints.trend import LEAST_VALUES, trend
 from cm4vllm.rules import PointTerms, WindowRules, endpoints_rules
-
-__all__ = ["Anomaly", "SteadyState", "Window", "steady_state"]
 
 Status = Literal["windowable", "insufficient_duration", "insufficient_passes", "partial_dataset"]
 Verdict = Literal["STEADY STATE", "drifting_up", "drifting_down", "anomaly", "not found"]

@@ -1,7 +1,5 @@
 """The YAML file with the facts that only the submitter of a curve knows; a missing one is not filled in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,8 +7,6 @@ import msgspec
 
 from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError
-
-__all__ = ["TEMPLATE", "SubmitterFile", "read_submitter_file"]
 
 #: The file to fill in.
 TEMPLATE = """\

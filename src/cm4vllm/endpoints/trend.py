@@ -5,16 +5,12 @@ statistic is S = the sum of sign(x_j - x_i) over i < j; its variance is that of 
 factor from the significant autocorrelations of the ranks of the series without its slope.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
-
-__all__ = ["LEAST_VALUES", "trend"]
 
 #: With fewer values no trend is significant.
 LEAST_VALUES = 4

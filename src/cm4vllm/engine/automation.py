@@ -1,7 +1,5 @@
 """The base of the automations `script` and `cache`, whose actions `cm` calls."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -31,8 +29,6 @@ from cm4vllm.engine.run.scope import asked_by_code
 from cm4vllm.engine.run.script_selection import choice_note
 from cm4vllm.engine.run.session import Session, ends_the_process
 from cm4vllm.engine.run.shadowed_packages import shadowed_packages
-
-__all__ = ["OwnAutomation", "ScriptAutomation"]
 
 Result = dict[str, Any]
 

@@ -1,7 +1,5 @@
 """The accelerator_ keys of a system description, from the GPUs that serve and the table of known hardware."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,8 +8,6 @@ from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
 from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.records.machine import GpuFacts
-
-__all__ = ["accelerator_keys", "accelerator_notes", "serving"]
 
 _KEYS = (
     "model_name",

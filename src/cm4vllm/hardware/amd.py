@@ -1,7 +1,5 @@
 """AMD GPUs, as the driver reports them through amdsmi, which comes with ROCm and is not required."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +10,6 @@ from typing import Any, NamedTuple
 from cm4vllm.common.kernel_files import exists
 from cm4vllm.hardware.drivers import Questions, answered, asked, constant, entry
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
-
-__all__ = ["amd_gpus", "cards", "opened"]
 
 #: amdsmi_vram_type_t; AMDSMI_VRAM_TYPE_HBM3 is also what it says of HBM3E.
 _MEMORY_TYPES = {1: "HBM", 2: "HBM2", 3: "HBM2e", 4: "HBM3", 22: "GDDR6", 23: "GDDR7"}

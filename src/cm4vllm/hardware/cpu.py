@@ -1,7 +1,5 @@
 """The processors, from /proc/cpuinfo and /sys/devices/system: what the kernel shows, nothing guessed."""
 
-from __future__ import annotations
-
 import platform
 import re
 from collections import ChainMap, Counter, defaultdict
@@ -13,8 +11,6 @@ import psutil
 from cm4vllm.common.kernel_files import exists, fields, matching, number, text
 from cm4vllm.common.processors import cpu_quota
 from cm4vllm.records.machine import CpuFacts
-
-__all__ = ["detect_cpu", "nodes_with_processors"]
 
 #: Cores by implementer and part number of MIDR_EL1 (util-linux, sys-utils/lscpu-arm.c); x86 names itself.
 _ARM_CORES = {

@@ -4,16 +4,12 @@ Layout: DMTF DSP0134, System Management BIOS Reference Specification, section 6.
 type 17). Serial numbers and asset tags lie in its strings; none of its strings is read.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm.common.kernel_files import content
 from cm4vllm.records.machine import MemoryModule
-
-__all__ = ["memory_has_ecc", "memory_modules"]
 
 _MEMORY_DEVICE = 17
 _KINDS = {

@@ -4,12 +4,8 @@ Nothing else calls a function of NVML or amdsmi. Which errors they raise differs
 unknown function, a GPU that is lost, a structure of another version, a text that is no UTF-8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
-
-__all__ = ["Questions", "answered", "asked", "constant", "entry", "reason"]
 
 
 def asked(library: Any, question: str, *args: Any) -> Any:

@@ -4,8 +4,6 @@ NVML and amdsmi have those of boards, the kernel's powercap those of packages. A
 without a counter, or one that a user may not read, has no energy, which is no error: why is said.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,8 +17,6 @@ from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.drivers import Questions, entry
 from cm4vllm.records.energy import Counter, Reading, RunEnergy, Scope, energy_of_run
-
-__all__ = ["ELSEWHERE", "EnergyWatch", "amd_counters", "energy_watched", "nvidia_counters", "package_counters"]
 
 #: Seconds between two readings. NVML's counter itself changes about every 0.1 s.
 INTERVAL_S = 0.25

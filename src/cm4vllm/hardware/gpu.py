@@ -1,7 +1,5 @@
 """All GPUs of the machine, whoever made them. A machine without a driver has none, which is no error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.common.errors import CmError
@@ -10,8 +8,6 @@ from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.nvml_recording import Recorder
 from cm4vllm.records.machine import GpuFacts
-
-__all__ = ["detect_gpus", "record_gpus", "silent_gpus"]
 
 
 def detect_gpus() -> list[GpuFacts]:

@@ -1,7 +1,5 @@
 """Samples of this machine's NVIDIA GPUs during a run: utilisation, power, memory, temperature, clock, by NVML."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,8 +11,6 @@ from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.drivers import constant
 from cm4vllm.records.metrics import GpuSample, GpusSample
-
-__all__ = ["gpus_sampled", "look_at_gpus"]
 
 INTERVAL_S = 2.0
 

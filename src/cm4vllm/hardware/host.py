@@ -1,15 +1,11 @@
 """The host: its operating system, its name in the firmware, and the hypervisor below it."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 
 from cm4vllm.common.kernel_files import exists, text
 from cm4vllm.hardware.os_release import read_os_release
 from cm4vllm.records.machine import HostFacts
-
-__all__ = ["detect_host", "is_virtual"]
 
 _HYPERVISORS = {
     "qemu": "QEMU",

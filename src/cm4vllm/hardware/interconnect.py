@@ -1,13 +1,9 @@
 """Links between GPUs: the driver's report in the words of a system description."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.records.machine import GpuFacts
-
-__all__ = ["interconnect"]
 
 _NONE = "N/A"
 #: The farthest way that two GPUs take over PCIe, the nearest first (`nvidia-smi topo -m`).

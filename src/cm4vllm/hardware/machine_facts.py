@@ -3,8 +3,6 @@
 The lines end with all that was not detected.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,24 +30,6 @@ from cm4vllm.records.machine import (
     MemoryFacts,
     NetworkCard,
 )
-
-__all__ = [
-    "capacity_env",
-    "cpu_env",
-    "cpu_lines",
-    "detect_machine",
-    "give_facts",
-    "gpu_env",
-    "gpu_lines",
-    "host_lines",
-    "memory_env",
-    "memory_lines",
-    "modules",
-    "network_env",
-    "network_lines",
-    "storage_env",
-    "storage_lines",
-]
 
 
 def detect_machine(root: Path = Path("/")) -> MachineFacts:

@@ -1,7 +1,5 @@
 """Limits of this machine for a program: open files, local ports, shared memory, memory. Read from the kernel."""
 
-from __future__ import annotations
-
 import os
 import resource
 from dataclasses import dataclass
@@ -9,8 +7,6 @@ from pathlib import Path
 
 from cm4vllm.common.kernel_files import text
 from cm4vllm.hardware.memory import free_memory
-
-__all__ = ["MachineLimits", "local_ports", "machine_limits"]
 
 
 @dataclass(frozen=True, kw_only=True)

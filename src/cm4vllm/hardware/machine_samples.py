@@ -6,8 +6,6 @@ prints a line of JSON, a `MachineSample`, every 2 s and a last one when its stan
 each node of a server over several.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -25,8 +23,6 @@ from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu_samples import INTERVAL_S, look_at_gpus
 from cm4vllm.hardware.throttling import throttling
 from cm4vllm.records.metrics import GpuSample
-
-__all__ = ["MachineSample", "machine_sample", "read_machine_samples"]
 
 
 class MachineSample(Record, frozen=True, kw_only=True):

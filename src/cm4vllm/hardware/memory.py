@@ -1,7 +1,5 @@
 """The machine's memory: installed, usable, and what this program may use of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +8,6 @@ from cm4vllm.common.processors import control_groups
 from cm4vllm.hardware.cpu import nodes_with_processors
 from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
 from cm4vllm.records.machine import MemoryFacts
-
-__all__ = ["detect_memory", "free_memory"]
 
 #: A control group's limit, what it uses of it, and the part of that which the kernel takes back when it is wanted:
 #: version 2, then version 1 (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).

@@ -3,8 +3,6 @@
 No addresses, and no names of interfaces: some are made of MAC addresses (enx001122334455).
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -12,8 +10,6 @@ from pathlib import Path
 from cm4vllm.common.kernel_files import exists, matching, number, target, text
 from cm4vllm.hardware.host import is_virtual
 from cm4vllm.records.machine import NetworkCard
-
-__all__ = ["detect_network"]
 
 #: ARPHRD_INFINIBAND of linux/if_arp.h.
 _INFINIBAND = "32"

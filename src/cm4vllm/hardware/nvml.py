@@ -1,7 +1,5 @@
 """NVIDIA GPUs, asked of the driver through NVML (nvidia-ml-py)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -9,8 +7,6 @@ from typing import Any, NamedTuple
 from cm4vllm.hardware.drivers import Questions, answered, asked, constant, reason
 from cm4vllm.records.known_hardware import is_integrated
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
-
-__all__ = ["Device", "devices", "gpus_of_processes", "nvidia_gpus", "opened", "pids_on", "silent_gpus", "why_none"]
 
 #: nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`.
 _PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}

@@ -7,13 +7,9 @@ An answer is what nvidia-ml-py returned: a number, a text, a list, the fields of
 {"handle": "gpu0"} for a device, or {"error": 3} with NVML's number for an error.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 from typing import Any
-
-__all__ = ["Recorder"]
 
 
 class Recorder:

@@ -1,7 +1,5 @@
 """The operating system, from os-release and the kernel. No package is needed."""
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess
@@ -10,8 +8,6 @@ from pathlib import Path
 
 from cm4vllm.common.kernel_files import exists, text
 from cm4vllm.common.processes import run
-
-__all__ = ["os_env", "os_line", "public_env", "read_os_release"]
 
 _PACKAGE_MANAGERS = (
     (("debian", "ubuntu"), "apt"),

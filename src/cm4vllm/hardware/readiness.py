@@ -3,8 +3,6 @@
 Read from the kernel: proc(5), sysfs, getrlimit(2). What the kernel does not show is not judged.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shlex
@@ -18,8 +16,6 @@ import psutil
 from cm4vllm.common.kernel_files import fields, matching, text
 from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware.machine_limits import local_ports
-
-__all__ = ["Finding", "LoadSample", "load_sample", "unready"]
 
 #: Local ports and open files that a run of thousands of requests at a time needs: each has its own connection.
 LEAST_PORTS, LEAST_FILES = 16_384, 16_384

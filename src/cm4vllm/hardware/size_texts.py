@@ -1,9 +1,5 @@
 """Sizes and frequencies as people write them on a page: '24 GB', '1.92 TB', '2.6 GHz'."""
 
-from __future__ import annotations
-
-__all__ = ["disk_size", "frequency", "memory_size"]
-
 
 def memory_size(size: int) -> str:
     """Word a number of bytes of memory: powers of 2, called GB as vendors of memory do."""

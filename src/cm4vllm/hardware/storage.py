@@ -1,15 +1,11 @@
 """The machine's fixed disks, from /sys/block."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.hardware.host import is_virtual
 from cm4vllm.records.machine import DiskFacts
-
-__all__ = ["VIRTUAL_DISK", "detect_disks", "root_bytes"]
 
 VIRTUAL_DISK = "virtual disk"
 _SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the disk's own (Documentation/ABI/stable/sysfs-block)

@@ -5,8 +5,6 @@ SYSTEM_DESC_REQUIRED_FIELDS and SYSTEM_DESC_MEANINGFUL_RESPONSE_REQUIRED_FIELDS.
 takes the number 0 for an empty answer and reads accelerators_per_node and number_of_nodes back as whole numbers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +18,6 @@ from cm4vllm.hardware.used_gpus import UsedGpu
 from cm4vllm.records.described_system import NODES_DIFFER, NOT_STATED, STATUS_NOT_STATED, safe_name, stated_system
 from cm4vllm.records.known_hardware import Processor, contradictions, processor
 from cm4vllm.records.machine import CpuFacts, HostFacts, MachineFacts
-
-__all__ = ["SystemAsked", "describe_system"]
 
 _NONE = "N/A"
 

@@ -1,7 +1,5 @@
 """The system file: what a machine cannot tell of itself, stated once by its owner (YAML, MLPerf's keys)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +11,6 @@ import yaml
 from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.records.described_system import KEYS, NETWORK_KEYS, NOT_STATED, keys_of
-
-__all__ = ["STATUSES", "SystemFile", "read_system_file", "template"]
 
 STATUSES = ("available", "preview", "rdi")
 

@@ -1,7 +1,5 @@
 """Time in which processors and GPUs were slowed down during a run, by counters of the kernel and of NVML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,6 @@ from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.drivers import constant
 from cm4vllm.records.run import QUOTA, TIMES
-
-__all__ = ["Throttling", "throttled", "throttling"]
 
 #: The part that was slowed down and the cause -> seconds, or the number of times.
 Throttling = Mapping[str, float]

@@ -1,7 +1,5 @@
 """The GPUs that a program sees, by the variables that choose them, as the drivers read these."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,17 +8,6 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
-
-__all__ = [
-    "VISIBLE",
-    "UsedGpu",
-    "VisibleGpu",
-    "given_gpus",
-    "gpus_to_plan",
-    "hidden_by",
-    "least_memory",
-    "visible_gpus",
-]
 
 #: Bytes of a GB as vendors of memory sell it, less what a driver keeps for itself at most (ECC of a T4).
 _LEAST_OF_A_GB = 0.88e9

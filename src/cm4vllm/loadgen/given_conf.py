@@ -7,16 +7,12 @@ another model's name, a setting that it does not have, `=` without spaces (loadg
 FromConfig).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.rules import ExecutionMode, Mode, Terms, issues_equally
-
-__all__ = ["rate_in", "require_usable_conf"]
 
 #: The settings that LoadGen reads in every scenario.
 _COMMON = frozenset(

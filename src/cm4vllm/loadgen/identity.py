@@ -1,7 +1,5 @@
 """Identity of runs: by content (digests, versions, settings), not by the places of files or the time of the start."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -16,8 +14,6 @@ from cm4vllm.records.access import NO_ACCESS
 from cm4vllm.records.run import RunRecord, RunSettings
 from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.serving.clusters.node_layout import ADDRESS_OPTIONS
-
-__all__ = ["at_present_places", "differences", "server_content", "serves_alike", "settings_sha256"]
 
 #: The flags of a server that the job starts, for its address.
 _ADDRESS = ("--port", "--host", *ADDRESS_OPTIONS)

@@ -4,8 +4,6 @@ Each request that is open has a connection: a file descriptor in the client, one
 port. A run that cannot get what it may need is refused before it begins.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_left
@@ -19,8 +17,6 @@ from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.records.run import RunSettings, fewer
 from cm4vllm.records.vllm.server_needs import SERVER_FILES_BESIDE, api_processes
 from cm4vllm.rules import Mode, Terms
-
-__all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "highest_rate", "load_of", "needs"]
 
 #: File descriptors of a worker beside its connections: the interpreter's, the socket pair, the event loop's.
 FILES_BESIDE = 64

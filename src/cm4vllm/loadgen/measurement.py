@@ -1,7 +1,5 @@
 """One measurement as a recipe asks for it: the records of model, dataset and server in, a LoadGen run out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,18 +42,6 @@ from cm4vllm.rules import (
     terms_of_test,
 )
 from cm4vllm.serving.death_reasons import death_reason
-
-__all__ = [
-    "RUN",
-    "Earlier",
-    "RunInputs",
-    "earlier_run",
-    "measure",
-    "require_given",
-    "require_run",
-    "settings_of",
-    "write_user_conf",
-]
 
 #: The folder of one run, as an earlier version left it: with the record of a run.
 RUN = Kind(

@@ -1,7 +1,5 @@
 """The settings of one run, composed from the rules, the assets, the server and user.conf."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace as replace_fields
 
@@ -17,18 +15,6 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm.given_options import OptionValue, whole_number
 from cm4vllm.rules import Media, Terms
 from cm4vllm.serving.media_apis import MEDIA_APIS, media_api_of
-
-__all__ = [
-    "MOST_WORKERS",
-    "ROUNDED",
-    "in_flight_of",
-    "longest_answer",
-    "require_interval",
-    "require_room",
-    "require_workers",
-    "run_settings",
-    "sampling_of",
-]
 
 #: Requests in flight Offline for each sequence that the server runs at a time, so that the next request is at hand when
 #: a sequence ends.

@@ -4,8 +4,6 @@ LoadGen reads a key in this order: model.scenario, *.scenario, model.*, *.* (loa
 FromConfig); what user.conf sets replaces what mlperf.conf sets. Times are in ms.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 
@@ -13,17 +11,6 @@ from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.progress import say_facts
 from cm4vllm.records.logs.early_stopping import missing_queries
 from cm4vllm.rules import ExecutionMode, Mode, Terms
-
-__all__ = [
-    "LEAST_ONE_BY_ONE",
-    "REHEARSAL_DURATION_S",
-    "REHEARSAL_SAMPLES",
-    "UserConf",
-    "expected_latency_ms",
-    "rehearsal_queries",
-    "user_conf",
-    "verdict_queries",
-]
 
 #: Seconds that a rehearsal's performance run issues queries, unless a count or a shorter time is asked for.
 REHEARSAL_DURATION_S = 10.0

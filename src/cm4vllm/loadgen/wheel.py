@@ -1,7 +1,5 @@
 """The LoadGen wheel of a round: seeds are compiled into it, so a round can only be run with its own."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass
@@ -16,16 +14,6 @@ from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import LoadGenWheel, Terms, round_terms
-
-__all__ = [
-    "DISTRIBUTION",
-    "LoadGenSettings",
-    "ProvidedLoadGen",
-    "compiled_in_conf",
-    "provide",
-    "require_seeds",
-    "usable",
-]
 
 DISTRIBUTION = "mlcommons-loadgen"
 _CONF_BEGIN = b"# The format of this config file"

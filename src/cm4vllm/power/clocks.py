@@ -4,15 +4,11 @@ The official programs compare clocks over SNTP (RFC 4330) and set a clock that i
 clock is only ever read.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 import time
 
 from cm4vllm.common.errors import ServerUnreachable, UsageError
-
-__all__ = ["LOOPBACK", "NTP_PORT", "clock_offset_s", "require_clock", "serve_time"]
 
 NTP_PORT = 123
 #: The address of a simulated site's servers.

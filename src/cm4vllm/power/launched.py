@@ -3,8 +3,6 @@
 The program finds the modules beside it, and none in the folder that it works in; nor do those that it starts.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

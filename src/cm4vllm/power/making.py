@@ -4,8 +4,6 @@ The client works in a folder of its own below the system's folder for temporary 
 command line. What it wrote is published in one step, and only after its files show that it measured.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -33,17 +31,6 @@ from cm4vllm.power.workload import COMMAND, Relay
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.rules import PowerPrograms, round_names, round_terms
-
-__all__ = [
-    "OUTPUT",
-    "Site",
-    "SiteInputs",
-    "make_session",
-    "preflight_run",
-    "require_hosts",
-    "require_reachable",
-    "several_analyzers",
-]
 
 #: What the client printed, beside the folder of the session: never published.
 OUTPUT = "power-client-output.txt"

@@ -3,8 +3,6 @@
 All of their Python files are hashed into each session, and the checkers of a round accept those of some commits only.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,8 +15,6 @@ from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.rules import PowerPrograms, round_terms
-
-__all__ = ["CLIENT", "SERVER", "official_environment", "provide", "server_running", "variations_of_round"]
 
 URL = "https://github.com/mlcommons/power-dev"
 #: The programs below the folder of the sources.

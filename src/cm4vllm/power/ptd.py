@@ -1,7 +1,5 @@
 """The program PTDaemon: SPEC's own, which the user gives, or the simulated one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +7,6 @@ from pathlib import Path
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import given_path
 from cm4vllm.records.power.samples import SIMULATED
-
-__all__ = ["ptd_path", "simulated_program"]
 
 
 def ptd_path(env: Mapping[str, str], folder: Path) -> Path:

@@ -1,7 +1,5 @@
 """The configuration of the official power server: its settings, and its file."""
 
-from __future__ import annotations
-
 import configparser
 import io
 import ipaddress
@@ -12,8 +10,6 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import round_names
-
-__all__ = ["SIMULATED_DEVICE", "ServerSettings", "config_text"]
 
 #: SPEC's number of its own dummy device, which no checker accepts.
 SIMULATED_DEVICE = 0

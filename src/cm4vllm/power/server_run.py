@@ -1,7 +1,5 @@
 """The recipe `run,mlperf,power,server`: the official power server on the director, until Ctrl-C."""
 
-from __future__ import annotations
-
 import configparser
 import socket
 
@@ -15,8 +13,6 @@ from cm4vllm.power.programs import official_environment, server_running
 from cm4vllm.power.server_config import ServerSettings, config_text
 from cm4vllm.rules import round_terms
 from cm4vllm.serving.ports import free_port, port_holder
-
-__all__ = ["require_settings", "serve"]
 
 
 def require_settings(settings: ServerSettings) -> None:

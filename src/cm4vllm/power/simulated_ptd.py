@@ -22,8 +22,6 @@ from pathlib import Path
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 
-__all__ = ["IDENTITY", "SimulatedAnalyzer", "main"]
-
 VERSION = f"0.0.0-{SIMULATED}-0"
 IDENTITY = (
     f"{SIMULATED},1000,1,1,1,1,0,0,1,version={VERSION},OS={SIMULATED},mode=power,1,1,1,0,0,no_cal_date,"

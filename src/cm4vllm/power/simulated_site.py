@@ -8,8 +8,6 @@ rights, no port of the machine is taken, and nothing is left when it ends. It is
 The command is the official client, or a program that starts it; the servers are at their usual ports of 127.0.0.1.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -5,12 +5,8 @@ and waits for its end: the run is made by the same code as without power, and no
 in the files of the session. When the other process ends, the command fails.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-
-__all__ = ["COMMAND", "Relay"]
 
 #: The command line that the official client logs.
 COMMAND = "./workload.sh"

@@ -3,8 +3,6 @@
 Records hold the names of the variables alone. Every process that sends requests reads the values itself.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,8 +11,6 @@ from typing import Any
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
-
-__all__ = ["KEY_VARIABLES", "NO_ACCESS", "Access"]
 
 #: The variables that may hold the key when the user names none: vLLM's own, and the one of OpenAI's clients.
 KEY_VARIABLES = ("VLLM_API_KEY", "OPENAI_API_KEY")

@@ -1,10 +1,6 @@
 """accuracy.json: the scores of one accuracy run."""
 
-from __future__ import annotations
-
 from cm4vllm.common.records import Record
-
-__all__ = ["ACCURACY_FILE", "ACCURACY_TEXT", "NOT_SCORED", "AccuracyRecord", "Score"]
 
 #: The name of the record's file in an accuracy run's folder.
 ACCURACY_FILE = "accuracy.json"

@@ -1,24 +1,9 @@
 """Records of a model and of a dataset: the facts about them that their files do not state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import Record
-
-__all__ = [
-    "DUMMY_SOURCE",
-    "IDENTITY",
-    "OWN_FILE",
-    "RETOKENISED",
-    "SPEECH_STAND_IN_SOURCE",
-    "STAND_IN_SOURCE",
-    "VISION_STAND_IN_SOURCE",
-    "DatasetRecord",
-    "ModelRecord",
-    "QuantizationRecord",
-]
 
 #: Where the tiny model comes from, in the words of its record.
 STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny_model)"

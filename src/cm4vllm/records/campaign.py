@@ -1,11 +1,7 @@
 """The records campaign.json and command.json: the command of a campaign, as the pages quote it."""
 
-from __future__ import annotations
-
 from cm4vllm.common.records import Record
 from cm4vllm.rules import Division, ExecutionMode
-
-__all__ = ["CAMPAIGN_FILE", "COMMAND_FILE", "CampaignRecord", "CommandRecord"]
 
 #: The name of the record's file in the folder of a campaign's results, and in that of a curve's.
 CAMPAIGN_FILE, COMMAND_FILE = "campaign.json", "command.json"

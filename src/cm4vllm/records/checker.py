@@ -1,10 +1,6 @@
 """checker.json: the verdicts of the official checkers on a submission tree."""
 
-from __future__ import annotations
-
 from cm4vllm.common.records import Record
-
-__all__ = ["CHECKER_FILE", "CheckerRecord", "CheckerRun"]
 
 #: The name of the record's file beside the submission tree.
 CHECKER_FILE = "checker.json"

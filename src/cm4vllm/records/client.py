@@ -6,18 +6,6 @@ from collections import Counter
 
 from cm4vllm.common.records import Record
 
-__all__ = [
-    "ADDED_TTFT",
-    "FORMAT_TOKENS",
-    "HEADROOM",
-    "ClientRecord",
-    "FinishReasons",
-    "ProcessRecord",
-    "SelfCheck",
-    "Spread",
-    "TextCounts",
-]
-
 #: Times the load that the client must be able to carry, so that the server and not the client is what is measured.
 HEADROOM = 1.5
 #: The part of a TTFT limit that the client may add to it.

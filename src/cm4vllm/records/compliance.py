@@ -1,11 +1,7 @@
 """compliance.json: what the verification of one compliance test found."""
 
-from __future__ import annotations
-
 from cm4vllm.common.records import Record
 from cm4vllm.rules import Scenario
-
-__all__ = ["COMPLIANCE_FILE", "CheckResult", "ComplianceRecord"]
 
 #: The name of the record's file in the folder of a compliance test's run.
 COMPLIANCE_FILE = "compliance.json"

@@ -3,31 +3,11 @@
 The keys are those that the official checker asks for (tools/submission, constants SYSTEM_DESC_REQUIRED_FIELDS).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
 from cm4vllm.records.known_hardware import contradictions
 from cm4vllm.rules import Division, over_network
-
-__all__ = [
-    "FREE_TEXT",
-    "KEYS",
-    "LABELS",
-    "NETWORK_KEYS",
-    "NODES_DIFFER",
-    "NOT_STATED",
-    "STATUS_NOT_STATED",
-    "TITLES",
-    "folder_name",
-    "hints",
-    "keys_of",
-    "label",
-    "not_stated",
-    "safe_name",
-    "stated_system",
-]
 
 NOT_STATED = "not stated"
 #: Said where the submitter states no availability: the checker wants one of three words.

@@ -1,7 +1,5 @@
 """Reasons to doubt a run, from its record: that the client could measure the server, and what the run itself showed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,8 +7,6 @@ from cm4vllm.records.client import ADDED_TTFT, HEADROOM, ClientRecord, SelfCheck
 from cm4vllm.records.run import QUOTA, TIMES, MachineLoad, RunRecord, RunSettings, fewer
 from cm4vllm.records.server import Prompts
 from cm4vllm.rules import Mode
-
-__all__ = ["client_doubts", "headroom", "run_warnings", "times_the_load"]
 
 #: The parts of the machine that others and the hypervisor may take during a run.
 OTHERS, STOLEN = 0.05, 0.10

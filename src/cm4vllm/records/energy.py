@@ -4,8 +4,6 @@ A counter is read through the whole run. Its energy is the difference between th
 interpolated between the readings around it; what lies between these two readings is the resolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -14,8 +12,6 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from cm4vllm.common.records import Record
-
-__all__ = ["CountedEnergy", "Counter", "Reading", "RunEnergy", "Scope", "energy_between", "energy_of_run"]
 
 #: A time as time.time() gives it, and the value of a counter then.
 Reading = tuple[float, int]

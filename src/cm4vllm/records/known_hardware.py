@@ -4,8 +4,6 @@ It fills what detection cannot see, and contradicts a description that says othe
 what a published system file confirms contradicts; the rest are hints, and are shown as hints.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -19,17 +17,6 @@ import msgspec
 from cm4vllm.common.files import bytes_of
 from cm4vllm.common.records import Record
 from cm4vllm.common.terminal_text import whole_number
-
-__all__ = [
-    "Accelerator",
-    "Contradiction",
-    "Processor",
-    "accelerator",
-    "contradictions",
-    "is_integrated",
-    "processor",
-    "products_named",
-]
 
 _TABLES = Path(__file__).with_name("known")
 

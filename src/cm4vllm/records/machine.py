@@ -4,25 +4,7 @@ None, an empty text and an empty list say that nothing shows a fact; `machine_fa
 host name, a user name, an address or a serial number. A GPU's UUID says which ones serve; it stays in machine.json.
 """
 
-from __future__ import annotations
-
 from cm4vllm.common.records import Record
-
-__all__ = [
-    "MACHINE_FILE",
-    "MEMORY",
-    "NODE_FILES",
-    "SYSTEM_FILE",
-    "CpuFacts",
-    "DiskFacts",
-    "GpuFacts",
-    "HostFacts",
-    "MachineFacts",
-    "MemoryFacts",
-    "MemoryModule",
-    "MigFacts",
-    "NetworkCard",
-]
 
 #: The names of the description of a system, and of what was detected of its machine.
 SYSTEM_FILE = "system.json"

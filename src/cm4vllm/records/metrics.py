@@ -7,16 +7,12 @@ long is not the number of requests. Where many prompts are computed, as when the
 steps take longer, too: such parts of a run are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
 from cm4vllm.common.records import Record, read_sample_file
-
-__all__ = ["MetricsSample", "ServerMetrics", "Speed", "Timing", "speed_of"]
 
 #: A run is compared in so many parts, each from the shortest to the longest time in seconds.
 PARTS, SHORTEST_S, LONGEST_S = 20, 10.0, 30.0

@@ -1,14 +1,10 @@
 """The record of a node before a server is started on it, and the nodes' records of a server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.records.machine import MachineFacts
 from cm4vllm.records.server import ServerRecord
-
-__all__ = ["NodeReport", "reports_of"]
 
 
 class NodeReport(Record, frozen=True, kw_only=True):

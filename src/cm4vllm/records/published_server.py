@@ -1,7 +1,5 @@
 """The command of a server as pages and capsules publish it: with variables for what is of this machine alone."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,8 +8,6 @@ from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.containers import Container, Mount, engines, run_words
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.records.server import ContainerRecord, ServerRecord
-
-__all__ = ["container_words", "described_container", "hosts_of", "server_words"]
 
 
 def server_words(

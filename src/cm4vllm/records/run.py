@@ -1,7 +1,5 @@
 """run.json: the record of one LoadGen run, beside its logs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
@@ -14,21 +12,6 @@ from cm4vllm.records.energy import RunEnergy
 from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, Terms
-
-__all__ = [
-    "FAILURE_FILE",
-    "MLPERF_CONF",
-    "NETWORK_SUT",
-    "QUOTA",
-    "RUN_FILE",
-    "TIMES",
-    "FailureRecord",
-    "Piece",
-    "RunRecord",
-    "RunSettings",
-    "fewer",
-    "require_run",
-]
 
 #: The name of the record's file in a run's folder.
 RUN_FILE = "run.json"

@@ -1,15 +1,11 @@
 """The client's own record of each sample: when it was issued, its first token and end, its tokens and finish reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
-
-__all__ = ["AT_LENGTH", "FIELDS", "SAMPLES_FILE", "STOPPED", "Rows", "client_values", "read_sample_times"]
 
 Rows = npt.NDArray[np.void]
 

@@ -10,8 +10,6 @@ from cm4vllm.common.records import Record
 from cm4vllm.records.access import Access
 from cm4vllm.records.vllm.given_options import OptionValue, given_options
 
-__all__ = ["Api", "ContainerRecord", "Dialect", "NodeRecord", "Prompts", "ServerIdentity", "ServerRecord", "Simulation"]
-
 
 class Api(StrEnum):
     """The way in which completions are asked for.

@@ -1,12 +1,8 @@
 """software.json: the software of a campaign, and the names of the facts about it in a tree."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.common.records import Record, read_optional
-
-__all__ = ["FACTS_FILES", "SCRIPTS_FILE", "SOFTWARE_FILE", "SoftwareRecord", "read_software"]
 
 #: The record's name beside system.json and machine.json.
 SOFTWARE_FILE = "software.json"

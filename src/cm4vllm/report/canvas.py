@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from itertools import permutations, product
 from typing import NamedTuple
 
-__all__ = ["HEIGHT", "WIDTH", "Axis", "Canvas", "Picture", "Shape", "Table"]
-
 #: The box of a picture in units of its own; it is drawn as wide as there is room.
 WIDTH, HEIGHT = 440, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 50, 22, 36

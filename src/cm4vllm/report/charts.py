@@ -1,15 +1,11 @@
 """Geometry of the small drawings: bars on a line from 0 to 100, and a run's requests over its time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.metrics import MetricsSample, ServerMetrics
 from cm4vllm.results.model import Latency
-
-__all__ = ["Bar", "Trace", "latency_bar", "score_bar", "trace"]
 
 #: The most points of a line that are drawn.
 MAX_POINTS = 120

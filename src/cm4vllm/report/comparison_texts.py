@@ -1,7 +1,5 @@
 """A comparison as lines for a terminal, as an object for programs, and as a page; and the judgement on it, as lines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,8 +22,6 @@ from cm4vllm.results.figures import Basis
 from cm4vllm.results.uncertainty import Shift, Verdict
 from cm4vllm.results.verification import Judged, Judgement, judge_settings, short, verify
 from cm4vllm.submission.capsule.comparison import compare_paths
-
-__all__ = ["as_object", "as_page", "as_text", "report_comparison", "report_environment", "report_verification"]
 
 #: The groups of packages by name, each with the name of its files.
 _INSTALLED = {Group.PACKAGES: Group.CONTENTS, Group.SERVER_PACKAGES: Group.SERVER_CONTENTS}

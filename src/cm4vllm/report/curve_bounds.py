@@ -3,8 +3,6 @@
 Computed from the client's summaries alone. A limit is named only where its numbers stand out.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,6 @@ from pathlib import Path
 from cm4vllm.common.number_texts import percent
 from cm4vllm.results.bottlenecks import MOST, MOST_DECODING
 from cm4vllm.results.curves import Curve, Point
-
-__all__ = ["Bound", "bounds"]
 
 #: Growth of the logarithm of throughput for that of concurrency: from `_LOAD` on the requests in flight are too few to
 #: use the server, up to `_SERVER` more of them gain nothing.

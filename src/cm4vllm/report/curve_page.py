@@ -3,8 +3,6 @@
 Two curves are compared: by the points at a concurrency of both, as text, as data and on the page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,6 @@ from cm4vllm.rules import (
     if_known,
     regions,
 )
-
-__all__ = ["changes", "compare_curves", "curve_table", "write_curve_page"]
 
 #: Lines of one picture that have a colour of their own.
 _LINES = 2

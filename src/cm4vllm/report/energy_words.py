@@ -1,7 +1,5 @@
 """The energy that counters stated for a run, in words and as a table, always under the name that it has."""
 
-from __future__ import annotations
-
 import math
 
 from cm4vllm.common.number_texts import rate
@@ -9,8 +7,6 @@ from cm4vllm.records.energy import CountedEnergy, Scope
 from cm4vllm.report.canvas import Table
 from cm4vllm.results.energy_figures import energy_figures, energy_label
 from cm4vllm.results.model import Performance
-
-__all__ = ["energy_notes", "energy_table", "energy_words"]
 
 _HEAD = ("counter", "scope", "method", "energy, J", "mean, W", "resolution")
 #: What the counters of these parts leave out.

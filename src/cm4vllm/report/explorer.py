@@ -1,7 +1,5 @@
 """A page of published results: one table that its own small script sorts and filters, and that is whole without it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Sequence
@@ -22,8 +20,6 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.published_rank import Place, places_of
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_indexes
 from cm4vllm.results.results_at_path import open_results
-
-__all__ = ["explorer_page", "published_index", "report_published"]
 
 #: The columns of the table and their parts of its width, in percent, so that all are seen on a screen of 1280 pixels;
 #: that of watts is left out where no result has a power meter's log.

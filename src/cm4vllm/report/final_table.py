@@ -3,8 +3,6 @@
 On a terminal it has colour, elsewhere it is aligned plain text.
 """
 
-from __future__ import annotations
-
 import io
 import shlex
 import sys
@@ -31,8 +29,6 @@ from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figure_texts import counting_words, headroom, result_figure
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.recorded_power import recorded_power
-
-__all__ = ["aligned", "final_table", "next_step", "one_line", "performance_cells", "score_lines"]
 
 _COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
 _COLOURS = {"valid": "green", "INVALID": "bold red"}

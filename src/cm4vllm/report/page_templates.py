@@ -1,7 +1,5 @@
 """The templates of pages, as jinja2 reads them: what is not defined is an error."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, partial
 
@@ -19,8 +17,6 @@ from cm4vllm.results.figure_texts import (
     target_name,
     target_value,
 )
-
-__all__ = ["environment", "page_template"]
 
 #: What templates write numbers and figures with: `w` in each of them.
 _WRITERS = (

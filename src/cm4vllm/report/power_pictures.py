@@ -1,7 +1,5 @@
 """The power of a run: its figures in words, and the curve of watts over the session, the measured window shaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_POWER_NOTICE
@@ -11,8 +9,6 @@ from cm4vllm.records.power.session import Phase
 from cm4vllm.report.canvas import Canvas, Picture, Table
 from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import RecordedPower, recorded_power
-
-__all__ = ["power_pictures", "power_words"]
 
 
 def power_words(power: RecordedPower) -> str:

@@ -1,7 +1,5 @@
 """The steps to repeat the runs: the commands that install the same program, and the versions that it ran with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cm4vllm.records.run import RunRecord
@@ -9,8 +7,6 @@ from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.results.campaign_results import Report
 from cm4vllm.rules import tree_layout
 from cm4vllm.submission.published_program import PROGRAM_FOLDER
-
-__all__ = ["platform_rows", "published_recipe", "setup_lines", "versions"]
 
 #: The keys of a record's recipe that only cm4vllm uses: sizes and times of files, by which a change of them is seen.
 _INTERNAL = frozenset({"files"})

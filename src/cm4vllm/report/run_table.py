@@ -1,7 +1,5 @@
 """The table of one LoadGen run, and its scores, which are printed where a run is made or scored alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.common.number_texts import rate
@@ -12,8 +10,6 @@ from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.report.final_table import aligned, one_line, performance_cells, score_lines
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.rules import Mode
-
-__all__ = ["run_table", "score_table"]
 
 _COLUMNS = ("run", "metric", "samples/s", "result", "TTFT p99", "TPOT p99")
 

@@ -1,7 +1,5 @@
 """The pictures of a run's samples: lengths of their prompts and answers, and which took longest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,8 +12,6 @@ from cm4vllm.common.number_texts import ms, number, percent
 from cm4vllm.records.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table, bar_rows, short
 from cm4vllm.results.model import Performance
-
-__all__ = ["BINS", "Rows", "histogram", "sample_pictures"]
 
 #: Bars of a histogram.
 BINS = 36

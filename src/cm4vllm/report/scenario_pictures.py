@@ -4,8 +4,6 @@ LoadGen's log has the percentiles, `client_samples.npy` every sample as the clie
 server at regular times. What was not recorded has no picture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -23,8 +21,6 @@ from cm4vllm.report.sample_pictures import BINS, Rows, histogram, sample_picture
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Accuracy, Latency, Performance, Result
 from cm4vllm.rules import AccuracyTarget
-
-__all__ = ["Rows", "pictures"]
 
 #: Percentiles in a picture's table, and the names that LoadGen's figures have for them.
 _PERCENTILES = ((50, "p50"), (90, "p90"), (95, "p95"), (97, "p97"), (99, "p99"), (99.9, "p99.9"))

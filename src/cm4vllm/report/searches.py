@@ -1,7 +1,5 @@
 """The searches of a campaign: p99 over the rate of each probe for the target rate, and the server settings tried."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +9,6 @@ from cm4vllm.common.records import read_record
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, LimitRecord, ProbeRecord, SearchRecord
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, Evaluation, Score, SettingsRecord
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
-
-__all__ = ["SETTINGS_PATH", "TriedSettings", "search_curves", "tried_settings"]
 
 #: Percent of a limit above which a percentile stands at the edge of the picture; its table has the number.
 MOST = 400.0

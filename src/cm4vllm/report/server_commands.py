@@ -1,13 +1,9 @@
 """The command of a server as pages show it: one flag a line, with variables for what is of one machine alone."""
 
-from __future__ import annotations
-
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
 from cm4vllm.common.redaction import variable
 from cm4vllm.records.published_server import container_words, hosts_of, server_words
 from cm4vllm.records.server import ServerRecord
-
-__all__ = ["container_command", "server_command", "typed_command"]
 
 
 def server_command(server: ServerRecord, model_path: str) -> str:

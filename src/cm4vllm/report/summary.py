@@ -1,7 +1,5 @@
 """summary.html: all that is known of a campaign, on a page that loads nothing; and its data for programs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from cm4vllm.common.files import write_text
@@ -24,8 +22,6 @@ from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.rules import round_terms
-
-__all__ = ["MAX_BYTES", "render", "write_summary"]
 
 #: The page stays below this, whatever a checker has to say.
 MAX_BYTES = 300_000

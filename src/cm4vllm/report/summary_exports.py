@@ -1,7 +1,5 @@
 """summary.json and summary.csv: what the page shows, for programs; the fields are described in docs/report.md."""
 
-from __future__ import annotations
-
 import csv
 import io
 from typing import Any
@@ -14,8 +12,6 @@ from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.published_rank import Place
-
-__all__ = ["CSV_COLUMNS", "SummaryRecord", "summary_csv", "summary_record"]
 
 
 class SummaryFigure(Record, frozen=True, kw_only=True):

@@ -1,14 +1,10 @@
 """The system description as tables: the groups of its keys, and their titles."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cm4vllm.records.described_system import LABELS, TITLES, label
 from cm4vllm.records.machine import MachineFacts
-
-__all__ = ["Group", "groups", "machine_group"]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ Each is drawn in at most INTERVALS parts of the run. Of each part the mean and t
 peak is lost, however long the run was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -18,8 +16,6 @@ from cm4vllm.records.metrics import GPU_SAMPLES_FILE, METRICS_FILE, GpusSample, 
 from cm4vllm.records.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table
 from cm4vllm.results.model import Performance
-
-__all__ = ["gpu_pictures", "timelines"]
 
 #: Parts of a run that are drawn, and rows of its table.
 INTERVALS, ROWS = 60, 12

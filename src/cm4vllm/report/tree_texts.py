@@ -3,8 +3,6 @@
 A README says what was run, on what, how to run it again, and the result.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
@@ -27,8 +25,6 @@ from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import as_yaml
 from cm4vllm.submission.tree import TreeAsked
-
-__all__ = ["measurement_readmes", "tree_asked"]
 
 
 def tree_asked(

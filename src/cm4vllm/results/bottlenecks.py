@@ -4,8 +4,6 @@ The evidence is the server's own metrics through the run, the client's self-chec
 their limits. A cause is named only where its numbers stand out; what no rule below covers is not explained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,8 +17,6 @@ from cm4vllm.records.vllm.given_options import whole_number
 from cm4vllm.results.figure_texts import headroom
 from cm4vllm.results.model import Latency, Performance
 from cm4vllm.rules import Arrivals
-
-__all__ = ["Cause", "Why", "why"]
 
 #: Samples of the server's metrics, and requests in them, from which on they say something.
 LEAST_SAMPLES, LEAST_REQUESTS = 5, 30

@@ -1,7 +1,5 @@
 """The contents of the pages, the README texts and the final table: checked results, and facts about them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,8 +20,6 @@ from cm4vllm.results.published_rank import Place
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.run_folders import chosen_folder, read_runs
 from cm4vllm.rules import BenchmarkTerms, Division, benchmark_terms
-
-__all__ = ["Report", "load"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The verdict on a campaign in a few lines: the claims that hold, that do not hold, and that are unknown."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,19 +12,6 @@ from cm4vllm.results.expected_findings import expected_words, unexpected_finding
 from cm4vllm.results.figure_texts import counting_words, headroom, judgement, result_figure, target
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
-
-__all__ = [
-    "Finding",
-    "Kind",
-    "findings",
-    "headline",
-    "missing",
-    "missing_scenarios",
-    "score_in_words",
-    "sentence",
-    "unchecked",
-    "unexpected",
-]
 
 
 class Kind(StrEnum):

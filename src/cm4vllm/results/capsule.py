@@ -5,8 +5,6 @@ this machine has: logs, records and folders. A capsule is made from a job's reco
 says what is unknown, and holds no secret: what stands only where it was typed are variables, as in a README's commands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -15,8 +13,6 @@ import msgspec
 from cm4vllm.common.records import Record
 from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.results.model import Accuracy, Performance, Result
-
-__all__ = ["CURVE", "RUN_RECORDS", "Capsule", "CapsuleScript", "CapsuleServer", "unknown_fields"]
 
 #: The origin of a capsule that a job's own records gave.
 RUN_RECORDS = "run records"

@@ -3,8 +3,6 @@
 No line has more than WIDTH columns. A path is named below its submission, whose name stands once above.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,8 +11,6 @@ from cm4vllm.common.terminal_text import columns
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.findings_output import ordered
 from cm4vllm.results.kept_findings import CheckedSubmission
-
-__all__ = ["WIDTH", "by_submission", "counts", "lines", "listed"]
 
 WIDTH = 120
 #: Letters of a value that are shown: a file may hold pages where a word belongs.

@@ -1,7 +1,5 @@
 """The settings that a result was measured with, as texts that can be compared with those of other results."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +10,6 @@ from typing import Any
 from cm4vllm.records.vllm.given_options import given_options, value_text
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule
 from cm4vllm.results.model import Accuracy, Performance, Result
-
-__all__ = ["NOT_STATED", "ComparedSetting", "Group", "Setting", "as_text", "compare_settings", "settings_of"]
 
 
 class Group(StrEnum):

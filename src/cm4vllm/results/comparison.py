@@ -3,8 +3,6 @@
 The first result is the one that the others are compared with, in each benchmark and scenario that both have.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +19,6 @@ from cm4vllm.results.figures import Figure, Interval
 from cm4vllm.results.model import Accuracy, Performance, Result
 from cm4vllm.results.recorded_power import POWER_FIGURES
 from cm4vllm.results.uncertainty import COMPARED, Shift, Verdict
-
-__all__ = ["ANSWER_BYTES", "Answers", "Block", "Cell", "Comparison", "Row", "Side", "compare"]
 
 #: Bytes of the digest of each answer in Conditions.answers.
 ANSWER_BYTES = 3

@@ -4,8 +4,6 @@ Latencies and times have up to twelve digits: of 5,700 published values none sta
 are not compared, so that white space, dates or a changed rate do not hide a copy.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -21,8 +19,6 @@ from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
-
-__all__ = ["ACROSS", "LogMarks", "copied", "marks_of"]
 
 _SOURCE = "inference_policies/submission_rules.adoc: a submitter measures what it submits"
 _COPIED = CheckBase(

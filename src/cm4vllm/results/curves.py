@@ -5,8 +5,6 @@ bundle) and of the submitter (point.yaml, system_desc.json), in a run folder of 
 None and empty stand for what is not known.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -21,19 +19,6 @@ from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.file_values import count, magnitude, number, part
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.log_folders import Reader
-
-__all__ = [
-    "PER_USER",
-    "POINT_FILE",
-    "POWER_FILE",
-    "Curve",
-    "Histogram",
-    "Point",
-    "Score",
-    "curves_at",
-    "point_folders",
-    "read_curves",
-]
 
 _SUMMARIES = (SUMMARY, Path(SUMMARY.name))
 _SCORES = (SCORES, Path(SCORES.name))

@@ -4,8 +4,6 @@ What is read where is that of the official checker (tools/submission/submission_
 compared with the percentiles of early stopping, seeds and the minimum duration are those of config.yaml.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -19,18 +17,6 @@ from cm4vllm.results.file_values import number, part
 from cm4vllm.results.log_folders import SCORE_UNITS, Reader
 from cm4vllm.results.model import Accuracy, Performance
 from cm4vllm.rules import Terms
-
-__all__ = [
-    "ENDPOINTS",
-    "SCORES",
-    "SUMMARY",
-    "endpoints_performance",
-    "impossible_in_summary",
-    "is_endpoints",
-    "read_endpoints_accuracy",
-    "read_endpoints_performance",
-    "times",
-]
 
 ENDPOINTS = "endpoints"
 SUMMARY = Path("performance") / "result_summary.json"

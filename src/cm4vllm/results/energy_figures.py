@@ -3,8 +3,6 @@
 It is never a part of a submission: an analyzer measures the whole system at the wall, these counters a part of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cm4vllm.common.units import Milliseconds
@@ -12,8 +10,6 @@ from cm4vllm.records.energy import RunEnergy, Scope
 from cm4vllm.records.run import RUN_FILE
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
-
-__all__ = ["ENERGY_LABELS", "energy_figures", "energy_label"]
 
 #: The names of figures of counted energy, each with the words that stand beside it everywhere.
 ENERGY_LABELS: Mapping[str, str] = {

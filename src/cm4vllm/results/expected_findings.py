@@ -1,13 +1,9 @@
 """The findings of the official checkers that a rehearsal explains, and those that it does not."""
 
-from __future__ import annotations
-
 import re
 
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.records.checker import CheckerRecord
-
-__all__ = ["expected_words", "unexpected_findings"]
 
 #: The findings of the checkers that only a run with latencies over their limits has.
 _OF_LATENCY = re.compile(r"Failed (Llama2 )?extra check for TTFT and TPOT\.")

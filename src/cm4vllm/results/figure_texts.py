@@ -1,7 +1,5 @@
 """Writes figures, targets and counts of results as text, in the same way on every page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from cm4vllm.common.number_texts import ms, number, percent, qps, rate
@@ -9,19 +7,6 @@ from cm4vllm.records.run import RunRecord
 from cm4vllm.records.server import Prompts, counting
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Performance
-
-__all__ = [
-    "counting_words",
-    "figure",
-    "headroom",
-    "judgement",
-    "metric_name",
-    "metric_words",
-    "result_figure",
-    "target",
-    "target_name",
-    "target_value",
-]
 
 #: LoadGen's estimates of percentiles by early stopping, in SingleStream and in MultiStream.
 _METRICS = {

@@ -1,14 +1,10 @@
 """Figures: a number with its unit, the file and field that it was read from, and its interval."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cm4vllm.common.units import Quantity
-
-__all__ = ["Basis", "Figure", "Figures", "Interval", "Source"]
 
 
 @dataclass(frozen=True)

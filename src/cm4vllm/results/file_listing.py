@@ -1,7 +1,5 @@
 """All files and folders of a submission, found in one walk: what several checks ask for, and whether they changed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat
@@ -9,9 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-__all__ = ["RECENT_S", "ListedFile", "Listing", "list_files"]
-
 
 #: Times of files are compared with the clock of this machine, and are no finer than that of some file systems.
 RECENT_S = 2.0

@@ -1,11 +1,7 @@
 """Values of objects in JSON and YAML files of any program: one of another type counts as missing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
-
-__all__ = ["count", "magnitude", "number", "part"]
 
 #: No figure is larger; NaN is not smaller.
 _LARGEST = 1e30

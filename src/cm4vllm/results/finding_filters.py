@@ -13,8 +13,6 @@ from cm4vllm.results.copied_logs import ACROSS
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.log_folders import PROBLEMS
 
-__all__ = ["Filters", "submission_name"]
-
 
 @dataclass(frozen=True)
 class Filters:

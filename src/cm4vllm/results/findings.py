@@ -1,7 +1,5 @@
 """The finding of a check: a stable code, severity, place, observed and expected values, the rule, and a remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,8 +7,6 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.terminal_text import spelled_out
-
-__all__ = ["Finding", "Rule", "Severity", "refuse"]
 
 
 class Severity(StrEnum):

@@ -1,7 +1,5 @@
 """Findings in order, as JSON objects, and as SARIF 2.1.0 for tools that show the results of checks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,8 +8,6 @@ from urllib.parse import quote
 import msgspec
 
 from cm4vllm.results.findings import Finding, Severity
-
-__all__ = ["as_objects", "as_sarif", "ordered", "summary"]
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _ORDER = list(Severity)

@@ -3,8 +3,6 @@
 Only submissions of published rounds are that large: a smaller one is checked about as fast as its files are read.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from pathlib import Path
@@ -17,8 +15,6 @@ from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.results.copied_logs import LogMarks
 from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding, Severity
-
-__all__ = ["CheckedSubmission", "kept_findings", "package_digest", "state_of_submission"]
 
 #: From this number of files on findings are kept.
 _LARGE = 400

@@ -1,7 +1,5 @@
 """Folders with LoadGen's logs, read into the model; what cannot be read becomes a finding."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -22,18 +20,6 @@ from cm4vllm.records.run import RunRecord
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Performance
-
-__all__ = [
-    "PROBLEMS",
-    "SCORE_UNITS",
-    "Reader",
-    "head_and_tail",
-    "reason_of",
-    "scores_of",
-    "terms_of",
-    "text_at",
-    "uncovered",
-]
 
 #: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
 _MAX_TEXT = 4 * 2**20

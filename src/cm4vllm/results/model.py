@@ -4,8 +4,6 @@ The same objects stand for our own run folders (run_folders) and for any submiss
 for what is not known; what could not be read is a finding among the submission's `problems`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -24,18 +22,6 @@ from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding
 from cm4vllm.rules import Audit, Mode, Terms, audit, benchmark_of, loadgen_scenario, terms_of_test
-
-__all__ = [
-    "Accuracy",
-    "ComplianceTest",
-    "Conditions",
-    "Latency",
-    "Performance",
-    "Result",
-    "ServedWeights",
-    "Submission",
-    "System",
-]
 
 Q = TypeVar("Q", bound=Quantity)
 

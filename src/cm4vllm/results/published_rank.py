@@ -1,7 +1,5 @@
 """The place of a result among published ones: of the same model, benchmark, scenario and division, round by round."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,8 +8,6 @@ from cm4vllm.common.number_texts import number, rate
 from cm4vllm.common.records import Record
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.result_index import Index, IndexRow, row_of
-
-__all__ = ["LeftOut", "Place", "Standing", "place", "places_of"]
 
 Of = Callable[[IndexRow], float | None]
 

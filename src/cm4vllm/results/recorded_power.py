@@ -4,8 +4,6 @@ Both are those of tools/submission/submission_checker/checks/power_check.py: the
 the log's power_begin and power_end, in W; and for results that are compared by a latency, the energy of a query in mJ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from cm4vllm.common.units import Milliseconds
@@ -15,8 +13,6 @@ from cm4vllm.records.power.samples import SAMPLES, mean_watts
 from cm4vllm.records.power.session import SESSION, Phase, PowerSession, session_beside
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
-
-__all__ = ["POWER_FIGURES", "RecordedPower", "power_figures", "recorded_power"]
 
 #: The names of the figures of power.
 POWER_FIGURES = ("power", "energy_per_query", "efficiency")

@@ -4,8 +4,6 @@ Each submitter's folder is read by itself, with all checks, and its rows are kep
 (results/file_listing.py): what has not changed is not read again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,18 +32,6 @@ from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.submission_processes import each_submission
 from cm4vllm.results.submission_trees import read_submission
 from cm4vllm.rules import Division
-
-__all__ = [
-    "OUTLIER",
-    "Index",
-    "IndexPart",
-    "IndexRow",
-    "cell_of",
-    "read_index",
-    "read_indexes",
-    "require_published",
-    "row_of",
-]
 
 #: Times that a figure is above or below the median of its like, from which on it is an outlier; of so many at least.
 OUTLIER, OF_AT_LEAST = 2.0, 4

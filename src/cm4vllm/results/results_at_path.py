@@ -1,7 +1,5 @@
 """Results wherever they lie: a campaign's folder, a submission tree, or a part of either, read into the same model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +8,6 @@ from cm4vllm.results.model import Submission
 from cm4vllm.results.run_folders import model_folders, read_runs
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division
-
-__all__ = ["open_results"]
 
 _PLACES = (
     "a campaign's output folder (it holds runs/), a submission tree (it holds open/, closed/ or network/), or "

@@ -1,7 +1,5 @@
 """Our own run folders, read into the model: run.json, LoadGen's logs and the scores of each run below runs/."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -15,8 +13,6 @@ from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import ComplianceTest, Result, Submission, System
 from cm4vllm.rules import Mode, Scenario
-
-__all__ = ["SYSTEM_FILE", "chosen_folder", "model_folders", "read_runs"]
 
 #: The description of the system, below a campaign's folder.
 SYSTEM_FILE = Path("system") / "system.json"

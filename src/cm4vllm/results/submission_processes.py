@@ -1,7 +1,5 @@
 """Several processes that read the submissions of a tree, where there are many."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,8 +9,6 @@ from typing import TypeVar
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.processes import die_with_parent, spawned_safely
 from cm4vllm.common.processors import usable_processors
-
-__all__ = ["each_submission"]
 
 T = TypeVar("T")
 

@@ -3,8 +3,6 @@
 The places of their files are those of all layouts of the rules: a tree may mix them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,8 +19,6 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader, reason_of, terms_of, uncovered
 from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.rules import Division, Mode, Scenario, TreeLayout, tree_layouts
-
-__all__ = ["compliance_folders", "read_submission", "read_tree", "round_of", "submission_folders"]
 
 T = TypeVar("T")
 

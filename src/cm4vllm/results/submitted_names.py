@@ -1,7 +1,5 @@
 """The words by which names that submitters choose are read: counts of accelerators, software, shared accounts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
@@ -11,17 +9,6 @@ from math import prod
 import msgspec
 
 from cm4vllm.common.records import Record
-
-__all__ = [
-    "Serving",
-    "accelerators_named",
-    "is_a_person",
-    "is_a_placeholder",
-    "is_no_framework",
-    "models_served",
-    "serving_software",
-    "shows_a_command",
-]
 
 
 class Serving(Record, frozen=True, kw_only=True):

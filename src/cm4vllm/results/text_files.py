@@ -1,7 +1,5 @@
 """The text files of a submission: pages and records that are published, and the programs beside them."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator
@@ -9,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cm4vllm.common.files import beginning_of
-
-__all__ = ["LARGEST_TEXT", "TextFile", "TextFiles"]
 
 #: The bytes of a file that are read: all of nearly every program, and the beginning of a long log.
 LARGEST_TEXT = 2**18

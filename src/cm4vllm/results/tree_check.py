@@ -1,7 +1,5 @@
 """All checks of a submission tree, ours or anyone's, with one verdict."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +26,6 @@ from cm4vllm.results.submission_processes import each_submission
 from cm4vllm.results.submission_trees import read_submission, submission_folders
 from cm4vllm.results.weights_folder import with_weights
 from cm4vllm.rules import round_terms
-
-__all__ = ["CheckedTree", "check_tree", "report_checks"]
 
 #: The submissions whose pages are searched for the notice of a rehearsal.
 _SEARCHED = 6

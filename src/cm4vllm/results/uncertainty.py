@@ -7,8 +7,6 @@ intervals do not cover is what differs between two runs of the same settings: a 
 neighbour on the machine. Only a repeated run shows that.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,21 +19,6 @@ import numpy.typing as npt
 from cm4vllm.records.sample_times import client_values, read_sample_times
 from cm4vllm.results.figures import Basis, Figure, Figures, Interval
 from cm4vllm.results.model import Performance
-
-__all__ = [
-    "COMPARED",
-    "LEVEL",
-    "Shift",
-    "Verdict",
-    "from_percentiles",
-    "from_samples",
-    "mean",
-    "percentile",
-    "rate",
-    "shift",
-    "too_few",
-    "with_intervals",
-]
 
 #: The confidence of the intervals, the same as in LoadGen's early stopping.
 LEVEL = 0.99

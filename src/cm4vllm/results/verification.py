@@ -6,8 +6,6 @@ the system, they are shown and not judged. Figures of a run that its own record 
 wide that most runs lie in it, do not confirm each other: they are called doubtful, with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -20,17 +18,6 @@ from cm4vllm.common.settings import Key, Settings, require_share
 from cm4vllm.results.compared_settings import NOT_STATED, ComparedSetting
 from cm4vllm.results.comparison import Answers, Block, Cell, Comparison, Row
 from cm4vllm.results.uncertainty import LEVEL, Verdict
-
-__all__ = [
-    "ACCURACY_TOLERANCE",
-    "Judged",
-    "Judgement",
-    "accuracy_tolerance",
-    "judge_settings",
-    "refuse_differences",
-    "short",
-    "verify",
-]
 
 #: The part of a score by which the same model may miss it: that which the 99 % variants of benchmarks allow.
 ACCURACY_TOLERANCE = 0.01

@@ -1,7 +1,5 @@
 """Weights that are at hand for results of a tree: what their files state, and which results they are said to be of."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Sequence
@@ -12,8 +10,6 @@ from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.records.weights.checkpoint import read_weights
 from cm4vllm.results.model import Result, ServedWeights, Submission
 from cm4vllm.rules import CatalogueModel, catalogue, published_digests
-
-__all__ = ["published_model", "with_weights"]
 
 
 def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str = "") -> tuple[Submission, ...]:

@@ -21,7 +21,7 @@ from cm4vllm.rules.compliance import (
     compliance_rules,
     compliance_test_names,
 )
-from cm4vllm.rules.divisions import DivisionRule, Speculation, division_rules, over_network, speculation
+from cm4vllm.rules.divisions import Speculation, division_rules, over_network, speculation
 from cm4vllm.rules.endpoints import (
     ClientDataset,
     EndpointsBenchmark,
@@ -42,6 +42,7 @@ from cm4vllm.rules.endpoints import (
 from cm4vllm.rules.entries import (
     Arrivals,
     Checker,
+    DivisionRule,
     LoadGenWheel,
     Logged,
     Media,

@@ -1,7 +1,5 @@
 """The catalogue: models and datasets by name, with the source of every fact (catalogue.yaml, digests/)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -11,16 +9,6 @@ import msgspec
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
-
-__all__ = [
-    "BenchmarkAssets",
-    "Catalogue",
-    "CatalogueDataset",
-    "CatalogueModel",
-    "catalogue",
-    "published_bytes",
-    "published_digests",
-]
 
 T = TypeVar("T")
 

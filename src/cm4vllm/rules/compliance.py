@@ -3,8 +3,6 @@
 Each test is one file under data/compliance_tests/, which has the name of the test.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Literal
 
@@ -13,16 +11,6 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.rules.tables import read_files
-
-__all__ = [
-    "Audit",
-    "ComplianceRules",
-    "VerifiedFigure",
-    "VerifiedFile",
-    "audit",
-    "compliance_rules",
-    "compliance_test_names",
-]
 
 
 class Audit(Record, frozen=True, kw_only=True):

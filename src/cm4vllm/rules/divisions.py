@@ -1,7 +1,5 @@
 """The rules of each division, and the speculative decoding that a benchmark allows in it."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from cm4vllm.common.records import Record
@@ -9,8 +7,6 @@ from cm4vllm.rules.entries import DivisionRule
 from cm4vllm.rules.tables import division_rule_entries, matching, sources, stated
 from cm4vllm.rules.terms import family_of
 from cm4vllm.rules.vocabulary import Category, Division, Scenario
-
-__all__ = ["DivisionRule", "Speculation", "division_rules", "over_network", "speculation"]
 
 #: The rule by which LoadGen gets the system's name from the machines that serve.
 _ASKS_NODES = "QDL-NAME"

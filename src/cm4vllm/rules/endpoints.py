@@ -3,8 +3,6 @@
 `point_terms()` is the lookup of a point, `regions()` the one of a curve; the tables are the files of data/endpoints/.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 
@@ -14,24 +12,6 @@ from cm4vllm.rules.records import AccuracyTarget
 from cm4vllm.rules.tables import read_table
 from cm4vllm.rules.terms import accuracy_targets
 from cm4vllm.rules.vocabulary import Scenario
-
-__all__ = [
-    "ClientDataset",
-    "EndpointsBenchmark",
-    "EndpointsRules",
-    "PointTerms",
-    "Region",
-    "Regions",
-    "SeedSet",
-    "WindowRules",
-    "endpoints_benchmark",
-    "endpoints_benchmarks",
-    "endpoints_rules",
-    "endpoints_targets",
-    "point_terms",
-    "regions",
-    "seed_set",
-]
 
 
 class Client(Record, frozen=True, kw_only=True):

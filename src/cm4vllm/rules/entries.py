@@ -3,34 +3,11 @@
 An entry states a fact and the cells that it holds for.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Literal
 
 from cm4vllm.common.records import Record
 from cm4vllm.rules.vocabulary import Category, Division, Mode, Scenario
-
-__all__ = [
-    "Arrivals",
-    "BenchmarkEntry",
-    "Checker",
-    "DivisionRule",
-    "Entry",
-    "Family",
-    "GenerationEntry",
-    "LengthsEntry",
-    "LoadGenWheel",
-    "Logged",
-    "LoggedEntry",
-    "Media",
-    "PowerPrograms",
-    "PromptEntry",
-    "RateUse",
-    "RoundTerms",
-    "ScenarioEntry",
-    "Seeds",
-]
 
 
 class Arrivals(StrEnum):

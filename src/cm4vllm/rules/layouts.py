@@ -1,7 +1,5 @@
 """The layouts of submission trees: the places of their files, and the rounds' layouts by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from glob import escape
@@ -9,8 +7,6 @@ from pathlib import Path
 
 from cm4vllm.common.records import Record
 from cm4vllm.rules.tables import read_table, round_entries
-
-__all__ = ["TreeLayout", "layout_of_round", "layout_of_tree", "tree_layout", "tree_layouts"]
 
 
 class TreeLayout(Record, frozen=True, kw_only=True):

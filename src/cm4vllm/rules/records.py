@@ -3,8 +3,6 @@
 They travel in the settings and in the records of runs; the numbers in them are those of the tables.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,18 +10,6 @@ from typing import Any, Literal
 from cm4vllm.common.records import Record
 from cm4vllm.rules.entries import Arrivals, LoadGenWheel, Logged, Media, RateUse, Seeds
 from cm4vllm.rules.vocabulary import Category, Mode, Scenario
-
-__all__ = [
-    "AccuracyTarget",
-    "BenchmarkTerms",
-    "ChatPrompt",
-    "Column",
-    "Generation",
-    "LatencyLimits",
-    "RequiredScenarios",
-    "StopSequence",
-    "Terms",
-]
 
 
 class AccuracyTarget(Record, frozen=True, kw_only=True):

@@ -1,7 +1,5 @@
 """MLPerf's rules as the files under data/ state them. Only modules of this package read these tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,19 +9,6 @@ import msgspec
 
 from cm4vllm.rules.entries import DivisionRule, Entry, Family, RoundTerms, ScenarioEntry
 from cm4vllm.rules.vocabulary import Mode, Scenario
-
-__all__ = [
-    "division_rule_entries",
-    "equal_issue_entries",
-    "families",
-    "matching",
-    "read_files",
-    "read_table",
-    "round_entries",
-    "scenario_entries",
-    "sources",
-    "stated",
-]
 
 _DATA = Path(__file__).with_name("data")
 

@@ -1,7 +1,5 @@
 """The one lookup of MLPerf's rules: what holds for a round, a benchmark, a scenario and a mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -41,24 +39,6 @@ from cm4vllm.rules.tables import (
     stated,
 )
 from cm4vllm.rules.vocabulary import Category, Division, Mode, Scenario
-
-__all__ = [
-    "accuracy_targets",
-    "benchmark_names",
-    "benchmark_of",
-    "benchmark_terms",
-    "chat_prompts",
-    "family_of",
-    "if_known",
-    "issues_equally",
-    "language_models",
-    "loadgen_scenario",
-    "require_text",
-    "round_names",
-    "round_terms",
-    "terms",
-    "terms_of_test",
-]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,13 +1,9 @@
 """The words of MLPerf's rules, spelled as the submission tree spells them."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Self
 
 from cm4vllm.common.errors import UsageError, nearest
-
-__all__ = ["Category", "Division", "ExecutionMode", "Mode", "Scenario"]
 
 
 class _Word(StrEnum):

@@ -1,7 +1,5 @@
 """The arguments and the environment of a vLLM server, from typed settings."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,23 +17,6 @@ from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.serving.fixed_options import refuse_fixed
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.presets import Preset, option_words
-
-__all__ = [
-    "ServerSettings",
-    "completed",
-    "given_settings",
-    "hub_folder",
-    "least_kv_cache_gib",
-    "niceness",
-    "preset_options",
-    "ray_env",
-    "read_server_settings",
-    "require_context",
-    "require_possible_sizes",
-    "secret_env",
-    "server_argv",
-    "server_env",
-]
 
 #: A local server of a benchmark run answers on this machine alone.
 LOOPBACK = "127.0.0.1"

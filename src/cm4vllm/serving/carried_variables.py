@@ -1,13 +1,9 @@
 """Variables of this environment that affect a server: which of them one elsewhere gets, and which none gets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
 from cm4vllm.common.host_addresses import PROXY_VARIABLES
-
-__all__ = ["carried_variables", "without_service_links"]
 
 _AFFECTS = re.compile(
     r"(VLLM|NCCL|RCCL|GLOO|UCX|FI|HF|HUGGING_FACE|OMP|TORCH|PYTORCH|TRANSFORMERS|SAFETENSORS)_\w+"

@@ -19,7 +19,6 @@ from cm4vllm.serving.server_access import Unanswered, not_measurable
 if TYPE_CHECKING:
     from cm4vllm.serving.server_requests import Site
 
-__all__ = ["require_plain_http", "translated_errors", "trusted"]
 
 _HANDSHAKE_S = 3.0
 #: OpenSSL's reasons where what answers is no TLS; its codes for a certificate of another name or address (X509_V_ERR_

@@ -1,7 +1,5 @@
 """The reason why a server that was started here has ended: its supervisor's state, and lines of its log."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +10,6 @@ from cm4vllm.serving.clusters.node_processes import ended_since, node_cause
 from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.own_supervisors import runs
 from cm4vllm.serving.supervisor import end_in_words
-
-__all__ = ["LOG_FILE", "STATE_FILE", "awaited_reason", "death_reason", "reason_in", "reason_on_nodes"]
 
 #: The names of the log of a server and of the state of its supervisor, in the server's folder.
 LOG_FILE = "server.log"

@@ -1,7 +1,5 @@
 """Proof that servers at several addresses are several servers of one system."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +11,6 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server_identities import optional_page, unlike
 from cm4vllm.serving.server_places import ONCE, require_distinct_addresses
 from cm4vllm.serving.server_requests import Site, sites_of
-
-__all__ = ["require_distinct", "require_one_system"]
 
 #: Seconds until a server has counted the answer that it gave, and how often it is compared.
 _COUNTED_S, _TIMES = 0.2, 2

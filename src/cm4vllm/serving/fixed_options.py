@@ -4,14 +4,10 @@ vLLM 0.32 takes an option in many forms: `--a-b`, `--a_b`, `--a-b=1`, parts of a
 names, any beginning of a name that fits no other (argparse), and a whole file of options. All are refused alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records.vllm.options import split_options
-
-__all__ = ["refuse_fixed", "speculative_options", "written_in_full"]
 
 _REUSE = "answers may not be reused between queries: the rules forbid it"
 _SAMPLING = "sampling is as the benchmark says"

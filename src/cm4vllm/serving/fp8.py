@@ -7,15 +7,11 @@ isa", then "ref:any"). There vLLM loads our kernel, as one of its plugins: it co
 does elsewhere (fp8_plugin/cm4vllm_fp8.py). Weights and activations are FP8 all the same.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.records.weights.checkpoint import quantised_to
-
-__all__ = ["FP8_NOTE", "fp8_env"]
 
 #: The note to the user where `fp8_env` is not empty.
 FP8_NOTE = "FP8 products are computed in fp32: oneDNN has no fast FP8 kernel for this processor's AMX"

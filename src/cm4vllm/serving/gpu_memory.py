@@ -1,7 +1,5 @@
 """The memory of NVIDIA's GPUs before and after a server, from the driver's NVML: freed, or who still holds it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,8 +7,6 @@ from pathlib import Path
 
 from cm4vllm.common.progress import warn
 from cm4vllm.hardware import nvml
-
-__all__ = ["GpuMemory", "gpu_memory", "wait_until_freed"]
 
 #: Memory that a driver keeps for itself, or that another program takes in the meantime, is not the server's.
 SLACK_BYTES = 512 * 2**20

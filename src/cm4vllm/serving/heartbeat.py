@@ -9,8 +9,6 @@ A server is stuck when, in several samples in a row,
 Samples are counted, and not seconds: a run that was itself suspended for a while finds its servers as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time
@@ -19,16 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cm4vllm.serving.supervisor import descendants, title_of
-
-__all__ = [
-    "NO_TOKEN_S",
-    "SILENT_LOOKS",
-    "STANDSTILL_LOOKS",
-    "STOPPED_LOOKS",
-    "Heartbeat",
-    "possible",
-    "stopped_process",
-]
 
 #: Samples in a row at which a process is stopped: a profiler stops one for a moment.
 STOPPED_LOOKS = 3

@@ -1,7 +1,5 @@
 """vLLM in a virtual environment of its own, or one that is installed already; either is proved by a generated token."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re
@@ -32,18 +30,6 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.records.vllm.options import HELP_FILE
 from cm4vllm.serving.logs import advice, telling_lines
-
-__all__ = [
-    "OLDEST_RELEASE",
-    "PROOF",
-    "PROOF_ENV",
-    "VLLM_FILE",
-    "InstallSettings",
-    "VllmRecord",
-    "check",
-    "install",
-    "proof_result",
-]
 
 #: The name of the record's file in an installation's folder.
 VLLM_FILE = "vllm.json"

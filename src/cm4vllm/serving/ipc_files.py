@@ -23,8 +23,6 @@ from pathlib import Path
 from cm4vllm.common.errors import NotWritable
 from cm4vllm.common.ownership_notes import mark, remove_marked, unmark
 
-__all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
-
 #: The environment key that says where vLLM's processes put their sockets; each is named by a uuid.
 BASE = "VLLM_RPC_BASE_PATH"
 #: Not a prefix of the names of folders for temporary files: those have no lock, and would be removed.

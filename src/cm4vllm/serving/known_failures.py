@@ -5,12 +5,8 @@ that fits counts, so the narrow ones come first. Texts are those of vLLM 0.32.0,
 repetition in a pattern has a bound: a line of a log may be of any length.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
-
-__all__ = ["KNOWN_FAILURES", "KnownFailure", "known_failure"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The recipe `run,vllm-server`: it starts a server for a model or checks a running one, then waits or returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -27,8 +25,6 @@ from cm4vllm.serving.running_servers import running_servers, status_text, stop_o
 from cm4vllm.serving.server_access import OWN_KEY_VARIABLE, unencrypted
 from cm4vllm.serving.server_probe import probe
 from cm4vllm.serving.server_requests import base_urls
-
-__all__ = ["DEFAULT_FOLDER", "act", "attend", "end", "launch", "started", "use_words", "wait_in_foreground"]
 
 #: Where a server's files are put when nothing else is said.
 DEFAULT_FOLDER = "vllm-server"

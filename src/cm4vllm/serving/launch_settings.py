@@ -1,7 +1,5 @@
 """The settings of `run,vllm-server`; what is refused and noted of them before anything is downloaded or started."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Collection, Mapping
@@ -33,19 +31,6 @@ from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
 from cm4vllm.serving.server_access import chosen_access, own_access
 from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.serving.vllm_choice import gpus_for
-
-__all__ = [
-    "LaunchSettings",
-    "asked_options",
-    "chosen_server",
-    "container_notes",
-    "node_notes",
-    "nodes_start",
-    "require_access",
-    "require_no_replicas",
-    "require_sensible",
-    "require_usable",
-]
 
 #: A folder that exists stands for that of a model which is known later.
 _ANY_FOLDER = str(Path(__file__).parent)

@@ -1,7 +1,5 @@
 """A server's log: the lines that show why it failed, the remedy, and the progress of its start."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path
@@ -9,8 +7,6 @@ from pathlib import Path
 from cm4vllm.common.processes import last_lines
 from cm4vllm.common.terminal_text import printable
 from cm4vllm.serving.known_failures import known_failure
-
-__all__ = ["advice", "last_words", "progress_line", "telling_lines"]
 
 _READ_LINES = 400
 _SHOWN = 6

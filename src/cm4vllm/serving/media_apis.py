@@ -8,8 +8,6 @@ A picture goes into a message of a conversation (OpenAI's chat completions) as a
 (mlcommons/inference multimodal/qwen3-vl, task.py). A server counts its tokens among those of the prompt.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import wave
@@ -23,19 +21,6 @@ from cm4vllm.rules import Media
 from cm4vllm.serving.answers.stated import Stated
 from cm4vllm.serving.probed_answers import read_text
 from cm4vllm.serving.server_requests import LONG_S, Site, ask, said
-
-__all__ = [
-    "FORM",
-    "MEDIA_APIS",
-    "PICTURE_CHATS",
-    "TRANSCRIPTS",
-    "MediaApi",
-    "check_pictures",
-    "check_transcription",
-    "media_api_of",
-    "picture_chat",
-    "transcription_form",
-]
 
 _BOUNDARY = "cm4vllm-8e41b0f6d27c4a53"
 #: The content type of a request.

@@ -4,15 +4,11 @@ An OpenAI server has no name of its own, but it lists the names by which its mod
 vLLM's `--served-model-name MODEL NODE` gives it two): the last one beside the model's is the node's.
 """
 
-from __future__ import annotations
-
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.records.run import NETWORK_SUT
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server_probe import served_models
 from cm4vllm.serving.server_requests import sites_of
-
-__all__ = ["network_name", "node_names"]
 
 
 def network_name(server: ServerRecord) -> str:

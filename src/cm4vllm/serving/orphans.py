@@ -5,8 +5,6 @@ keep memory that the next server needs. A process of another program does not ha
 whose supervisor runs is not touched, nor one of another PID namespace, as of a container: the job there ends its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -17,8 +15,6 @@ from pathlib import Path
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.serving.ipc_files import remove_abandoned
 from cm4vllm.serving.supervisor import SUPERVISOR_PIPE, process_ids
-
-__all__ = ["end_orphans", "supervised_folder", "supervisor_spec"]
 
 _MODULE = b"cm4vllm.serving.supervisor"
 _MARK = re.compile(rb"(?:^|\0)" + SUPERVISOR_PIPE.encode() + rb"=/proc/(\d+)/fd/\d+(?:\0|$)")

@@ -1,7 +1,5 @@
 """The supervisors of servers and of Ray that this process has started. All end with this process."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os
@@ -13,8 +11,6 @@ from collections.abc import Callable, Iterable
 from cm4vllm.common.progress import say
 from cm4vllm.serving.orphans import supervised_folder
 from cm4vllm.serving.supervisor import READY, descendants, parent_of
-
-__all__ = ["GRACE_S", "end_supervisors", "is_owned", "own", "runs", "say_ready", "wait_for_end"]
 
 #: A server may take this long after SIGTERM before it is killed; vLLM needs about 1 s when idle, Ray a few seconds.
 GRACE_S = 10.0

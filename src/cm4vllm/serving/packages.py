@@ -1,14 +1,10 @@
 """The versions of the packages in a server's environment."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from cm4vllm.common.processes import run
-
-__all__ = ["PACKAGES", "packages_of"]
 
 #: The packages that compute.
 PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")

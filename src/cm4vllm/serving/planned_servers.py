@@ -1,7 +1,5 @@
 """Servers that are to be started for a model: their settings and places, their command line, their record so far."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +31,6 @@ from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.server import NodesStart
 from cm4vllm.serving.vllm_choice import gpus_for
-
-__all__ = ["PLANNED_FILE", "Planned", "asked_api", "described", "media_of", "planned"]
 
 #: The record of a server that would be started.
 PLANNED_FILE = "planned.json"

@@ -1,7 +1,5 @@
 """Ports of this machine: free ones for servers, and who holds one that is taken."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import re
@@ -11,8 +9,6 @@ from pathlib import Path
 import psutil
 
 from cm4vllm.common.errors import PortInUse, UsageError
-
-__all__ = ["free_port", "listens", "port_holder", "reachable"]
 
 #: Below are those of well-known services.
 _LEAST_PORT = 10_000

@@ -1,7 +1,5 @@
 """Presets: options that are known to fit a model on a kind of device, as data with their sources (presets.yaml)."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path, PurePath
 
@@ -9,8 +7,6 @@ import msgspec
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
-
-__all__ = ["Preset", "option_words", "preset_for", "preset_named", "presets"]
 
 
 class Preset(Record, frozen=True, kw_only=True):

@@ -1,7 +1,5 @@
 """Answers to the requests of a probe: read as the client reads those of a run, and refused for the same reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,8 +11,6 @@ from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer, TextReader, whole_text
 from cm4vllm.serving.server_access import not_measurable
 from cm4vllm.serving.server_requests import Site
-
-__all__ = ["read_ids", "read_text", "words_of"]
 
 
 def words_of(site: Site, error: AnswerError) -> str:

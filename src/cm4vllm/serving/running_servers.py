@@ -1,7 +1,5 @@
 """The servers that cm4vllm has started on this machine: lists them, tells their state, and ends one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_probe import check_answer
 from cm4vllm.serving.server_requests import sites_of
 from cm4vllm.serving.supervisor import process_ids
-
-__all__ = ["RunningServer", "running_servers", "status_text", "stop_one"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The options of `vllm serve` that a search may vary, as data (searchable.yaml)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,8 +10,6 @@ import msgspec
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
-
-__all__ = ["SearchableOption", "searchable_options", "searched_name"]
 
 
 class SearchableOption(Record, frozen=True, kw_only=True):

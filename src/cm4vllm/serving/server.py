@@ -1,7 +1,5 @@
 """vLLM servers started here: ready once they have served a completion, and ended however the run ends."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -53,8 +51,6 @@ from cm4vllm.serving.server_access import own_access
 from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
 from cm4vllm.serving.supervisor import start_supervised
-
-__all__ = ["SERVER_FILE", "NodesStart", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"

@@ -1,7 +1,5 @@
 """The access to a server as the user gives it, and the errors of servers that refuse it."""
 
-from __future__ import annotations
-
 import os
 import re
 from urllib.parse import urlsplit
@@ -10,8 +8,6 @@ from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.redaction import vault
 from cm4vllm.records.access import KEY_VARIABLES, NO_ACCESS, Access
-
-__all__ = ["OWN_KEY_VARIABLE", "Unanswered", "chosen_access", "not_measurable", "own_access", "refused", "unencrypted"]
 
 #: Where `vllm serve` takes from the key that it asks for.
 OWN_KEY_VARIABLE = "VLLM_API_KEY"

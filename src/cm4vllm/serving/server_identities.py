@@ -1,7 +1,5 @@
 """Reports of running servers about themselves, and their changes: another server, or a restarted one."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,19 +15,6 @@ from cm4vllm.records.server import ServerIdentity, ServerRecord
 from cm4vllm.records.vllm.given_options import OptionValue, typed_value
 from cm4vllm.records.vllm.options import stored_options
 from cm4vllm.serving.server_requests import OPTIONAL_S, Site, ask, sites_of
-
-__all__ = [
-    "identities",
-    "identity",
-    "optional_page",
-    "other_content",
-    "process_start",
-    "reported_options",
-    "require_one_server",
-    "restarts",
-    "unknown_content",
-    "unlike",
-]
 
 _SHORT_S = 10.0
 #: The number of times that a server is asked for its process's start and its models: an address may have several

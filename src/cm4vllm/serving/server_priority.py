@@ -1,7 +1,5 @@
 """The priority of a server on processors that it shares with its client."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
@@ -11,8 +9,6 @@ from cm4vllm.common.progress import warn
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.orphans import supervised_folder
 from cm4vllm.serving.supervisor import descendants
-
-__all__ = ["give_way"]
 
 #: Until the kernel takes the next niceness of a session, also where other programs of the user set some.
 _TRIES, _PAUSE_S = 30, 0.11

@@ -1,7 +1,5 @@
 """Probe of an address: checks that a server answers there that can be measured, before anything depends on it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,8 +28,6 @@ from cm4vllm.serving.server_access import Unanswered, not_measurable
 from cm4vllm.serving.server_identities import identity, optional_page, reported_options, require_one_server
 from cm4vllm.serving.server_requests import LONG_S, REFUSED, Site, ask, base_urls, decoded, request, said, sites_of
 from cm4vllm.serving.text_servers import find_dialect
-
-__all__ = ["check_answer", "check_completion", "check_vocabulary", "probe", "served_models"]
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0

@@ -1,7 +1,5 @@
 """A server's address, and a single HTTP request to it, for all requests before and beside a run."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -20,21 +18,6 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.connection_errors import require_plain_http, translated_errors, trusted
 from cm4vllm.serving.server_access import Unanswered, not_measurable, refused
 from cm4vllm.serving.server_places import require_distinct_addresses
-
-__all__ = [
-    "LONG_S",
-    "OPTIONAL_S",
-    "PATIENCE_S",
-    "REFUSED",
-    "Site",
-    "ask",
-    "base_url",
-    "base_urls",
-    "decoded",
-    "request",
-    "said",
-    "sites_of",
-]
 
 #: Seconds for an answer of a few tokens: a large model that has just started compiles and allocates for its first one.
 LONG_S = 120.0

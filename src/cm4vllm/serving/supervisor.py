@@ -26,8 +26,6 @@ output goes to standard output and the states to standard error, a line of JSON 
 from and to another node, and no secret in the environment of the specification stands in a file or a command line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json
@@ -49,20 +47,6 @@ from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.processes import exit_in_words, raise_open_files, safe_environment
 from cm4vllm.serving.carried_variables import without_service_links
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
-
-__all__ = [
-    "READY",
-    "SUPERVISOR_PIPE",
-    "WATCHED_PIPE",
-    "Supervisor",
-    "descendants",
-    "end_in_words",
-    "main",
-    "parent_of",
-    "process_ids",
-    "start_supervised",
-    "title_of",
-]
 
 #: The environment key of the supervisor's pipe, /proc/<pid of the supervisor>/fd/<number>, which closes when it dies.
 SUPERVISOR_PIPE = "CM4VLLM_SUPERVISOR_PIPE"

@@ -29,7 +29,6 @@ from cm4vllm.serving.server_requests import LONG_S, REFUSED, Site, ask, request,
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["check_tokenizer", "find_dialect", "require_division", "text_body"]
 
 #: Parameters of a request without which a server can still be measured; others are needed.
 _OPTIONAL = ("min_tokens", "top_k", "top_p", "seed", "stream_options")

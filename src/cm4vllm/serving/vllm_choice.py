@@ -1,7 +1,5 @@
 """Choice of the vLLM: for the detected accelerator, or one that is installed already."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -20,18 +18,6 @@ from cm4vllm.hardware.used_gpus import given_gpus, hidden_by
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.serving.install import VARIANTS
 from cm4vllm.serving.packages import packages_of
-
-__all__ = [
-    "DEVICES",
-    "VENDORS",
-    "Choice",
-    "choose",
-    "detected",
-    "gpus_for",
-    "require_device",
-    "say_choice",
-    "system_vllm",
-]
 
 #: The builds of vLLM among which get,vllm chooses.
 DEVICES = ("cpu", "cuda", "rocm")

@@ -34,8 +34,6 @@ from cm4vllm.common.terminal_text import first_of
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.source import Source, extract_checker
 
-__all__ = ["ENCRYPTION", "Packed", "encrypting", "pack", "private_ids", "require_encryption"]
-
 _DIVISIONS = ("open", "closed", "network")
 #: The most bytes of a file and of a whole submission: packing so many takes minutes.
 _MOST_BYTES, _MOST_ALTOGETHER = 2**30, 2**32

@@ -4,8 +4,6 @@ The facts go into the tree under the names and in the form that submissions made
 pip_freeze.json, cpu_info.json, os_info.json.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json
@@ -28,8 +26,6 @@ from cm4vllm.hardware.os_release import os_env
 from cm4vllm.records.machine import MachineFacts
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
-
-__all__ = ["contents_digest", "detect_software", "installed", "published_facts", "scripts_that_ran"]
 
 
 def contents_digest(package: metadata.Distribution) -> str:

@@ -1,14 +1,10 @@
 """Explains messages of the official checkers: the code of our check of the same rule, and the remedy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.log_folders import PROBLEMS
-
-__all__ = ["codes_of", "disagreements", "explained"]
 
 #: Folders in a message: their names are the submitter's, or that of a test whose files the message is not about.
 _FOLDERS = re.compile(r"\b(?:closed|open|network)/(?:[^\s/'\"]+/)*")

@@ -1,7 +1,5 @@
 """The GPUs that a server uses: by the driver's list of processes, else by the server's command."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -12,8 +10,6 @@ from cm4vllm.records.machine import GpuFacts
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm.server_needs import worker_count
-
-__all__ = ["gpus_in_use", "gpus_of_nodes", "processes_of"]
 
 
 def gpus_in_use(

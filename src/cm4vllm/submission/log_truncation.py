@@ -4,8 +4,6 @@ Byte for byte what mlcommons/inference tools/submission/truncate_accuracy_log.py
 that is cut already is never taken for a whole one. The whole logs stay where the runs were recorded.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -13,8 +11,6 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, opened, sha256_of, write_bytes
 from cm4vllm.common.ownership_notes import note_files
 from cm4vllm.submission.privacy_check import inspect_tree
-
-__all__ = ["truncate_log", "truncate_tree"]
 
 _END_BYTES = 4096
 _GAP = b"\n\n...\n\n"

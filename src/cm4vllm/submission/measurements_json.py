@@ -1,13 +1,9 @@
 """measurements.json: what was done to the model, as the checkers ask for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.records.run import RunRecord
-
-__all__ = ["measurements", "without_folder"]
 
 
 def measurements(run: RunRecord) -> dict[str, str]:

@@ -4,8 +4,6 @@ Both checkers of the commit must pass: the modular one accepts a run whose LoadG
 accepts an accuracy run over a part of the dataset.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import subprocess
@@ -32,8 +30,6 @@ from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.checker_explanations import disagreements, explained
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.source import Source, extract_checker
-
-__all__ = ["check_submission", "is_rehearsal", "run_checkers"]
 
 _TIMEOUT_S = 1800.0
 #: The most bytes of a checker's output.

@@ -1,7 +1,5 @@
 """The files of a power session in a submission tree, copied byte for byte, without those only the client needs."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -12,8 +10,6 @@ from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.records.power.session import FILES, SESSION, Phase, PowerSession, session_beside, unmeasured
 from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.submission.tree_writer import TreeWriter
-
-__all__ = ["copy_power", "copy_supplies", "require_analyzer"]
 
 _STATED = ("analyzer_table.*", "power_settings.*")
 

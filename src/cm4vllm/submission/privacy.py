@@ -9,8 +9,6 @@ called `vllm` would else refuse every tree. Common is a word of less than three 
 The program's files are published as they are: the content of its repository names no person on this machine.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import re
@@ -29,8 +27,6 @@ from cm4vllm.common.kernel_files import matching, text
 from cm4vllm.common.own_program import program_files
 from cm4vllm.common.redaction import Vault, vault
 from cm4vllm.common.secret_forms import HIDDEN, without_keys
-
-__all__ = ["PrivateWord", "first_private", "private_words", "refuse_private", "scrubbed"]
 
 _NO_NAMES = frozenset(
     {

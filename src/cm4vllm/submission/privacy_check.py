@@ -1,7 +1,5 @@
 """The last check before a tree leaves the machine: every file is read, and no file is written afterwards."""
 
-from __future__ import annotations
-
 import os
 import re
 from functools import cache
@@ -20,8 +18,6 @@ from cm4vllm.records.server import NodeRecord
 from cm4vllm.rules import tree_layouts
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
 from cm4vllm.submission.published_program import program_folders, published_files
-
-__all__ = ["inspect_tree", "servers_of", "words_of"]
 
 _UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
 

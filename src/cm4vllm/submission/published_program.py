@@ -1,7 +1,5 @@
 """The program in a tree: what ran, said in one page, and the program itself, as it runs from there."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
@@ -14,17 +12,6 @@ from cm4vllm.common.own_program import MANIFEST, commit_of_this_repository, prog
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.records.run import RunRecord
 from cm4vllm.submission.tree_writer import GENERATE
-
-__all__ = [
-    "PROGRAM_FOLDER",
-    "add_program",
-    "program_digest",
-    "program_folders",
-    "published_files",
-    "remove_unnamed_programs",
-    "source_page",
-    "write_program",
-]
 
 #: The program's folder in that which the tree's layout gives programs.
 PROGRAM_FOLDER = "cm4vllm"

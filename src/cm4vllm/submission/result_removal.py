@@ -1,7 +1,5 @@
 """The removal of results from a tree, with all that only they need."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +13,6 @@ from cm4vllm.submission.published_program import remove_unnamed_programs
 from cm4vllm.submission.shared_pages import without_scenario, without_section
 from cm4vllm.submission.submitter_pages import NETWORK_PAGE, SUBMITTER_PAGE, capsules, result_folders, write_overview
 from cm4vllm.submission.tree_writer import TreeWriter, changed_tree, read_object
-
-__all__ = ["remove_results"]
 
 Place = tuple[str, str, str]
 

@@ -4,12 +4,8 @@ A part is found by its heading, so that one is added, replaced or removed while 
 it. The parts that results make are called `NAME: Scenario, Scenario`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
-
-__all__ = ["heading_of", "sections", "with_section", "without_scenario", "without_section"]
 
 _FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})")
 

@@ -4,8 +4,6 @@ Nothing of it is ever changed: the checker's files are copied out of git, or out
 them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +11,6 @@ from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import bytes_of, sha256_of_tree
 from cm4vllm.common.git_objects import GitObjects, changed_files, objects_of, require_own
 from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
-
-__all__ = ["COMMIT", "Source", "extract_checker", "fetch", "open_source"]
 
 #: mlcommons/inference of 2026-08-20: the first with round v6.1 whose checkers this project was built against.
 COMMIT = "b66003e10e2db4b8c36a448b0545ec90fcc6e9e9"

@@ -3,8 +3,6 @@
 README.md has an introduction, the results, and how each model was made and served.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,23 +12,6 @@ from cm4vllm.records.run import NETWORK_SUT, RunRecord
 from cm4vllm.rules import TreeLayout
 from cm4vllm.submission.measurements_json import without_folder
 from cm4vllm.submission.tree_writer import TreeWriter
-
-__all__ = [
-    "CALIBRATION_TITLE",
-    "NETWORK_PAGE",
-    "NETWORK_TITLE",
-    "RESULTS_HEADING",
-    "SUBMITTER_PAGE",
-    "capsule_name",
-    "capsules",
-    "method",
-    "network_page",
-    "noticed",
-    "quantisation",
-    "result_folders",
-    "submitter_title",
-    "write_overview",
-]
 
 SUBMITTER_PAGE = "README.md"
 RESULTS_HEADING = "Results in this submission"

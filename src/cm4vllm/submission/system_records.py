@@ -1,7 +1,5 @@
 """The system's files among the results: system.json, machine.json, and a template for what could not be detected."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket
@@ -31,8 +29,6 @@ from cm4vllm.records.software import SOFTWARE_FILE, SoftwareRecord
 from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
 from cm4vllm.submission.privacy import first_private, private_words
-
-__all__ = ["SystemFiles", "SystemSettings", "check_stated", "runs_here", "write_system"]
 
 _TEMPLATE = "system.template.yaml"
 #: A file system takes names of 255 bytes, and other names are made of this one.

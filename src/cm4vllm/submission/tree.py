@@ -17,13 +17,14 @@ from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.records.described_system import folder_name, keys_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.machine import SYSTEM_FILE
 from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout
 from cm4vllm.submission.campaign_software import published_facts
-from cm4vllm.submission.checked_runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
+from cm4vllm.submission.checked_runs import LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.measurements_json import measurements
 from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
@@ -44,8 +45,6 @@ from cm4vllm.submission.submitter_pages import (
     write_overview,
 )
 from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, changed_tree, new_tree, read_object, refuse_other
-
-__all__ = ["SUBMISSION", "TreeAsked", "build_tree", "system_folder"]
 
 #: The tree's folder in that of a job's results.
 SUBMISSION = "submission"

@@ -1,7 +1,5 @@
 """The inputs of the recipes that work on a tree: the results that it is built from, its folder, submitter and round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,6 @@ from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import round_terms
 from cm4vllm.submission.tree import SUBMISSION, system_folder
 from cm4vllm.submission.tree_writer import GENERATE, tree_kind
-
-__all__ = ["TREE", "TreeInputs", "results_folders", "submission_inputs", "tree_folder", "tree_inputs"]
 
 #: The key of the tree's folder.
 TREE = "CM_MLPERF_INFERENCE_SUBMISSION_DIR"

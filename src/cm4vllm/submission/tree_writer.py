@@ -5,8 +5,6 @@ contradict each other, and the tree is refused. A tree is changed on a copy besi
 name when it is whole.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +21,6 @@ from cm4vllm.common.replaceable_folders import Kind
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.rules import Division
 from cm4vllm.submission.shared_pages import sections, with_section
-
-__all__ = ["GENERATE", "TreeWriter", "changed_tree", "digests", "new_tree", "read_object", "refuse_other", "tree_kind"]
 
 #: The recipe that builds and changes trees.
 GENERATE = "generate,mlperf,inference,submission"

@@ -1,7 +1,5 @@
 """Two CM homes side by side: one with this engine, one with that of cm4mlops where CM4MLOPS names a checkout of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

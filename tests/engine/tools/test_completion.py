@@ -1,7 +1,5 @@
 """Completion in real shells: what TAB offers after `cm run script`."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -8,8 +8,6 @@ the second and last one follows at once, or 500 ms later in the last OVER_TPOT q
 that is made again: the machine was too busy to answer the other queries in time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys

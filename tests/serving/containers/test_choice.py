@@ -1,7 +1,5 @@
 """Refusals of what no container can run: before anything is pulled, in plan and run alike."""
 
-from __future__ import annotations
-
 import pytest
 
 from cm4vllm.common import containers

@@ -1,7 +1,5 @@
 """The first process of a container, run outside of one: ends with its program, and with the writer of its pipe."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The container of a server: what it gets of this machine, and that no value of the environment is in its command."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A capsule as a stranger may write it, and the words that a replay takes from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.results.capsule import Capsule, CapsuleServer

@@ -1,7 +1,5 @@
 """Capsules: what they hold, how two are compared, and the command that runs one again."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The consent of a replay: flags, variables and vLLM options that it takes from a foreign capsule, or asks for."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The variables in a foreign capsule: they are filled only where the user names them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """rerun.yaml: files that are no capsule, or one of another schema, are refused with the remedy."""
 
-from __future__ import annotations
-
 import pytest
 
 from cm4vllm.common.errors import UsageError

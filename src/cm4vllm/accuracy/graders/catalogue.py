@@ -1,7 +1,5 @@
 """The graders: official scripts with their commits, what they need, and answers whose verdict is known."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping
@@ -11,8 +9,6 @@ from pathlib import Path
 from cm4vllm.accuracy.graders.problems import HOW_TO_FETCH
 from cm4vllm.accuracy.graders.sandbox import MIB, NODE_MODULES, Limits, sandbox_lacks
 from cm4vllm.common.errors import UsageError, nearest
-
-__all__ = ["GRADERS", "INSIDE", "Grader", "Known", "Origin", "grader", "grader_lacks"]
 
 #: The folder of the programs that run inside the sandboxes.
 INSIDE = Path(__file__).with_name("inside")

@@ -5,8 +5,6 @@ process that judges it, for inputs and results. The pipe of the verdicts, and th
 known to the judging process alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -29,8 +27,6 @@ from cm4vllm.common.errors import InstallError
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
-
-__all__ = ["judge", "require_known"]
 
 #: Seconds that the script itself may take until it reads the first answer.
 _START_S = 120.0

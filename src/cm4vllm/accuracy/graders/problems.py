@@ -5,8 +5,6 @@ object a line, by `question_id`. Its loading script gives the files of each rele
 later release has one more.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +13,6 @@ import msgspec
 
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.records import Record
-
-__all__ = ["HOW_TO_FETCH", "ProblemIndex", "index_problems", "problem", "require_problem_files"]
 
 #: The command that brings the files.
 HOW_TO_FETCH = "hf download livecodebench/code_generation_lite --repo-type=dataset --local-dir=FOLDER"

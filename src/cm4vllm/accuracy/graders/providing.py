@@ -1,7 +1,5 @@
 """A grader made ready: its official files at their commits, its packages in an environment of its own, and a proof."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from cm4vllm.common.files import require_space
 from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import write_record
-
-__all__ = ["provide"]
 
 _SPACE_BYTES = 2**30
 

@@ -1,10 +1,6 @@
 """grader.json: a grader that is ready to be used."""
 
-from __future__ import annotations
-
 from cm4vllm.common.records import Record
-
-__all__ = ["GRADER_FILE", "PROBLEMS_FILE", "GraderRecord", "Verdict"]
 
 #: The names of the record's file, and of the index of tests beside it.
 GRADER_FILE, PROBLEMS_FILE = "grader.json", "problems.json"

@@ -7,8 +7,6 @@ together is checked here many times a second: the limit of processes does not ho
 memory which belongs to no process fail (inside/limited.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -23,8 +21,6 @@ from functools import cache
 from pathlib import Path
 
 from cm4vllm.common.processes import run
-
-__all__ = ["MIB", "NODE_MODULES", "PYTHON", "Held", "Limits", "Sandbox", "sandbox_lacks"]
 
 _LIMITED = Path(__file__).with_name("inside") / "limited.py"
 #: Folders of the system that programs, compilers and libraries come from; read-only inside.

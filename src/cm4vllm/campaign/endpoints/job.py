@@ -1,7 +1,5 @@
 """A job of MLPerf Endpoints: planned and executed as a job of Inference is, by its schedule and with a ledger."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from importlib import metadata
@@ -22,18 +20,16 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints.curve_plan import placed_points
 from cm4vllm.endpoints.disclosure import missing_of_node
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines, regions_line
-from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE, CurveRecord, PointRecord
+from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.submitter_file import read_submitter_file
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.report.curve_page import curve_table, write_curve_page
-from cm4vllm.results.curves import read_curves
+from cm4vllm.results.curves import POINT_FILE, read_curves
 from cm4vllm.rules import endpoints_rules, regions
 from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 from cm4vllm.submission.published_program import program_digest
-
-__all__ = ["plan_job", "run_job"]
 
 
 def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:

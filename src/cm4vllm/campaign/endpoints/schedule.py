@@ -1,14 +1,10 @@
 """The schedule of a job of MLPerf Endpoints: its steps in their order, as data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cm4vllm.campaign.endpoints.settings import EndpointsJob
 from cm4vllm.campaign.steps import Duration, Product, Step, point_name
 from cm4vllm.rules import endpoints_rules
-
-__all__ = ["common_inputs", "schedule"]
 
 
 def common_inputs(job: EndpointsJob) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Watches a job while it runs: writes status.json about once a second, draws the view, and serves it as a page."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -19,8 +17,6 @@ from cm4vllm.campaign.live.terminal import Drawing, drawing
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.redaction import vault
-
-__all__ = ["Monitor", "watched"]
 
 
 class Monitor:

@@ -9,8 +9,6 @@ import msgspec
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.terminal_text import whole_number
 
-__all__ = ["Address", "is_own"]
-
 
 class Address(msgspec.Struct, frozen=True):
     """The page's address: `host` is an address of this machine."""

@@ -5,8 +5,6 @@ status.json. Requests under another name than the one it serves are refused, so 
 it through the browser of somebody on this machine.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 import socketserver
@@ -23,8 +21,6 @@ from cm4vllm.campaign.live.page_address import Address, is_own
 from cm4vllm.campaign.live.panels import view_of
 from cm4vllm.campaign.live.status import StatusRecord
 from cm4vllm.common.errors import PortInUse, UsageError
-
-__all__ = ["Page"]
 
 _FILES = {
     "/": ("page.html", "text/html"),

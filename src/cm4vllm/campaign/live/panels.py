@@ -1,7 +1,5 @@
 """Panels of text lines that show a status. The terminal and the page draw the same panels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
@@ -13,8 +11,6 @@ from cm4vllm.common.units import duration_text, four_digits
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
 from cm4vllm.records.client import HEADROOM
-
-__all__ = ["Line", "Panel", "Tone", "View", "view_of"]
 
 #: Steps shown before the one that runs, and after it; warnings shown.
 _BEFORE, _AFTER, _WARNINGS = 2, 2, 2

@@ -3,8 +3,6 @@
 It is put together from the steps of the job and from what is under way in this process.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -24,20 +22,6 @@ from cm4vllm.common.records import Record, now, read_record
 from cm4vllm.common.units import duration_text
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
-
-__all__ = [
-    "INTERVAL_S",
-    "STATUS_FILE",
-    "JobState",
-    "JobStatus",
-    "StatusRecord",
-    "StepStatus",
-    "Steps",
-    "job_left",
-    "left_words",
-    "read_status",
-    "steps_of",
-]
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ from cm4vllm.common.terminal_text import one_line
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["Drawing", "drawing", "plain_text"]
 
 _STYLES = {Tone.PLAIN: "", Tone.MUTED: "dim", Tone.STRONG: "bold", Tone.GOOD: "green", Tone.BAD: "red"}
 _NOTICE = "yellow"

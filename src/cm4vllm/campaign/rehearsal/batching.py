@@ -3,8 +3,6 @@
 Times are in s. Nothing measured on it is a result.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 
@@ -12,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.campaign.rehearsal.profile import ServerTimes
-
-__all__ = ["Batch", "drawn_factors", "step_factors"]
 
 #: Random numbers are drawn so many at a time.
 _BLOCK = 4096

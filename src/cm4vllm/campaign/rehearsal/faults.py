@@ -10,8 +10,6 @@ from pathlib import Path
 
 from cm4vllm.common.errors import UsageError
 
-__all__ = ["FAULT_FILE", "Faults", "Kind"]
-
 #: The environment variable with the name of a file that lists the present faults: tests see how a job reacts to them.
 FAULT_FILE = "CM4VLLM_FAULT_FILE"
 

@@ -1,7 +1,5 @@
 """The recipe `run,simulated-vllm-server`, and the options that a job rehearsed on a simulated server refuses."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Mapping
@@ -26,8 +24,6 @@ from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.media_apis import MEDIA_APIS
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, media_of
 from cm4vllm.serving.server import SERVER_FILE
-
-__all__ = ["PROFILE", "act", "rehearsal_env", "require_rehearsal", "simulation_of"]
 
 #: The environment key of --rehearse.
 PROFILE = "CM_MLPERF_REHEARSE"

@@ -1,12 +1,8 @@
 """The /metrics page of a simulated server: it has vLLM's names, so that a run reads it like vLLM's page."""
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
-
-__all__ = ["Counts", "Histogram", "metrics_page"]
 
 #: When this process started, in seconds since 1970.
 PROCESS_STARTED_S = time.time()

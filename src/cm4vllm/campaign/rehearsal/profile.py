@@ -1,7 +1,5 @@
 """Machines that a job can be rehearsed for, as data (profiles/): what they are, and how long a server's steps take."""
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from functools import cache
@@ -16,8 +14,6 @@ from cm4vllm.common.files import bytes_of, typed_path
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import GREATEST
 from cm4vllm.records.server import Simulation
-
-__all__ = ["Lengths", "Profile", "ServerTimes", "named_profiles", "read_profile"]
 
 _FOLDER = Path(__file__).with_name("profiles")
 

@@ -5,8 +5,6 @@ nothing. The time of a step begins when the step before is over, so that a machi
 up; by how much it was late at most stands in the log and in /metrics.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os
@@ -29,8 +27,6 @@ from cm4vllm.campaign.rehearsal.metrics import Counts, metrics_page
 from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
 from cm4vllm.common.settings import GREATEST
 from cm4vllm.records.server import Api
-
-__all__ = ["SimulatedServer", "answer_to", "main"]
 
 #: A field of a form that asks for a transcript: the most tokens of the answer.
 _MOST = re.compile(rb'name="max_completion_tokens"\r\n\r\n(\d+)\r\n')

@@ -5,8 +5,6 @@ latencies that decide would just keep their limits. It shows which of two server
 does not show what a full-length run does at that rate (`rate_search`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
@@ -20,8 +18,6 @@ from cm4vllm.common.errors import InvalidResult
 from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
 from cm4vllm.records.searches.settings_search import Score
 from cm4vllm.rules import LatencyLimits
-
-__all__ = ["bracket"]
 
 #: The probes that the time is enough for, where none ends early; and how narrow a bracket is not narrowed any more.
 PROBES, _NARROW = 5, 0.01

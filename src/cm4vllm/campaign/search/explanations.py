@@ -4,8 +4,6 @@ Of one probe the cause of a missed, or nearly missed, limit, with its numbers; o
 whether the server changed its speed between them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
@@ -15,8 +13,6 @@ from cm4vllm.records.metrics import ServerMetrics, Speed
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.searches.rate_search import ProbeRecord
 from cm4vllm.results.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
-
-__all__ = ["cause_of", "cause_words", "drift_words"]
 
 #: The ratio of the times of a step in two probes above which the difference is more than noise.
 DRIFT = 1.12

@@ -1,7 +1,5 @@
 """The full-length run that a search looks for the rate of: its queries, its schedule, and how many may be late."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,8 +8,6 @@ import numpy as np
 
 from cm4vllm.records.logs.arrivals import Times, arrivals
 from cm4vllm.records.logs.early_stopping import PERCENTILE, most_over
-
-__all__ = ["FullLength"]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ What a start of the server takes is measured, and the time of the measurements i
 begun that would not end within it.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,8 +17,6 @@ from typing import Protocol
 from cm4vllm.campaign.search.search_space import Candidate
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.records.searches.settings_search import TRIAL, Evaluation
-
-__all__ = ["Bench", "Chosen", "HalvingPlan", "halve"]
 
 #: Of so many candidates one goes on, measured so many times as long.
 KEPT, LONGER = 3, 3.0

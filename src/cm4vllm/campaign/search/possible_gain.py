@@ -5,8 +5,6 @@ was searched for, or the parts of a measurement whose samples came at once), and
 differ from one round to the next, beside what those of all do. A bound is the wider of what the two leave room for.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from cm4vllm.campaign.search.search_space import words_of
 from cm4vllm.common.units import four_digits
 from cm4vllm.records.searches.settings_search import TRIAL, Evaluation, Rival, Score
-
-__all__ = ["PARTS", "evidence_words", "interval_of_parts", "rivals"]
 
 #: Parts of a measurement whose samples come at once, and Student's t of their mean: 95 %, to both sides.
 PARTS, _T_OF_PARTS = 5, 2.776

@@ -6,8 +6,6 @@ queries of the warm-up do not count, since a short run begins with an empty serv
 forgotten, since the slow ones come last; and a time to first token that grows steadily will pass its limit later on.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import statistics
@@ -21,8 +19,6 @@ from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.records.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
 from cm4vllm.records.searches.rate_search import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.rules import LatencyLimits
-
-__all__ = ["Judge", "ProbePlan", "probe_record"]
 
 #: To end a probe early takes more certainty than LoadGen's test has: late queries come in groups, and the test takes
 #: them for independent.

@@ -3,8 +3,6 @@
 A full-length run of a search is LoadGen's run by the rules, with the settings of the run that follows the search.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import time
@@ -34,7 +32,8 @@ from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.process.process_monitor import RunStopped
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
-from cm4vllm.records.logs.run_logs import DETAIL_LOG, read_performance
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import RunRecord, RunSettings
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
@@ -42,18 +41,6 @@ from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_requests import sites_of
-
-__all__ = [
-    "PROBE_FILE",
-    "LoadGenProber",
-    "earlier_search",
-    "find_target_rate",
-    "full_length_settings",
-    "plan_of",
-    "require_searchable",
-    "run_or_part",
-    "settings_of_part",
-]
 
 #: The record of a probe, in its folder.
 PROBE_FILE = "probe.json"

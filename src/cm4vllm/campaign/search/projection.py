@@ -31,8 +31,6 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.records.logs.arrivals import Times
 from cm4vllm.records.searches.rate_search import Interval, ProbeRecord
 
-__all__ = ["Point", "Window", "largest_but", "meeting_point", "predicted_rate", "project", "rate_interval"]
-
 #: Queries from which on a probe says anything.
 _LEAST_QUERIES = 50
 #: Below this share of a limit the model of it is not worth running: the rate that the limit allows is far away.

@@ -7,8 +7,6 @@ more run. A run that fails and points far below itself says that the server has 
 it. The rate found is the highest one whose full-length run passed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ from cm4vllm.campaign.search.projection import Window, predicted_rate, project, 
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.records.searches.rate_search import Boundary, ProbeRecord, SearchOutcome, Verdict
 from cm4vllm.rules import LatencyLimits
-
-__all__ = ["STEP_DOWN", "Prober", "SearchPlan", "queueing_estimate", "search"]
 
 #: The largest step from one probe's rate to the next, as a factor. Where the probes point nowhere it is the first step,
 #: whose logarithm doubles.

@@ -13,8 +13,6 @@ from cm4vllm.records.vllm.given_options import given_options
 from cm4vllm.serving.presets import option_words
 from cm4vllm.serving.searchable_options import SearchableOption, searchable_options, searched_name
 
-__all__ = ["Axis", "Candidate", "Space", "asked_space", "shown", "words_of"]
-
 #: The least number of steps from the lower end of a range to the upper one.
 _STEPS = 2
 #: More candidates than this are a mistake of the space: their starts alone take days.

@@ -1,14 +1,10 @@
 """A search for a target rate while it goes on, as data: its bracket, and the probe under way."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.common.records import Record
 from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
-
-__all__ = ["SearchStatus", "TriedRate", "search_status"]
 
 
 class TriedRate(Record, frozen=True, kw_only=True):

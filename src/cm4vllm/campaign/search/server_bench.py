@@ -7,8 +7,6 @@ the rate at which the server answers samples that come at once, which the first 
 whose queries follow each other is the rate in answers/s.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +46,6 @@ from cm4vllm.records.run import RunSettings
 from cm4vllm.records.searches.settings_search import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import stop
-
-__all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate"]
 
 #: The environment keys of further options for `vllm serve`, and of the folder of a server's files.
 EXTRA, SERVER_FOLDER = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_VLLM_SERVER_DIR"

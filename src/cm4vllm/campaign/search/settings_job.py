@@ -1,7 +1,5 @@
 """The recipe `find,mlperf,inference,server-settings`: the search over server settings, its record and table."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -35,8 +33,6 @@ from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import act
 from cm4vllm.serving.planned_servers import PLANNED_FILE
-
-__all__ = ["SettingsInputs", "exports_of", "inputs_digest", "search_server_settings", "searched_envs", "table"]
 
 #: The file with the digest of what the evaluations in a folder were made from.
 _INPUTS_FILE = "inputs.sha256"

@@ -1,7 +1,5 @@
 """`cm show|find|rm cache`: lists and removes the entries of the cache. cmind finds the entries."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -16,8 +14,6 @@ from cm4vllm.engine.cache.cmind_index import hide_unfinished
 from cm4vllm.engine.cache.entries import STATE_FILE, Entry, remove_entry
 from cm4vllm.engine.format.documents import has_meta, json_mapping
 from cm4vllm.engine.run.flags import flag
-
-__all__ = ["age_text", "counted", "find", "leftovers", "remove", "show", "size_of"]
 
 Result = dict[str, Any]
 

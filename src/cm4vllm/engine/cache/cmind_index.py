@@ -19,7 +19,6 @@ from cm4vllm.engine.format.documents import has_meta, json_mapping
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CACHE_AUTOMATION", "add", "hide_unfinished", "protect", "slim"]
 
 _INDENTED = b"{\n"
 _LOCAL = ("local", "9a3280b14a4285c9")

@@ -29,8 +29,6 @@ from cm4vllm.engine.format.documents import META_NAMES, json_mapping, with_texts
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
-__all__ = ["Cache", "Damaged", "Entry", "remove_entry", "stored"]
-
 STATE_FILE = "cm-cached-state.json"
 _META_FILE = "_cm.json"
 #: A folder that cmind does not take for an entry: locks, and entries that a renewal has set aside.

@@ -1,7 +1,5 @@
 """The key of a run in the cache: all dependencies that it declares, and a digest of the recipe."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -18,8 +16,6 @@ from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.run.environment import Env, substitute
 from cm4vllm.engine.run.request import Task
 from cm4vllm.engine.run.scope import Scope
-
-__all__ = ["Identity", "cache_tags", "identity_of", "module_file", "recipe_digest"]
 
 # Keys of a meta that change how a script is found, shown or wrapped, but not what it makes.
 _DESCRIPTIVE = frozenset(

@@ -1,7 +1,5 @@
 """A cached script: the entry that stands for its run, or the run that makes the entry."""
 
-from __future__ import annotations
-
 import os
 
 from cm4vllm.common.errors import CmError
@@ -14,8 +12,6 @@ from cm4vllm.engine.run.execution import check_version, fresh, run_phase
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.scope import Outcome, Scope
 from cm4vllm.engine.run.script_run import Run
-
-__all__ = ["kept_outcome"]
 
 _VALIDATE = "validate_cache"
 #: Set by public scripts whose entry is of no use without a path elsewhere.

@@ -8,8 +8,6 @@ from typing import Any
 
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["CONDITION_KEYS", "Conditions", "Truth", "both", "is_no", "matches", "says_no", "says_yes"]
-
 CONDITION_KEYS = ("enable_if_env", "skip_if_env", "enable_if_any_env", "skip_if_any_env")
 
 _YES = frozenset({"yes", "on", "true", "1"})

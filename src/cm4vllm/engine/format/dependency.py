@@ -11,8 +11,6 @@ from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 
-__all__ = ["DEPENDENCY_KEYS", "PHASES", "Amendment", "Dependency", "Raw", "amendments_of", "split_tags", "texts"]
-
 #: The four moments at which dependencies run.
 PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
 

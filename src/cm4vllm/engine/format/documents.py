@@ -1,7 +1,5 @@
 """YAML and JSON documents, read with the C loader where PyYAML has it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Mapping
@@ -9,20 +7,6 @@ from typing import Any
 
 from cm4vllm.common.bounded_documents import json_of, yaml_of
 from cm4vllm.common.errors import RecipeError
-
-__all__ = [
-    "META_NAMES",
-    "SETTLED_S",
-    "has_meta",
-    "json_mapping",
-    "lines_of",
-    "merged",
-    "read_json",
-    "read_meta",
-    "read_yaml",
-    "signature_of",
-    "with_texts",
-]
 
 META_NAMES = ("_cm.yaml", "_cm.json")
 

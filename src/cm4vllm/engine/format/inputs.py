@@ -24,15 +24,11 @@ Variations are shared in the same way, by their groups:
       run-mlperf-inference-app: [model-source]  # as that script defines them; none of them is a default here
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError, nearest
-
-__all__ = ["INPUT_KEYS", "INPUT_TYPES", "REQUIRED", "SHOWN_KEYS", "with_inputs", "with_variations"]
 
 INPUT_KEYS = frozenset({"key", "help", "type", "values", "several", "default", "example", "also"})
 #: The default of an input that has none: without it, the script ends with an error.

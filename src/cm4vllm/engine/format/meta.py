@@ -17,18 +17,6 @@ from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "BRING_KEYS",
-    "LAYER_KEYS",
-    "SCRIPT_KEYS",
-    "VARIATION_KEYS",
-    "Bring",
-    "Layer",
-    "ScriptMeta",
-    "Variation",
-    "load_script",
-]
-
 
 class ConditionalUpdate(Value):
     """One entry of update_meta_if_env."""

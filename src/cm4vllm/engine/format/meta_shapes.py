@@ -4,8 +4,6 @@ What cannot be read is refused when the meta is read, with its place. What publi
 absent or empty part, a text in place of a list of one, a number in place of a text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,8 +11,6 @@ from typing import Any
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.conditions import CONDITION_KEYS
 from cm4vllm.engine.format.dependency import PHASES
-
-__all__ = ["Place", "require_shapes", "wrong_shapes"]
 
 Place = tuple[str | int, ...]
 WrongShapes = Iterator[tuple[Place, str]]

@@ -6,8 +6,6 @@ are what they were: one that changed moments ago is not kept, for it could chang
 look the same. What cannot be read, or does not fit, counts as absent: the meta itself is read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import marshal
@@ -22,8 +20,6 @@ from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.documents import SETTLED_S, json_mapping, read_meta, signature_of
 from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.value import Value
-
-__all__ = ["KeptMetas", "Summary", "summaries"]
 
 _FORMAT = 4  # of marshal; every Python since 3.4 reads it
 

@@ -1,7 +1,5 @@
 """All scripts of all registered repositories: found through cmind's index, or by reading the folders."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import defaultdict
@@ -13,8 +11,6 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.engine.format.documents import has_meta
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.meta_store import KeptMetas, Summary, summaries
-
-__all__ = ["SCRIPT_AUTOMATION", "Catalogue"]
 
 SCRIPT_AUTOMATION = ("script", "5b4e0237da074764")
 _SUMMARIES = "cm4vllm-scripts.json"

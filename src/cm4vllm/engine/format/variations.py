@@ -1,15 +1,11 @@
 """Choice of a script's variations, and the order in which they apply."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.format.meta import ScriptMeta, Variation
 from cm4vllm.engine.format.value import Value
-
-__all__ = ["Resolution", "as_typed", "definition", "known", "replaced", "resolve"]
 
 
 class Resolution(Value):

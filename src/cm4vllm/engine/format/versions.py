@@ -9,8 +9,6 @@ from typing import Any
 from cm4vllm.common.errors import UsageError
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["ANY", "VERSION_KEYS", "Wanted", "version_key"]
-
 #: Input and meta keys, in the order of Wanted's fields; in the environment they are CM_<UPPER>.
 VERSION_KEYS = ("version", "version_min", "version_max", "version_max_usable")
 _ENV_KEYS = tuple(f"CM_{key.upper()}" for key in VERSION_KEYS)

@@ -1,7 +1,5 @@
 """The chain of scripts below one, as the metas state it: which dependencies there may be, whatever their conditions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +13,6 @@ from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts, unread_words
 from cm4vllm.engine.run.request import Request, parse_tags
 from cm4vllm.engine.run.script_selection import choice_note, select
-
-__all__ = ["Chain", "dependencies_of", "layers_of", "plain_tags", "reach", "warnings_of"]
 
 
 def plain_tags(dependency: Dependency) -> list[str]:

@@ -1,7 +1,5 @@
 """A plan on paper: a tree for a terminal, JSON for programs, Mermaid for a page."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
@@ -19,8 +17,6 @@ from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
-
-__all__ = ["as_json", "as_mermaid", "as_tree", "print_plan", "summary"]
 
 #: The style of a node in Mermaid.
 _STYLES = {

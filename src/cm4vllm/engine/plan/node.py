@@ -17,8 +17,6 @@ from cm4vllm.engine.plan.run_facts import in_words
 from cm4vllm.engine.run.environment import substitute
 from cm4vllm.engine.run.python_packages import listed, needs
 
-__all__ = ["Brought", "Node", "Status", "brought_by"]
-
 
 class Status(StrEnum):
     """The action of a run for a script."""

@@ -6,8 +6,6 @@ script without customize.py and run.sh those in its meta, of a cache entry those
 a hook `plan` those that the hook states (`recipe_code.py`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,8 +34,6 @@ from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.scope import amended, completed, remarks
 from cm4vllm.engine.run.script_selection import candidates, select, settled
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
-
-__all__ = ["plan"]
 
 #: The mark in place of a branch that is not entered again.
 _TOLD_ABOVE = "its dependencies are shown above"

@@ -17,8 +17,6 @@ from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope, amended, request_for
 
-__all__ = ["Exports", "PlannedTask", "vocabulary_of"]
-
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 _WILD = re.compile(r"[*?\[]")
 

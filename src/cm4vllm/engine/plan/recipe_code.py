@@ -33,8 +33,6 @@ from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["PlannedStep", "code_of", "has_hook", "may_end_early", "runs_scripts", "unread_words"]
-
 _KEYS = frozenset({"name", "tags", "names", "env", "unknown", "only_if", "notes", "brings", "data"})
 
 

@@ -4,16 +4,12 @@ A fact goes through substitution, tags and lists like any other text, so that ea
 assured fact is known to be set to something that does not say no; its value is not known.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from cm4vllm.engine.format.conditions import Conditions, Truth, matches, says_no, says_yes
-
-__all__ = ["assured", "decide", "facts_in", "in_words", "is_assured", "unknown"]
 
 _OPEN, _CLOSE = "\u27e6", "\u27e7"
 _MARK = re.compile(f"{_OPEN}[!?]([^{_CLOSE}]*){_CLOSE}")

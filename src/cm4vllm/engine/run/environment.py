@@ -22,19 +22,6 @@ from typing import Any
 
 from cm4vllm.engine.format.meta import Layer
 
-__all__ = [
-    "LOCAL_KEYS",
-    "Env",
-    "as_text",
-    "compose",
-    "exported",
-    "matching",
-    "merge_into",
-    "substitute",
-    "substitute_all",
-    "unresolved",
-]
-
 Env = dict[str, Any]
 
 #: Keys that a dependency does not inherit.

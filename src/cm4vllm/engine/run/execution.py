@@ -3,8 +3,6 @@
 deps -> preprocess -> prehook_deps -> run.sh -> posthook_deps -> postprocess -> post_deps
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,8 +19,6 @@ from cm4vllm.engine.run.scope import Outcome, Scope, amended, completed, remarks
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run
 from cm4vllm.engine.run.script_selection import select, settled
 from cm4vllm.engine.run.session import Session
-
-__all__ = ["check_version", "fresh", "run", "run_phase"]
 
 
 def run(session: Session, request: Request) -> Outcome:

@@ -1,7 +1,5 @@
 """The flags of the engine and those of a script: which are known or required, and the keys that they stand for."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex
@@ -15,19 +13,6 @@ from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.versions import VERSION_KEYS
 from cm4vllm.engine.run.environment import as_text
-
-__all__ = [
-    "ENGINE_FLAGS",
-    "NOT_DONE",
-    "PROVENANCE_FLAGS",
-    "check_flags",
-    "flag",
-    "mapped_inputs",
-    "require_inputs",
-    "require_joined_values",
-    "unknown_flags",
-    "with_usable_flags",
-]
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-])")
 #: Flags that become environment keys of the same meaning for every script.

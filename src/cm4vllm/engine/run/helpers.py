@@ -21,7 +21,6 @@ from cm4vllm.engine.format.versions import Wanted
 if TYPE_CHECKING:
     from cm4vllm.engine.run.script_run import Run
 
-__all__ = ["HELPERS"]
 
 Answer = dict[str, Any]
 

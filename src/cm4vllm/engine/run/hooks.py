@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from cm4vllm.engine.run.request import Request
 
-__all__ = ["Hooks", "reworded", "working_in"]
-
 
 @contextmanager
 def working_in(folder: str) -> Iterator[None]:

@@ -1,7 +1,5 @@
 """The Python that recipes run in, and the packages it has or gets."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys
@@ -14,20 +12,6 @@ from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import step
 from cm4vllm.engine.format.versions import version_key
-
-__all__ = [
-    "FORCE",
-    "Python",
-    "env_name",
-    "inspect_python",
-    "installed_version",
-    "listed",
-    "missing_of",
-    "needs",
-    "require_file",
-    "require_package",
-    "requirements_of",
-]
 
 #: The option of pip with which what is there is installed once more.
 FORCE = "--force-reinstall"

@@ -14,8 +14,6 @@ from cm4vllm.engine.format.variations import Resolution, resolve
 from cm4vllm.engine.format.versions import ANY, Wanted
 from cm4vllm.engine.run.flags import check_flags, flag, require_joined_values
 
-__all__ = ["Request", "Task", "parse_tags"]
-
 
 def parse_tags(tags: Any) -> tuple[tuple[str, ...], ...]:
     """Split tags into script tags, excluded script tags, variations and excluded variations.

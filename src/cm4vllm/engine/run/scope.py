@@ -35,8 +35,6 @@ from cm4vllm.engine.run.environment import (
 from cm4vllm.engine.run.flags import mapped_inputs
 from cm4vllm.engine.run.request import Request, Task, parse_tags
 
-__all__ = ["Outcome", "Scope", "amended", "asked_by_code", "completed", "remarks", "request_for", "update_from"]
-
 Phases = dict[str, list[Dependency]]
 
 

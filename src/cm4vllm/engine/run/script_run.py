@@ -23,8 +23,6 @@ from cm4vllm.engine.run.request import Task
 from cm4vllm.engine.run.scope import Scope, update_from
 from cm4vllm.engine.run.session import Session
 
-__all__ = ["ENGINE_FILES", "Run"]
-
 _ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT = "tmp-run-env.out", "tmp-run-state.json", "tmp-state.json", "tmp-ver.out"
 #: The files that a shell file leaves for the engine, and the engine for it.
 ENGINE_FILES = (_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT)

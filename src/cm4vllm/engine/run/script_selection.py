@@ -1,7 +1,5 @@
 """From tags to the one script that is meant, or to an error that names the nearest one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Sequence
 
@@ -12,8 +10,6 @@ from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import as_typed, known, replaced
 from cm4vllm.engine.run.flags import unknown_flags
 from cm4vllm.engine.run.request import Request
-
-__all__ = ["candidates", "choice_note", "no_script", "no_variation", "select", "settled"]
 
 
 def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:

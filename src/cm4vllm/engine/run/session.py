@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     KeptOutcome = Callable[[Run], Outcome]
 
-__all__ = ["DEEPEST", "Session", "depends_on_itself", "ends_the_process"]
 
 #: Scripts under way at once; more of them go round in circles.
 DEEPEST = 40

@@ -1,11 +1,7 @@
 """Modules of PYTHONPATH that are imported in the place of installed packages."""
 
-from __future__ import annotations
-
 import os
 import sysconfig
-
-__all__ = ["shadowed_packages"]
 
 
 def shadowed_packages() -> str:

@@ -22,16 +22,6 @@ from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.run.environment import as_text, matching, substitute
 
-__all__ = [
-    "debug_script",
-    "expand",
-    "git_environment",
-    "process_environment",
-    "read_assignments",
-    "shell_keys",
-    "shell_text",
-]
-
 _DEBUG_FILE = "tmp-run-without-cm.sh"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

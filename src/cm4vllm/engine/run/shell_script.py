@@ -19,7 +19,6 @@ from cm4vllm.common.errors import NativeCommandError, RecipeError
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["Guardian", "find_native", "likely_remedy", "run_native"]
 
 #: Seconds that a command has to end after SIGTERM, before SIGKILL.
 GRACE_S = 5.0

@@ -1,7 +1,5 @@
 """`cm add script`: a new recipe from a template, which lints clean and runs."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Mapping
@@ -16,8 +14,6 @@ from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.run.flags import flag
-
-__all__ = ["add_script"]
 
 TEMPLATES = ("python", "shell")
 _ALIAS = re.compile(r"[a-z0-9][a-z0-9._-]*")

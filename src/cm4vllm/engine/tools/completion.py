@@ -6,8 +6,6 @@ that were read before. Where a flag's values are not in the meta, it asks the ho
 does. It starts no script, and prints nothing where the home cannot be read.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -15,8 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.engine.format.documents import json_mapping
-
-__all__ = ["candidates", "shell_code"]
 
 _SCRIPTS = "5b4e0237da074764"
 _ACTIONS = ("add", "docker", "dockerfile", "doctor", "find", "help", "lint", "plan", "run", "show", "test")

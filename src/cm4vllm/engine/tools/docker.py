@@ -1,7 +1,5 @@
 """`cm dockerfile script` and `cm docker script`: a recipe in a container, with the engine inside."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -28,8 +26,6 @@ from cm4vllm.engine.format.variations import resolve
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.script_selection import select
-
-__all__ = ["RecipeImage", "docker_script", "image_of", "write_context"]
 
 #: Debian with a Python that is new enough; the systems that public metas name have older ones.
 _BASE_IMAGE = "python:3.12-slim-bookworm"

@@ -1,7 +1,5 @@
 """`cm doctor script`: what is wrong with this machine's CM home, and what to do about it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -24,8 +22,6 @@ from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.tools.lint import Linter
 from cm4vllm.engine.tools.register import engines_before, registered, warning_about_engines
-
-__all__ = ["Level", "Symptom", "diagnose", "print_diagnosis"]
 
 
 class Level(StrEnum):

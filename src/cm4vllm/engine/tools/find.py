@@ -5,8 +5,6 @@ slow parser, and reads every meta of every repository when nothing has the tags.
 without that work.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +18,6 @@ from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.script_selection import candidates
-
-__all__ = ["asked_scripts", "find_scripts", "test_scripts"]
 
 Result = dict[str, Any]
 

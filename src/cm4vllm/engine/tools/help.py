@@ -1,7 +1,5 @@
 """Description of a script in words, for --help and `cm show script`, and the values of its inputs."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +18,6 @@ from cm4vllm.engine.run.hooks import Hooks
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.tools.find import asked_scripts
-
-__all__ = ["command_lines", "describe", "input_values", "inputs_of", "script_help", "variations_of"]
 
 #: Columns of a page where the terminal does not say how many it has.
 _WIDTH = 100

@@ -1,7 +1,5 @@
 """Probable mistakes in scripts: keys without effect, references to undefined names, variations that never apply."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -22,8 +20,6 @@ from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
 from cm4vllm.engine.tools.find import asked_scripts
 from cm4vllm.engine.tools.lint_checks import Finding, amendment_findings, nearest_choice, own_findings
-
-__all__ = ["Linter", "lint_scripts"]
 
 
 class Linter:

@@ -1,7 +1,5 @@
 """The checks of one script's meta and code, each a function that yields findings; lint.py runs them all."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -21,8 +19,6 @@ from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.plan.recipe_code import code_of
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
-
-__all__ = ["Finding", "amendment_findings", "nearest_choice", "own_findings"]
 
 #: The value with which a dynamic variation is tried.
 _TRIAL = "1"

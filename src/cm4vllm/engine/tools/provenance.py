@@ -2,8 +2,6 @@
 --repro, --dump_version_info, --print_versions and --print_readme. None of them holds a secret.
 """
 
-from __future__ import annotations
-
 import platform
 import shlex
 import subprocess
@@ -19,8 +17,6 @@ from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
 from cm4vllm.engine.run.shell_environment import shell_text
-
-__all__ = ["leave"]
 
 _ENV_FILE = "tmp-env.sh"
 _VERSION_FILES = ("cm-run-script-versions.json", "version_info.json")

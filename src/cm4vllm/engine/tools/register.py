@@ -3,8 +3,6 @@
 `python -m cm4vllm.engine.tools.register <folder of the checkout>` does both; `make setup` calls it.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -17,9 +15,6 @@ from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import locked, writable_folder, write_json
 from cm4vllm.engine.format.documents import has_meta, read_meta, read_yaml
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION
-
-__all__ = ["cm_home", "complete", "engines_before", "register", "registered", "warning_about_engines"]
-
 
 _OWN_HOME = "unset CM_REPOS, or name a folder of this checkout alone: export CM_REPOS=FOLDER"
 

@@ -23,8 +23,6 @@ from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason
 from cm4vllm.serving.media_apis import FORM
 
-__all__ = ["Client", "Completion", "Request", "Sink"]
-
 #: uvicorn, vLLM's HTTP server, closes connections that are idle for 5 s; one about to be closed must not be used.
 REUSE_WITHIN_S = 4.0
 #: Seconds between two checks of the spare connections, and how many are opened then at most: handshakes delay the

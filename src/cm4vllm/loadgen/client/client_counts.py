@@ -1,14 +1,10 @@
 """The counts of the client and of its spare connections, for whoever needs these and no event loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cm4vllm.serving.answers.event_stream import cleaned
 from cm4vllm.serving.answers.stated import Stated
-
-__all__ = ["SPARE", "Counts", "total"]
 
 #: Connections to each server that are kept open for requests to come, where each has to leave at once: as many as may
 #: be issued while another one is opened (a few ms with TLS, at thousands of queries/s). While they are renewed, up to

@@ -23,8 +23,6 @@ import httptools
 from cm4vllm.common.host_addresses import host_header, host_of
 from cm4vllm.loadgen.client.stream_poller import HTTP_ERRORS, StreamPoller
 
-__all__ = ["Address", "Connection", "ResponseHandler", "Server", "resolve"]
-
 #: Connections to one server that all clients of a run open in one step, of so many seconds: short queues of servers
 #: that listen hold so many, and the system drops what comes beyond that, and sends it again after a second.
 OPENED_AT_A_TIME, STEP_S = 16, 0.01

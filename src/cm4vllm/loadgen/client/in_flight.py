@@ -17,7 +17,6 @@ from cm4vllm.serving.answers.text_answers import TextReader, whole_text
 if TYPE_CHECKING:
     from cm4vllm.loadgen.client.client import Client
 
-__all__ = ["InFlightRequest", "Request"]
 
 #: Retries of a request of whose response nothing has arrived; LoadGen's clock runs on.
 MAX_RETRIES = 2

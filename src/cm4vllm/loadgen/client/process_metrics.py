@@ -14,7 +14,6 @@ from cm4vllm.records.client import ProcessRecord, Spread
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["ProcessMetrics", "spread", "stop_garbage_collection"]
 
 #: Seconds between two measurements of how late the event loop is.
 LAG_INTERVAL_S = 0.02

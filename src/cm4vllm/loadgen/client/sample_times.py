@@ -23,7 +23,6 @@ from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE, Rows
 if TYPE_CHECKING:
     from cm4vllm.loadgen.client.workers import Answer, WholeAnswer
 
-__all__ = ["SampleTimes"]
 
 #: Events of a piece of memory.
 _PIECE = 1 << 15

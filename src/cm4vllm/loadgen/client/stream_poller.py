@@ -18,7 +18,6 @@ import httptools
 if TYPE_CHECKING:
     from cm4vllm.loadgen.client.connection import Connection
 
-__all__ = ["HTTP_ERRORS", "POLL_INTERVAL_S", "StreamPoller"]
 
 #: The errors of the parser; HttpParserUpgrade, of an answer that asks for another protocol, is no HttpParserError.
 HTTP_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)

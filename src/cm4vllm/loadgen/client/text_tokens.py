@@ -25,7 +25,6 @@ from cm4vllm.serving.answers.text_answers import TextAnswer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["EMPTY", "MOST_APART", "Encoded", "TextSettings", "Texts", "added_up", "prompt_texts", "require_agreement"]
 
 #: The difference allowed between the counts of a server and of the model's tokenizer, as a part of the server's.
 MOST_APART = 0.02

@@ -1,7 +1,5 @@
 """Requests for completions: their parameters, their bodies, and how many bytes an answer may have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +9,6 @@ import msgspec
 from cm4vllm.records.server import Api, Dialect
 from cm4vllm.serving.answers.stated import AnswerLimits
 from cm4vllm.serving.text_servers import text_body
-
-__all__ = ["Sampling", "completion_body", "drawn", "most_bytes", "text_completion_body"]
 
 #: Bytes of an answer at most, beside those of its prompt and tokens, and for each of these: vLLM sends about 250 for a
 #: token that comes alone. A server that never ends an answer must not fill the memory.

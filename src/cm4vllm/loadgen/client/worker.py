@@ -21,15 +21,14 @@ import msgspec
 import uvloop
 
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.loadgen.client.client import Client, Completion, Request
+from cm4vllm.loadgen.client.client import Client, Completion
 from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.client.connection import Address, resolve
+from cm4vllm.loadgen.client.in_flight import Request
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.serving.answers.stated import FinishReason
-
-__all__ = ["main"]
 
 _READ_BYTES = 1 << 18
 

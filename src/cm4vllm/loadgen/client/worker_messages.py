@@ -5,8 +5,6 @@ its prompt, and when it was issued. From the worker, a `HEADER` and the bytes it
 UTF-8. Numbers are the machine's own, unaligned.
 """
 
-from __future__ import annotations
-
 import struct
 from enum import IntEnum
 
@@ -18,8 +16,6 @@ from cm4vllm.records.access import Access
 from cm4vllm.records.client import ProcessRecord, TextCounts
 from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits
-
-__all__ = ["COUNT", "HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
 
 #: Key, offset and length of the body, tokens of the prompt, time of issue (time.monotonic_ns).
 REQUEST = struct.Struct("=QQIIq")

@@ -26,8 +26,6 @@ from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Mode
 from cm4vllm.serving.answers.stated import AnswerLimits
 
-__all__ = ["Answer", "Receiver", "WholeAnswer", "Workers", "worker_settings"]
-
 #: Seconds that a worker may take to start and to reach its servers.
 START_S = 60.0
 #: Seconds that a worker may take to close its connections and to send its statistics.

@@ -5,13 +5,9 @@ libstdc++). A clock that is slowed down or sped up by NTP changes the monotonic 
 between both changes only where the clock is set, or where the machine was suspended.
 """
 
-from __future__ import annotations
-
 import time
 
 from cm4vllm.common.errors import ClockChanged
-
-__all__ = ["TOLERANCE_S", "ClockWatch"]
 
 #: Drift of the two clocks that is not noticed: less than this is not seen in a percentile of a run.
 TOLERANCE_S = 0.01

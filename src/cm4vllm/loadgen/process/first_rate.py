@@ -1,7 +1,5 @@
 """A first estimate of a server's rate: some requests of a run, timed before any run has measured it."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +13,6 @@ from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Media
 from cm4vllm.serving.media_apis import FORM
 from cm4vllm.serving.server_requests import ask, sites_of
-
-__all__ = ["first_rate", "whole_s"]
 
 #: Tokens of the answers by whose times the time of a whole answer is computed: those of the prompts count in both.
 _FEW, _MORE = 1, 16

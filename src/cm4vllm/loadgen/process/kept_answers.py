@@ -8,8 +8,6 @@ written every SYNC_S seconds, in a thread of its own: a process that is killed l
 power what came after the last sync.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time
@@ -31,8 +29,6 @@ from cm4vllm.common.repetition import repeated
 from cm4vllm.records.run import Piece
 from cm4vllm.records.server import ServerIdentity
 from cm4vllm.serving.server_identities import other_content, restarts
-
-__all__ = ["SYNC_S", "Answer", "AnswerWriter", "Begun", "begin_piece", "file_of", "kept_answers", "pieces"]
 
 #: Seconds between two syncs of the answers that came.
 SYNC_S = 2.0

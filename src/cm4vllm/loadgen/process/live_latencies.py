@@ -4,8 +4,6 @@ They are read from the client's record of its samples (`sample_times`), in a thr
 nothing more is noted than without them.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, field
@@ -19,8 +17,6 @@ from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.records.logs.early_stopping import PERCENTILE, missing_queries, most_over
 from cm4vllm.records.sample_times import Rows
 from cm4vllm.rules import LatencyLimits
-
-__all__ = ["LiveLatencies", "Tally"]
 
 _MS = 1e6
 _OPEN = np.dtype([("key", "=u8"), ("at", "=i8"), ("first", "=i8")])

@@ -1,7 +1,5 @@
 """Status of a running LoadGen test, from the messages of its process, its log and the metrics of the server."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import deque
@@ -17,8 +15,6 @@ from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Mode
 from cm4vllm.serving.server_metrics import MetricsWatch
-
-__all__ = ["LiveStatus", "Plan", "plan_of", "time_left"]
 
 #: Seconds over which the present rate is taken.
 RATE_S = 10.0

@@ -5,8 +5,6 @@ as an engine sends it, a chunk to every stream at each step. It listens on a fre
 and ends when its standard input is closed, or with its parent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import re
@@ -20,8 +18,6 @@ import msgspec
 import uvloop
 
 from cm4vllm.common.processes import die_with_parent
-
-__all__ = ["LoopbackSettings", "main"]
 
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _PROMPT = re.compile(rb'"(?:prompt|token_ids)":\[([\d,]*)\]')

@@ -4,8 +4,6 @@ This machine is sampled when the run begins and when it has ended. Each node of 
 the time, through its launcher.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -30,8 +28,6 @@ from cm4vllm.serving.clusters.launchers.choice import launcher_of
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_processes import node_program
 from cm4vllm.serving.supervisor import descendants
-
-__all__ = ["MachineMeter", "NodeSamples", "nodes_sampled"]
 
 #: The samples of a node, * being its number: the head is 1.
 NODE_FILES = "machine_metrics-*.jsonl"

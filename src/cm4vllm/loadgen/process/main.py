@@ -7,8 +7,6 @@ that are there already are given to LoadGen (loadgen.kept_answers). One process 
 mlperf.conf only to the first FromConfig of a process.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import platform
 import signal
@@ -40,8 +38,6 @@ from cm4vllm.records.logs.run_logs import AUDIT_CONFIG
 from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.rules import Audit, Mode, Seeds, Terms, audit
 from cm4vllm.serving.node_names import network_name
-
-__all__ = ["main"]
 
 #: The interpreter's default of 5 ms between threads would show in the measured TTFT.
 SWITCH_INTERVAL_S = 1e-4

@@ -1,13 +1,9 @@
 """Messages from the LoadGen process to the process that started it: JSON lines on standard output."""
 
-from __future__ import annotations
-
 import msgspec
 
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.records.client import ClientRecord, SelfCheck
-
-__all__ = ["Answers", "Checked", "Ended", "Failed", "FirstFailure", "Latencies", "Message", "Note", "Progress", "Timed"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):

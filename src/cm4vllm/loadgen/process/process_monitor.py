@@ -1,7 +1,5 @@
 """The LoadGen process, followed to its end: its messages are shown and passed on, server and clock are checked."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import subprocess
@@ -39,18 +37,6 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.logs import advice, last_words
 from cm4vllm.serving.server_metrics import MetricsWatch
-
-__all__ = [
-    "Alive",
-    "Attempt",
-    "MonitoredRun",
-    "OnAnswers",
-    "OnLatencies",
-    "RunStopped",
-    "follow_process",
-    "server_died",
-    "server_stuck",
-]
 
 CONSOLE_LOG = "console.log"
 SETTINGS_FILE = "settings.json"

@@ -1,7 +1,5 @@
 """Reports answers to LoadGen, by the convention of the benchmark's reference; runs in the reading thread."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time
@@ -15,8 +13,6 @@ from cm4vllm.loadgen.client.workers import Answer, WholeAnswer
 from cm4vllm.loadgen.process.kept_answers import Answer as KeptAnswer
 from cm4vllm.loadgen.process.kept_answers import AnswerWriter
 from cm4vllm.records.run import RunSettings
-
-__all__ = ["Reporter"]
 
 _INT_BYTES = 4
 

@@ -1,7 +1,5 @@
 """The servers at --api_server through one run: the same ones as when they were probed, and the same until its end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,8 +10,6 @@ from cm4vllm.common.errors import RunFailed, ServerUnsuitable
 from cm4vllm.common.progress import warn
 from cm4vllm.records.server import ServerIdentity, ServerRecord
 from cm4vllm.serving.server_identities import identities, other_content, restarts, unknown_content
-
-__all__ = ["RunServers"]
 
 #: Seconds after which a server that did not answer at the end of a run is asked again, once.
 AGAIN_S = 5.0

@@ -1,10 +1,6 @@
 """A LoadGen run while it goes on, as data: what the live view shows and status.json holds."""
 
-from __future__ import annotations
-
 from cm4vllm.common.records import Record
-
-__all__ = ["ClientStatus", "LatencyStatus", "PartialScore", "PartialScores", "RunStatus", "ServerStatus", "TimeLeft"]
 
 
 class TimeLeft(Record, frozen=True, kw_only=True):

@@ -1,7 +1,5 @@
 """The parent's side of a LoadGen run: has its process followed, keeps its folder whole or not at all, records it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +33,9 @@ from cm4vllm.loadgen.process.process_monitor import (
 from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.loadgen.settings import ROUNDED, require_room
 from cm4vllm.records.doubts import run_warnings
-from cm4vllm.records.logs.detail_log import DetailLog, read_detail_log
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.records.logs.figures import one_token_words
-from cm4vllm.records.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, SUMMARY_LOG, require_whole
 from cm4vllm.records.metrics import GPU_SAMPLES_FILE, METRICS_FILE
 from cm4vllm.records.run import FAILURE_FILE, RUN_FILE, FailureRecord, MachineLoad, RunRecord, RunSettings
 from cm4vllm.records.sample_times import SAMPLES_FILE
@@ -47,8 +45,6 @@ from cm4vllm.serving.server_metrics import MetricsWatch, sampled
 from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.server_requests import sites_of
 from cm4vllm.serving.supervisor import descendants
-
-__all__ = ["USER_CONF", "run"]
 
 USER_CONF = "user.conf"
 

@@ -1,7 +1,5 @@
 """LoadGen's query sample library: the prompts of a dataset, serialised as requests while they are loaded."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,8 +19,6 @@ from cm4vllm.records.run import RunSettings
 from cm4vllm.records.server import Prompts
 from cm4vllm.rules import ChatPrompt, Media
 from cm4vllm.serving.media_apis import picture_chat, transcription_form
-
-__all__ = ["SampleLibrary", "audio_library", "library_of", "picture_library", "read_rows"]
 
 
 def read_rows(dataset: DatasetRecord, count: int) -> list[dict[str, Any]]:

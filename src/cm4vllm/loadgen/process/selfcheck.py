@@ -33,8 +33,6 @@ from cm4vllm.records.client import HEADROOM, SelfCheck
 from cm4vllm.records.run import RunSettings
 from cm4vllm.records.server import Prompts
 
-__all__ = ["in_words", "self_check"]
-
 #: Seconds that a stream lasts, so that a short check sees as many begin as end.
 STREAM_S = 0.3
 #: Seconds during which queries come at the run's rate, after the first streams have begun to end.

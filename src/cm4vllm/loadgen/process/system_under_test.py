@@ -31,8 +31,6 @@ from cm4vllm.records.client import ClientRecord, FinishReasons, SelfCheck
 from cm4vllm.records.run import RunSettings, fewer
 from cm4vllm.rules import Mode
 
-__all__ = ["SystemUnderTest"]
-
 #: Seconds that a failed run goes on, so that its report distinguishes one bad request from a server that is gone.
 GRACE_S = 1.0
 #: The begins of the causes with which a server refuses what is too much at a time.

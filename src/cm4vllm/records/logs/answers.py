@@ -1,7 +1,5 @@
 """The answers that LoadGen logged in the run of a compliance test, with the first tokens that were reported to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +9,6 @@ import msgspec
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import mapped
-
-__all__ = ["LoggedAnswer", "logged_data", "read_answers"]
 
 T = TypeVar("T")
 _INT_BYTES = 4

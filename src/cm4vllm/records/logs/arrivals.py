@@ -5,12 +5,8 @@ twister seeded with schedule_rng_seed, and libstdc++'s exponential distribution,
 nanoseconds. Two runs of one seed have the same schedule, stretched by the rate.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["Times", "arrivals"]
 
 Times = npt.NDArray[np.float64]
 

@@ -4,8 +4,6 @@ The format is that of loadgen/logging.cc: a line an entry, `:::MLLOG ` before an
 metadata. LoadGen writes NaN and Infinity where a figure has no value, which JSON has not.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -19,8 +17,6 @@ import msgspec
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import opened
-
-__all__ = ["DETAIL_LOG", "KEPT_TEXTS", "DetailLog", "Window", "read_detail_log", "time_of"]
 
 DETAIL_LOG = "mlperf_log_detail.txt"
 

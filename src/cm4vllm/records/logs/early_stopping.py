@@ -5,24 +5,10 @@ loadgen/results.cc, in the same order of operations, so that both give the same 
 when its latency is greater than the limit. Probabilities and shares are in [0..1].
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache, lru_cache
-
-__all__ = [
-    "CONFIDENCE",
-    "PERCENTILE",
-    "failing",
-    "missing_queries",
-    "most_over",
-    "passes",
-    "percentile",
-    "required_within",
-    "wilson_interval",
-]
 
 #: The percentile that the limits are set for (loadgen/mlperf.conf, *.Server.target_latency_percentile).
 PERCENTILE = 0.99

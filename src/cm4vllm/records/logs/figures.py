@@ -4,8 +4,6 @@ Names are the same in all scenarios: LoadGen logs the completed rate of its Serv
 rate of Offline (loadgen/results.cc, PerformanceSummary::LogDetail).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ from cm4vllm.common.units import (
     TokensPerSecond,
 )
 from cm4vllm.records.logs.detail_log import DetailLog
-
-__all__ = ["SCENARIOS", "LoggedFigure", "figures", "metric_names", "negative", "one_token_words", "undefined"]
 
 #: LoadGen's scenarios (loadgen/test_settings.h).
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Offline")

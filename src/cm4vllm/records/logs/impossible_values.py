@@ -14,18 +14,6 @@ from itertools import pairwise
 from cm4vllm.records.logs.detail_log import DetailLog
 from cm4vllm.records.logs.figures import negative
 
-__all__ = [
-    "SUM_END",
-    "ImpossibleValue",
-    "LogNumbers",
-    "between",
-    "impossible_figures",
-    "impossible_values",
-    "impossible_window",
-    "out_of_order",
-    "rising",
-]
-
 
 @dataclass(frozen=True)
 class _Distribution:

@@ -1,7 +1,5 @@
 """LoadGen's own logs, read into typed values: what a run measured, and what it answered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,22 +16,6 @@ from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_l
 from cm4vllm.records.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
 from cm4vllm.records.logs.impossible_values import impossible_values
 from cm4vllm.rules import Mode
-
-__all__ = [
-    "ACCURACY_LOG",
-    "AUDIT_CONFIG",
-    "DETAIL_LOG",
-    "IMPOSSIBLE",
-    "SUMMARY_LOG",
-    "AccuracyEntry",
-    "PerformanceResult",
-    "read_accuracy_log",
-    "read_label_log",
-    "read_performance",
-    "read_text_log",
-    "require_whole",
-    "verdict",
-]
 
 SUMMARY_LOG = "mlperf_log_summary.txt"
 ACCURACY_LOG = "mlperf_log_accuracy.json"

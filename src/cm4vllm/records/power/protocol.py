@@ -1,7 +1,5 @@
 """The replies and the log of PTDaemon, SPEC's program between the power server and an analyzer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +8,6 @@ from datetime import datetime
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.logs.detail_log import time_of
 from cm4vllm.records.power.samples import SIMULATED
-
-__all__ = ["Identity", "LogLine", "Totals", "identity_of", "is_checked", "log_lines", "totals_of", "uncertainty_of"]
 
 _LINE = re.compile(r"(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d\.\d{3})(?::? )?(.*)")
 _CHECKED = re.compile(r"Uncertainty checking for \S+ is activated")

@@ -4,16 +4,12 @@ A line holds the reading of the whole system, and after it the reading of each c
 several. The server and PTDaemon write to one stream: a line may be cut, and two may have become one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from cm4vllm.records.logs.detail_log import time_of
-
-__all__ = ["MOST_W", "SAMPLES", "SIMULATED", "Sample", "Samples", "mean_watts", "samples_of"]
 
 #: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
 SIMULATED = "SIMULATED"

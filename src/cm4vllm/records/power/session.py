@@ -24,19 +24,6 @@ from cm4vllm.records.power.protocol import Identity, LogLine, Totals, identity_o
 from cm4vllm.records.power.samples import SAMPLES, SIMULATED, Samples, samples_of
 from cm4vllm.records.power.statements import ServerStatement, Statement, fault_in
 
-__all__ = [
-    "FETCHED_ONLY",
-    "FILES",
-    "PTD_LOG",
-    "SERVER_JSON",
-    "SESSION",
-    "Phase",
-    "PowerSession",
-    "is_power_session",
-    "session_beside",
-    "unmeasured",
-]
-
 
 class Phase(StrEnum):
     """The two halves of a session, by the folder of their run: the first finds the ranges that the second is set to."""

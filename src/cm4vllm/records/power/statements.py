@@ -4,15 +4,11 @@ The form is that in which the official programs write what their checker reads: 
 compliance/check.py of mlcommons/power-dev.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-
-__all__ = ["ServerStatement", "Statement", "contradictions", "fault_in"]
 
 _Some = msgspec.Meta(min_length=1)
 #: The moments of a phase in s: by the clock of the day, and by a clock that only rises.

@@ -4,15 +4,11 @@ Its form is that of tools/submission/submission_structure.md; the sum is that of
 (submission_checker/checks/system_check.py): of each part the supplies that it needs at least, the greatest first.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError
-
-__all__ = ["SUPPLIES", "design_watts", "read_supplies"]
 
 #: The name of the file beside a power session.
 SUPPLIES = "power_supplies.yaml"

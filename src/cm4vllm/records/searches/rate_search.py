@@ -1,24 +1,10 @@
 """search.json: the probes of a search for a target rate, and its result."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from cm4vllm.common.records import Record
 from cm4vllm.records.logs.early_stopping import passes
 from cm4vllm.records.metrics import Speed
-
-__all__ = [
-    "SEARCH_FILE",
-    "Boundary",
-    "Interval",
-    "LimitRecord",
-    "ProbeRecord",
-    "SearchOutcome",
-    "SearchRecord",
-    "Verdict",
-    "tightest",
-]
 
 #: The name of the record's file in the folder of a search.
 SEARCH_FILE = "search.json"

@@ -1,25 +1,9 @@
 """settings.json: the server settings that a search tried, and those that it chose."""
 
-from __future__ import annotations
-
 import math
 import statistics
 
 from cm4vllm.common.records import Record
-
-__all__ = [
-    "CHOSEN",
-    "EVALUATION_FILE",
-    "EVIDENCE",
-    "SETTINGS_FILE",
-    "STEP",
-    "TRIAL",
-    "Evaluation",
-    "Rival",
-    "Score",
-    "SettingsRecord",
-    "geometric_mean",
-]
 
 #: The file with the record of a search, and the file with the record of one evaluation.
 SETTINGS_FILE, EVALUATION_FILE = "settings.json", "evaluation.json"

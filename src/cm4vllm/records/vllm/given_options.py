@@ -4,8 +4,6 @@ vLLM takes `--a-b` and `--a_b`, `--a=1` and `--a 1`, short names, the beginning 
 and parts of a JSON value (`--a.part 1`, `--a.list+ x,y`). Of an option that is given twice the last value counts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,8 +12,6 @@ from typing import Any
 import msgspec
 
 from cm4vllm.records.vllm.options import Option, Options, split_options, stored_options
-
-__all__ = ["OptionValue", "given_options", "typed_value", "value_text", "whole_number"]
 
 #: The value of an option: True or False for one that takes no value, a list for one that takes several.
 OptionValue = bool | int | float | str | list[Any] | dict[str, Any]

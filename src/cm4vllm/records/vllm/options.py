@@ -5,8 +5,6 @@ the installation, whose proof writes it. serve-help.txt has the options of 0.32.
 installation is not known.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Mapping
@@ -19,18 +17,6 @@ import msgspec
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import bytes_of, text_of
 from cm4vllm.common.records import Record
-
-__all__ = [
-    "HELP_FILE",
-    "GivenOption",
-    "Option",
-    "Options",
-    "fitted",
-    "parse_help",
-    "read_options",
-    "split_options",
-    "stored_options",
-]
 
 #: The name of the help's file in an installation's folder.
 HELP_FILE = "serve-help.txt"

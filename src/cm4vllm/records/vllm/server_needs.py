@@ -4,21 +4,10 @@ Read in vLLM 0.32.0: entrypoints/cli/serve.py, v1/executor/multiproc_executor.py
 distributed/device_communicators/shm_broadcast.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
 from cm4vllm.records.vllm.given_options import OptionValue, whole_number
-
-__all__ = [
-    "SERVER_FILES_BESIDE",
-    "api_processes",
-    "engine_workers",
-    "local_workers",
-    "ring_buffer_bytes",
-    "worker_count",
-]
 
 #: File descriptors of vLLM's HTTP process beside the connections: 30 when nothing is open (0.32.0, one engine).
 SERVER_FILES_BESIDE = 64

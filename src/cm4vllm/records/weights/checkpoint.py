@@ -1,7 +1,5 @@
 """Facts read from a model folder: architecture, vocabulary, parameters, data type of the weights."""
 
-from __future__ import annotations
-
 import math
 import re
 import struct
@@ -16,18 +14,6 @@ from cm4vllm.common.errors import ModelError
 from cm4vllm.records.weights.config_json import json_object, section, text_config, whole, words
 from cm4vllm.records.weights.lfs_pointers import FETCH, is_pointer
 from cm4vllm.records.weights.model_size import read_architecture
-
-__all__ = [
-    "DUMMY_MARK",
-    "GGUF",
-    "Checkpoint",
-    "Weights",
-    "fingerprint",
-    "quantised_to",
-    "read_checkpoint",
-    "read_weights",
-    "unset_scales",
-]
 
 #: The ends of the names of files that are read of a model, and of files of llama.cpp.
 GGUF = ".gguf"

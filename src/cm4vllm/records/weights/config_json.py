@@ -1,15 +1,11 @@
 """A model's config.json, which anybody may have written: a value of another kind than it must be is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.errors import ModelError
-
-__all__ = ["json_object", "section", "text_config", "whole", "words"]
 
 #: No size of a model is larger: 10**15 is a thousand times the parameters of the largest one.
 _LARGEST = 10**15

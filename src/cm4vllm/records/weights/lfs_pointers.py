@@ -1,10 +1,6 @@
 """Pointers that git leaves in the place of large files where git-lfs has not fetched them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-
-__all__ = ["FETCH", "is_pointer"]
 
 #: The remedy for a pointer.
 FETCH = "fetch the files themselves (`git lfs pull` in their folder), or download them again"

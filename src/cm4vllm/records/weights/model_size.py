@@ -4,16 +4,12 @@ Counts follow the modules of the model's own code in transformers: Llama and Mis
 MLP), Mixtral and gpt-oss (experts), DeepSeek V2 and V3 (multi-head latent attention, shared and routed experts).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cm4vllm.common.errors import ModelError
 from cm4vllm.records.weights.config_json import text_config, whole
-
-__all__ = ["Architecture", "read_architecture"]
 
 #: Bytes of one parameter. Those of group-quantised weights hold their scales: 2 bytes for 128 (GPTQ), 1 for 32 (MXFP4).
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128, "mxfp4": 0.5 + 1 / 32}

@@ -4,8 +4,6 @@ A new check is one function under @check in one of the modules below, with the s
 A new module is added to _MODULES.
 """
 
-from __future__ import annotations
-
 from cm4vllm.results.checks import (
     accuracy,
     accuracy_runs,

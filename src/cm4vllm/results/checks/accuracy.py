@@ -1,7 +1,5 @@
 """Scores against the log that they are of, the client's count of tokens, and the targets of the benchmark."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -12,8 +10,6 @@ from cm4vllm.records.run import RunRecord
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Submission
-
-__all__ = ["WIDTH_TOLERANCE"]
 
 #: The difference allowed between the scored tokens per sample and the received ones; a wrong width doubles them.
 WIDTH_TOLERANCE = 0.05

@@ -1,7 +1,5 @@
 """The accuracy runs of a written tree: scores, their targets, tokens a sample, the log and its digest."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -13,8 +11,6 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import head_and_tail, text_at
 from cm4vllm.results.model import Accuracy, Result
 from cm4vllm.rules import benchmark_terms
-
-__all__ = ["MAX_LOG", "served_tokens"]
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py"
 _SCORE = "score the run's whole accuracy log again, and publish what the script prints"

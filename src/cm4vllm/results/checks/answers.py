@@ -1,7 +1,5 @@
 """Checks the answers of a published accuracy run: counts, scores and samples, each stated once and alike."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The runs against what was asked for: the command line, the record of the campaign, the system description."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 

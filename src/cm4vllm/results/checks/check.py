@@ -1,7 +1,5 @@
 """The form of a check: a function that gives the faults of a subject, with a code, a rule and a remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,9 +8,6 @@ from typing import Any, TypeVarTuple
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.log_folders import PROBLEMS, reason_of
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
-
-__all__ = ["CHECK_FAILED", "Check", "CheckBase", "Fault", "Stage", "check"]
-
 
 #: The code for a part of a tree that a check could not check.
 CHECK_FAILED = "CHECK-FAILED"

@@ -1,7 +1,5 @@
 """Compares processors and packages, as a script collected them beside a result, with the description of the system."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

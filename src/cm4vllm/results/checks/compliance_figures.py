@@ -1,7 +1,5 @@
 """The figures that verify the compliance tests of a written tree, against the logs that they were read from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The compliance tests of a written tree: whether the required ones are there, and prove that they passed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +17,6 @@ from cm4vllm.results.log_folders import Reader, scores_of, terms_of, text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
 from cm4vllm.rules import ComplianceRules, Mode, Terms, VerifiedFile
-
-__all__ = ["test_folder"]
 
 #: The scores of the answers that the performance run of a test logged, and of the same samples in the accuracy run.
 _SCORES = ("accuracy/compliance_accuracy.txt", "accuracy/baseline_accuracy.txt")

@@ -1,7 +1,5 @@
 """Checks that rules can be applied: there are results, their round is known, and the rules have their benchmarks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

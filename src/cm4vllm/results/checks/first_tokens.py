@@ -4,8 +4,6 @@ A client that holds early first tokens back, and reports them later, lowers TPOT
 by the tokens between, by the time it holds them. A finding says what was measured, never why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cm4vllm.results.checks.check import Fault, Stage, check
@@ -13,8 +11,6 @@ from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.figures import Figures
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result
-
-__all__ = ["NARROW", "SPREAD"]
 
 #: (p95 - p50) / p50 of TTFT below this is narrower than any published server has it: of 326 runs of language models in
 #: rounds v4.1 and v5.1 the narrowest has 0.23.

@@ -1,7 +1,5 @@
 """The figures in one detail log against each other: LoadGen computes most of them from the same few quantities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,8 +9,6 @@ from cm4vllm.records.logs.impossible_values import SUM_END, LogNumbers, impossib
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, with_tests
 from cm4vllm.results.model import Performance
-
-__all__ = ["UNSUCCESSFUL"]
 
 #: The words of LoadGen for a run that early stopping judges as too short (loadgen/early_stopping.cc).
 UNSUCCESSFUL = "Run unsuccessful"

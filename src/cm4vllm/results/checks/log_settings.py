@@ -1,7 +1,5 @@
 """The settings in the logs of a written tree: as they were requested, as the rules and the files beside them say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The times in logs: in order, of one clock, not shorter than the work that they time, and of one set of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """LoadGen's performance logs against the rules of their round, and against our records of the runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -12,8 +10,6 @@ from cm4vllm.results.checks.subjects import Part, measured, parts, with_submissi
 from cm4vllm.results.endpoints_harness import ENDPOINTS
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission
-
-__all__ = ["TOKENS_TOLERANCE"]
 
 #: The difference allowed between LoadGen's token count and the client's: LoadGen's logs round rates to six digits.
 TOKENS_TOLERANCE = 0.001

@@ -1,7 +1,5 @@
 """Systems on other machines than LoadGen: which divisions have them, their description, and the name that they give."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The runs of one result: performance, accuracy and compliance tests state one system, one LoadGen and one scenario."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cm4vllm import rules

@@ -1,7 +1,5 @@
 """The performance logs of a written tree: valid, within the limits, with the stated settings, each of one result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cm4vllm import rules

@@ -4,8 +4,6 @@ The official power checker compares digests, clocks of client and server, and th
 neither the analyzer's clock nor the coverage of the window; its check of uncertainty reaches no run below 1,600 s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,8 +20,6 @@ from cm4vllm.results.checks.subjects import with_submission
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
-
-__all__ = ["session_findings"]
 
 _CHECKER = "mlcommons/power-dev, compliance/check.py"
 _OWN = "a design rule of cm4vllm"

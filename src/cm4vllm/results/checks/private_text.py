@@ -4,8 +4,6 @@ The submitter and the machine of the tree are not known here: only texts of the 
 What cm4vllm publishes itself is also checked for the names of this machine (submission/privacy.py).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The figures in READMEs: those of the logs and scores beside them, with their units."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """The READMEs of results: required accuracy and command lines, against the logs and the rules."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,8 +10,6 @@ from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import shows_a_command
-
-__all__ = ["BOUND", "POLICY", "WRITE", "close", "targets_of"]
 
 POLICY = "inference_policies/submission_rules.adoc, README of a result"
 WRITE = "write the README from the log: value, unit and the commands that were run"

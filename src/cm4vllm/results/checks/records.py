@@ -1,7 +1,5 @@
 """Our own records against each other: that they are of one campaign, in their places, and honest on rehearsals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from cm4vllm.common.files import sha256_of

@@ -1,7 +1,5 @@
 """Weights that are at hand against what a tree claims of them: type, number of parameters, digests of whole files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

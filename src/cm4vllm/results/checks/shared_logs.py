@@ -1,7 +1,5 @@
 """One log under several results: two variants of a benchmark from one run, inferred scenarios, and what is neither."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,8 +9,6 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import measured, scored, whole, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Accuracy, Result, Submission
-
-__all__ = ["base_of", "is_inferred"]
 
 #: Scenarios whose result an edge system may infer from the log of another one, given first.
 _INFERRED = {("SingleStream", "MultiStream"), ("SingleStream", "Offline"), ("MultiStream", "Offline")}

@@ -3,30 +3,12 @@
 Each function gives the arguments of a check, once for each subject. What is missing or was not read is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVarTuple
 
 from cm4vllm.records.run import RunRecord
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
 from cm4vllm.rules import Division
-
-__all__ = [
-    "Part",
-    "described",
-    "is_strict",
-    "measured",
-    "parts",
-    "recorded",
-    "results",
-    "scored",
-    "strict_results",
-    "systems",
-    "whole",
-    "with_submission",
-    "with_tests",
-]
 
 Ts = TypeVarTuple("Ts")
 

@@ -1,7 +1,5 @@
 """Checks of our runs before a submission tree is made of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE

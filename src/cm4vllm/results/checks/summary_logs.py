@@ -1,7 +1,5 @@
 """LoadGen's summary beside its detail log: two accounts of one run, which state the same figures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The system descriptions of a written tree: complete, of this division, and of hardware that exists."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,8 +11,6 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import described, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission, System
-
-__all__ = ["accelerator_count"]
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS"
 _FILL = "state what the machine has in systems/<system>.json"

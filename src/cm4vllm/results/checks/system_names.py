@@ -1,7 +1,5 @@
 """Names of systems against their descriptions: how many accelerators, and which software served."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

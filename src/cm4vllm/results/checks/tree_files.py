@@ -1,7 +1,5 @@
 """The files of a written tree: what must be there, what may not, and what the closed division asks for beside."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

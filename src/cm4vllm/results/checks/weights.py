@@ -1,7 +1,5 @@
 """Compares the weights that a tree states with the model's name, the system's name and calibration.md."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache

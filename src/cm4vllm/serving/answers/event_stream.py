@@ -6,23 +6,10 @@ than a message may hold anything, and is passed over. Servers that send several 
 them are read too.
 """
 
-from __future__ import annotations
-
 from codecs import BOM_UTF8
 from typing import Any, Protocol
 
 import msgspec
-
-__all__ = [
-    "AnswerError",
-    "EventStream",
-    "Gathered",
-    "NotJson",
-    "cleaned",
-    "error_message",
-    "error_words",
-    "refusal_words",
-]
 
 #: Characters of a server's own words that are kept of them.
 _MOST_TEXT = 300

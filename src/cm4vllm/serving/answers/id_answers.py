@@ -31,8 +31,6 @@ from cm4vllm.serving.answers.stated import (
     decoded,
 )
 
-__all__ = ["Answer", "NoTokenIds", "StreamReader", "lists_ids", "whole_answer"]
-
 #: The first token id of a list. Generated text cannot pass for it: JSON escapes the quotes inside strings.
 _FIRST = re.compile(rb'"token_ids"\s*:\s*\[\s*(\d{1,10})\s*[,\]]')
 _MOST_ID = 2**31 - 1

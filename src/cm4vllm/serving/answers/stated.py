@@ -5,8 +5,6 @@ takes what servers write that is no JSON (NaN, Infinity, a byte order mark), and
 kind. A value that is not needed is not judged, and one that is null or empty is not stated.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from abc import ABC, abstractmethod
@@ -16,8 +14,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 import msgspec
 
 from cm4vllm.serving.answers.event_stream import AnswerError, NotJson, cleaned, error_message, error_words
-
-__all__ = ["AnswerLimits", "Choice", "Decoders", "Document", "FinishReason", "Named", "Parts", "Stated", "decoded"]
 
 #: The ends of a whole answer: a token that ends it, or the length that was asked for. "abort", "error" and whatever
 #: else a server may say stand for an answer that was cut.

@@ -5,8 +5,6 @@ for the ids: it has one choice, no error, ends with finish_reason `stop` or `len
 the server counts its tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +13,6 @@ import msgspec
 from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.serving.answers.event_stream import AnswerError, EventStream
 from cm4vllm.serving.answers.stated import AnswerLimits, Choice, Decoders, Document, FinishReason, Named, Parts, Stated
-
-__all__ = ["TextAnswer", "TextReader", "whole_text"]
 
 
 class TextAnswer(NamedTuple):

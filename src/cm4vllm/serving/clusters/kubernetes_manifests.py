@@ -1,7 +1,5 @@
 """vLLM on Kubernetes: one typed description, as a Deployment, a LeaderWorkerSet, a KServe service, or for llm-d."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex
@@ -20,8 +18,6 @@ from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.vllm.options import split_options
 from cm4vllm.serving.arguments import ServerSettings, given_settings, read_server_settings, secret_env, server_argv
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
-
-__all__ = ["MANIFEST_FILE", "PodSettings", "manifests", "write_manifests"]
 
 MANIFEST_FILE = "manifests.yaml"
 

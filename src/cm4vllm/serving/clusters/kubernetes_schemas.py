@@ -1,7 +1,5 @@
 """Checks Kubernetes objects against the schemas that their projects publish."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +10,6 @@ from cm4vllm.common.errors import SourceUnavailable, UsageError
 from cm4vllm.common.files import text_of
 from cm4vllm.common.git_objects import objects_of
 from cm4vllm.common.git_source import git_directory
-
-__all__ = ["check_objects"]
 
 _KSERVE, _LWS = "kserve/kserve", "kubernetes-sigs/lws"
 #: The repository with the definition of each kind, and the file of the definition in it.

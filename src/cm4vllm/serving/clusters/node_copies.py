@@ -4,8 +4,6 @@ A folder goes to a node as a tar archive through the launcher, whose standard in
 node shares with this machine is found by a file that is made here, and never written to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys
@@ -19,8 +17,6 @@ from cm4vllm.common.errors import ServerUnreachable
 from cm4vllm.common.progress import say, step
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_processes import node_output
-
-__all__ = ["copy_to_nodes", "installation"]
 
 #: What belongs to the operating system, which each node has of its own.
 _SYSTEM = (Path("/usr"), Path("/bin"))

@@ -5,14 +5,10 @@ vLLM starts a process on each node, all with the same options but for the node's
 tensor and pipeline parallelism that cross nodes with --nnodes, which needs no Ray.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import UsageError
-
-__all__ = ["ADDRESS_OPTIONS", "NodeLayout", "node_layout"]
 
 #: Options with an address or a port of this start: they do not make another server.
 ADDRESS_OPTIONS = ("--master-addr", "--master-port", "--data-parallel-address", "--data-parallel-rpc-port")

@@ -4,8 +4,6 @@ The log of each node and the states that its supervisor reports are files of thi
 writes: nothing has to be shared by a file system to be read here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -29,17 +27,6 @@ from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_report import MARK
 from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.supervisor import end_in_words
-
-__all__ = [
-    "ended_since",
-    "node_cause",
-    "node_files",
-    "node_output",
-    "node_program",
-    "node_reports",
-    "require_reachable",
-    "start_on_node",
-]
 
 _REPORT_S, _REACH_S = 120.0, 30.0
 #: What the log of a node says whose peer has ended: the cause is then in the log of the peer.

@@ -6,8 +6,6 @@ prints one line of JSON, a `NodeReport`: the versions in vLLM's environment PYTH
 the digest of the files of the folder MODEL, the hardware, and free ports.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -25,8 +23,6 @@ from cm4vllm.hardware.used_gpus import gpus_to_plan
 from cm4vllm.records.node import NodeReport
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port
-
-__all__ = ["own_report", "require_alike"]
 
 #: Files up to this size count by their content, larger ones by name and size: weights may be 1 TB.
 _MOST_BYTES = 2**24

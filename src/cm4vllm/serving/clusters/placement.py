@@ -1,7 +1,5 @@
 """Assignment of cores or GPUs to each server on one machine, and to each of its workers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 
@@ -12,8 +10,6 @@ from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware.used_gpus import given_gpus, hidden_by
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.serving.arguments import ServerSettings
-
-__all__ = ["core_bindings", "gpu_groups", "in_few_processes", "own_cores", "placed", "require_cpu_backend"]
 
 #: The processes of a server on the CPU backend and of its client that compute: HTTP server, engine, worker, client.
 BUSY = 4

@@ -3,8 +3,6 @@
 Ray starts and joins; its processes are ended with the run, and their failures are reported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import socket
@@ -29,8 +27,6 @@ from cm4vllm.serving.arguments import ray_env
 from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, wait_for_end
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.supervisor import start_supervised
-
-__all__ = ["RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "show", "start", "wait_in_foreground"]
 
 RAY_FILE = "ray.json"
 _LOG_FILE = "ray.log"

@@ -1,15 +1,11 @@
 """Ray beside a vLLM: an environment of its own that sees all of the vLLM's packages, which stays as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cm4vllm.common.environments import checked, make_environment, pip, site_packages
 from cm4vllm.common.files import require_space, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
-
-__all__ = ["RAY_RELEASE", "install_ray"]
 
 #: All machines of a cluster need the same one; vLLM 0.32 asks for 2.48 or newer.
 RAY_RELEASE = "2.60.0"

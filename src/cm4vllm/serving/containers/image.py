@@ -6,8 +6,6 @@ What a container of the image reports, its versions and options, is kept in the 
 that has moved names another image.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -47,18 +45,6 @@ from cm4vllm.serving.own_supervisors import end_supervisors, own
 from cm4vllm.serving.packages import PACKAGES
 from cm4vllm.serving.supervisor import start_supervised
 from cm4vllm.serving.vllm_choice import VENDORS, Choice, detected
-
-__all__ = [
-    "IMAGE_FILE",
-    "ImageSettings",
-    "VllmImage",
-    "asked_device",
-    "container_of",
-    "image_env",
-    "known_image",
-    "require_container",
-    "vllm_image",
-]
 
 IMAGE_FILE = "image.json"
 _LOG = "proof.log"

@@ -6,8 +6,6 @@ process in_container/first_process.py, which ends it with the supervisor. One th
 by its label.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -31,8 +29,6 @@ from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, se
 from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.orphans import supervisor_spec
 from cm4vllm.serving.supervisor import WATCHED_PIPE
-
-__all__ = ["container_options", "removal_words", "remove_leftovers", "server_container", "supervised_words"]
 
 #: The label of every container: the namespace of process IDs and in it the supervisor.
 _LABEL = "cm4vllm.supervisor"

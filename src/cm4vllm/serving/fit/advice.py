@@ -1,7 +1,5 @@
 """The recipe `advise,vllm-fit`, and the part of the host's memory that a server on the CPU backend gets."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -26,8 +24,6 @@ from cm4vllm.rules import catalogue
 from cm4vllm.serving.arguments import ServerSettings, least_kv_cache_gib, require_possible_sizes
 from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
-
-__all__ = ["AdviceSettings", "advice", "asked_of", "with_host_memory"]
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 

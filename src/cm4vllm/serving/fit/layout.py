@@ -6,16 +6,12 @@ Weights and KV cache are exact up to vLLM's padding; working memory is an estima
 On the CPU backend the KV cache has the size that is set (VLLM_CPU_KVCACHE_SPACE), and weights lie beside it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.records.weights.model_size import Architecture
-
-__all__ = ["GIB", "Asked", "Fit", "advise", "kv_cache_tokens", "table"]
 
 GIB = 2**30
 #: vLLM's own default of --gpu-memory-utilization.

@@ -1,7 +1,5 @@
 """The capsules of a place: of a file, a results folder, a submission tree, a part of either, or a curve."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from cm4vllm.submission.capsule.from_curve import capsule_of_curve
 from cm4vllm.submission.capsule.from_records import capsule_of_runs
 from cm4vllm.submission.capsule.from_tree import capsule_of_part
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, read_capsule
-
-__all__ = ["capsule_at", "capsule_of_results", "capsules_at"]
 
 
 def capsules_at(place: Path) -> list[Capsule]:

@@ -1,15 +1,11 @@
 """Comparisons of capsules: of the results at several paths, and of a capsule's environment with the one here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.results.comparison import Comparison, compare
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
-
-__all__ = ["compare_paths"]
 
 #: Results side by side at most: a page and a terminal have so much room.
 MOST = 6

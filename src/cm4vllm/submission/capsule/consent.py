@@ -27,20 +27,6 @@ from cm4vllm.common.secret_names import is_secret_name
 from cm4vllm.records.access import KEY_VARIABLES
 from cm4vllm.rules import catalogue
 
-__all__ = [
-    "Asked",
-    "Consent",
-    "asked_of",
-    "flag_name",
-    "question",
-    "refuse_exposed",
-    "refuse_unknown",
-    "refuse_unusable",
-    "replayed",
-    "require_consent",
-    "variables_in",
-]
-
 _FLAG = re.compile(r"[A-Za-z][\w-]*(?:\.[\w-]+)*,?", re.ASCII)
 #: A variable that is a whole value, or the folder that one begins with.
 _WHOLE = re.compile(rf"{PLACEHOLDER.pattern}(?:/[\w./-]*)?")

@@ -1,7 +1,5 @@
 """The capsule of a curve of MLPerf Endpoints: from a job's results, from run folders, or from a bundle of anyone."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex
@@ -27,8 +25,6 @@ from cm4vllm.results.file_values import part
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
 from cm4vllm.rules import ExecutionMode, endpoints_benchmarks, endpoints_rules
 from cm4vllm.submission.capsule.from_records import noted_scripts, program_of, served_by
-
-__all__ = ["capsule_of_curve"]
 
 _EXPECTED = {
     "program": ("version", "commit"),

@@ -3,8 +3,6 @@
 These are without the records, logs and folders that only this machine has.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shlex
@@ -37,8 +35,6 @@ from cm4vllm.results.recorded_power import power_figures
 from cm4vllm.results.uncertainty import with_intervals
 from cm4vllm.submission.measurements_json import without_folder
 from cm4vllm.submission.privacy_check import servers_of
-
-__all__ = ["capsule_of_runs", "description_of", "noted_scripts", "program_of", "publishable", "scripts_of", "served_by"]
 
 _EXPECTED = {
     "program": ("version", "commit", "url"),

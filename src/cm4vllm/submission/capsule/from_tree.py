@@ -1,7 +1,5 @@
 """Capsules made from a submission tree of anyone, as far as its files go."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -19,8 +17,6 @@ from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
 from cm4vllm.submission.capsule.from_records import description_of, publishable, scripts_of
 from cm4vllm.submission.official_checker import is_rehearsal
-
-__all__ = ["capsule_of_part"]
 
 _BLOCK = re.compile(r"(?<!`)`{3,}+[^`\n]*+\n(.*?)```", re.DOTALL)
 _PULL = re.compile(r"cm pull repo (?P<repo>\S+)(?:.*?--checkout=(?P<commit>\S+))?")

@@ -1,7 +1,5 @@
 """The command that runs a capsule again."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,8 +20,6 @@ from cm4vllm.submission.capsule.consent import (
     require_consent,
     variables_in,
 )
-
-__all__ = ["replay_words"]
 
 #: Flags for the places of a job's files and for its output, which change nothing that is measured; and the flags of
 #: searches: a replay has the rates and server settings of the first run.

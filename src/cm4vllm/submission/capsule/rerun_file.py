@@ -1,7 +1,5 @@
 """rerun.yaml, the file of a capsule: written with the results of the model, and read back into them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +18,6 @@ from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Mode
-
-__all__ = ["CAPSULE_FILE", "as_yaml", "read_capsule", "write_capsule"]
 
 #: The name of a capsule among a job's results.
 CAPSULE_FILE = "rerun.yaml"

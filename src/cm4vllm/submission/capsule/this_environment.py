@@ -14,8 +14,6 @@ from cm4vllm.results.compared_settings import ComparedSetting, Group, compare_se
 from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.published_program import program_digest
 
-__all__ = ["compare_environment"]
-
 #: Keys of a system's description without those of the submission.
 _OF_THE_MACHINE = {*KEYS, *NETWORK_KEYS} - {
     *("submitter", "division", "status", "hw_notes", "sw_notes", "system_type", "system_type_detail", "framework")

@@ -1,7 +1,5 @@
 """The launcher for the nodes that --nodes asks for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
@@ -12,8 +10,6 @@ from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
 from cm4vllm.serving.clusters.launchers.slurm import SlurmLauncher, slurm_launcher
 from cm4vllm.serving.clusters.launchers.ssh import SshLauncher, ssh_launcher
-
-__all__ = ["chosen_launcher", "launcher_of", "node_count"]
 
 
 def chosen_launcher(launcher: str, nodes: str, environ: Mapping[str, str]) -> Launcher | None:

@@ -1,11 +1,7 @@
 """The interface of launchers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
-
-__all__ = ["Launcher"]
 
 
 class Launcher(Protocol):

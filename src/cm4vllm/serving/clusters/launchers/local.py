@@ -1,11 +1,7 @@
 """Processes of this machine in place of nodes: for a rehearsal of a start over several nodes, and for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-__all__ = ["LocalLauncher"]
 
 
 @dataclass(frozen=True)

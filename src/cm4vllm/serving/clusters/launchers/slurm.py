@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.processes import run
 
-__all__ = ["SlurmLauncher", "slurm_launcher"]
-
 #: The steps run beside each other and beside the batch script, each with the processors and the memory of its node.
 _OPTIONS = (
     "--nodes=1",

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.processes import run
 
-__all__ = ["SshLauncher", "ssh_launcher"]
-
 #: An unreachable host is reported after 10 s, a connection that has been lost after 3 x 5 s.
 _OPTIONS = (
     "-T",
