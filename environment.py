@@ -7,7 +7,7 @@ and the digests of the files that were installed. Any other environment is made 
 or copied, or whose Python has been replaced; with `--this-python` also that of another Python than the present one.
 
 No syntax is used here that Python 3.6 does not know: an old Python is refused with a remedy, or finds a whole
-environment. What is installed, and how: src/cm4vllm/common/checkout_environment.py.
+environment. What is installed, and how: src/cm4vllm/common/programs/checkout_environment.py.
 """
 
 import fcntl
@@ -45,7 +45,7 @@ def main(words: "list[str]") -> None:
         if reason or not digests.items() <= record["installed"].items():
             require_surroundings(folder)
             sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "src"))
-            from cm4vllm.common.checkout_environment import install
+            from cm4vllm.common.programs.checkout_environment import install
 
             install(
                 folder,

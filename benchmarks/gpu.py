@@ -30,11 +30,11 @@ from pathlib import Path
 from clients.generate import TOKENS
 from clients.real_vllm import Made, RealVllm
 from cm4vllm.assets.models import ModelSettings, provide
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.records.server import Api
-from cm4vllm.serving.vllm_choice import DEVICES
+from cm4vllm.serving.installation.vllm_choice import DEVICES
 from figures import Figure, arguments, figure, left_out, ratios, report
 
 #: The share of the in-process rate that a run through LoadGen and a server reaches.

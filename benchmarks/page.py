@@ -26,7 +26,7 @@ from cm4vllm.records.metrics import METRICS_FILE, MetricsSample, ServerMetrics, 
 from cm4vllm.records.run import RUN_FILE
 from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.report.summary import MAX_BYTES
-from cm4vllm.serving.server_metrics import INTERVAL_S
+from cm4vllm.serving.probing.server_metrics import INTERVAL_S
 from figures import arguments, figure, report
 
 QUERIES, RATE, TOKENS = 400_000, 60.0, 40

@@ -31,7 +31,7 @@ import pandas
 
 from clients.real_vllm import await_health
 from cm4vllm.common.bounded_documents import json_of
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from figures import CM, arguments, figure, report
 
 LINES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ METADATA = {"is_error": False, "is_warning": False, "file": "results.cc", "line_
 CHECK = """
 import sys
 from pathlib import Path
-from cm4vllm.results.tree_check import check_tree
+from cm4vllm.results.check_command.tree_check import check_tree
 if __name__ == "__main__":
     found = check_tree(Path(sys.argv[1]), keep=Path(sys.argv[2]) if len(sys.argv) > 2 else None)
     print(sum(one.results for one in found.submissions), len(found.findings))

@@ -3,7 +3,7 @@
 An arrow goes from a recipe to one that its `_cm.yaml` names as a dependency, in the recipe itself or in a variation.
 """
 
-from cm4vllm.campaign.steps import RECIPES
+from cm4vllm.campaign.planning.steps import RECIPES
 from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.plan.chain import dependencies_of, plain_tags

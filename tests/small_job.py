@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from cm4vllm.campaign.ledger import State, read_ledger
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.records.run import RUN_FILE
 
 ROOT = Path(__file__).parents[1]

@@ -10,6 +10,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -52,8 +53,8 @@ CROSSING = {
     ("submission.system_records", "hardware.machine_facts"): "a tree alone is described on the machine it is made on",
     ("submission.system_records", "hardware.system_description"): "the description is made with the tree",
     ("submission.system_records", "hardware.system_file"): "the submitter's file of the system is read with the tree",
-    ("submission.system_records", "hardware.nvml"): "the driver names the GPUs that a server uses",
-    ("submission.gpus_in_use", "hardware.used_gpus"): "the variables of the driver say which GPUs a server sees",
+    ("submission.system_records", "hardware.gpus.nvml"): "the driver names the GPUs that a server uses",
+    ("submission.gpus_in_use", "hardware.gpus.used_gpus"): "the variables of the driver say which GPUs a server sees",
     ("submission.campaign_software", "hardware.machine_facts"): "the facts beside a result have the keys of detection",
     ("submission.campaign_software", "hardware.os_release"): "the facts beside a result have the keys of detection",
     (
@@ -64,7 +65,10 @@ CROSSING = {
         "submission.capsule.this_environment",
         "hardware.system_description",
     ): "a replay is compared with its own description",
-    ("submission.capsule.replay", "serving.searchable_options"): "a replay of a search names the options searched",
+    (
+        "submission.capsule.replay",
+        "serving.options.searchable_options",
+    ): "a replay of a search names the options searched",
 }
 #: Packages that know nothing of each other.
 STRANGERS = {("rules", "engine")}
@@ -262,3 +266,12 @@ def test_no_module_compares_the_name_of_a_round():
     assert {name: module(name).rounds for name in MODULES if module(name).rounds} == {}
     for line in ('round_ >= "v6"', 'round_.name in ("v4.1", "v5.0")', 'LAYOUTS["v6.0"]'):
         assert list(named_rounds(ast.walk(ast.parse(line)))) == [1]
+
+
+#: Modules that one folder holds at most: more are not found by their names.
+MOST_MODULES = 20
+
+
+def test_a_folder_holds_few_modules():
+    folders = Counter(path.parent.relative_to(SRC) for path in SRC.rglob("*.py"))
+    assert {str(folder): count for folder, count in folders.items() if count > MOST_MODULES} == {}

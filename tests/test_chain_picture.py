@@ -3,7 +3,7 @@
 import re
 
 from chain_picture import LEFT_OUT, answering, graph, picture, rows, steps
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from recipes import recipes
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common import processes
-from cm4vllm.common.checkout_environment import _install
 from cm4vllm.common.errors import InstallError
+from cm4vllm.common.programs import processes
+from cm4vllm.common.programs.checkout_environment import _install
 from commands import need
 
 ROOT = Path(__file__).resolve().parents[1]

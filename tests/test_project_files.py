@@ -143,7 +143,7 @@ def test_a_pin_without_a_hash_is_found():
 
 def test_every_installation_of_make_asks_for_hashes():
     assert "pip install" not in read("Makefile")
-    code = read("src/cm4vllm/common/checkout_environment.py")
+    code = read("src/cm4vllm/common/programs/checkout_environment.py")
     assert code.count('"install",') == code.count('"--require-hashes",') == 2
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.meta import ScriptMeta

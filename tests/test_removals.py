@@ -1,8 +1,8 @@
 """Every place that removes, replaces or ends something: what it may touch, and the mark by which it knows that.
 
-A call that is not listed fails: what a user has may be removed by `common/owned_folders.py` alone, which knows it by
-its note. A name's pattern, an age or a place is no mark. What is written over a file is not listed here: nearly all
-writes go to folders in the making, and no name of a call shows which.
+A call that is not listed fails: what a user has may be removed by `common/folders/owned_folders.py` alone, which knows
+it by its note. A name's pattern, an age or a place is no mark. What is written over a file is not listed here: nearly
+all writes go to folders in the making, and no name of a call shows which.
 """
 
 import ast
@@ -61,13 +61,13 @@ PLACES = {
     "accuracy/graders/inside/mbxp.py": ({"kill": 1}, "a worker that it started", "its Popen object"),
     "accuracy/graders/sandbox.py": ({"killpg": 1}, "the process group of a grader that it started", "its Popen object"),
     "assets/environment_worker.py": ({"kill": 1}, "a process that it started", "its Popen object"),
-    "assets/hub.py": (
+    "assets/downloads/hub.py": (
         {"unlink": 3},
         "a file of the hub's cache with wrong content, with its link; unfinished files that came during our download",
         "a blob named by its digest, behind a link of the hub's; not among the files that were there before",
     ),
-    "assets/picture_dataset.py": ({"unlink": 1}, "the rows that it read", "it lies in a scratch folder's copy"),
-    "assets/resumed_download.py": (
+    "assets/samples/picture_dataset.py": ({"unlink": 1}, "the rows that it read", "it lies in a scratch folder's copy"),
+    "assets/downloads/resumed_download.py": (
         {"replace": 1, "unlink": 4},
         "NAME.part of a file that is downloaded; NAME, which does not exist",
         "the part's digest, of which nothing else is accepted",
@@ -82,12 +82,12 @@ PLACES = {
         "status.json of the results folder and the file that it is written to first",
         "the lock of the results folder",
     ),
-    "common/checkout_environment.py": (
+    "common/programs/checkout_environment.py": (
         {"rename": 1, "rmdir": 1, "rmtree": 2, "unlink": 1},
         "the environment of the checkout; what else stands at its place is moved to a new name",
         "its record, which is written first; its lock",
     ),
-    "common/environments.py": (
+    "common/programs/environments.py": (
         {EMPTYING: 1},
         "a virtual environment in an entry of CM's cache",
         "the folder of the entry is the engine's, by the entry's meta with its key",
@@ -97,19 +97,19 @@ PLACES = {
         "the file that a caller writes whole; the temporary file that was made for it",
         "mkstemp made it; what a user names is written by write_noted",
     ),
-    "common/git_objects.py": ({"kill": 1}, "a git that it started", "its Popen object"),
+    "common/git/git_objects.py": ({"kill": 1}, "a git that it started", "its Popen object"),
     "common/kept_values.py": ({"replace": 1}, "a value below our folder in the user's cache", "the cache is ours"),
-    "common/owned_folders.py": (
+    "common/folders/owned_folders.py": (
         {"rename": 6, "rmdir": 4, "unlink": 6},
         "results, files that a user named; of a killed command one file, where it makes no more",
         "the note beside them: size and time of each file; inode, time of birth and lock of a folder in the making",
     ),
-    "common/ownership_notes.py": (
+    "common/folders/ownership_notes.py": (
         {"rmtree": 1, "unlink": 1},
         "notes; folders of random names for temporary files, which a killed command left",
         "the note's name; inode, time of birth and lock of the folder",
     ),
-    "common/processes.py": ({"kill": 1, "killpg": 1}, "a process that it started; itself", "its Popen object"),
+    "common/programs/processes.py": ({"kill": 1, "killpg": 1}, "a process that it started; itself", "its Popen object"),
     "common/records.py": ({"unlink": 1}, "a record", "its fields; anything else is moved to a new name"),
     "engine/cache/entries.py": (
         {"rmtree": 2, "rename": 2, "unlink": 1},
@@ -164,23 +164,23 @@ PLACES = {
         "mkdtemp made it for a node that this process started",
     ),
     "serving/containers/image.py": ({"rename": 1}, "a folder in our part of the user's cache", "nothing is replaced"),
-    "serving/end_with_supervisor/sitecustomize.py": ({"kill": 1}, "itself", "its own process ID"),
+    "serving/supervision/end_with_supervisor/sitecustomize.py": ({"kill": 1}, "itself", "its own process ID"),
     "serving/in_container/first_process.py": (
         {"kill": 1, "killpg": 1},
         "the program that it started in its container",
         "its process ID, which it waits for",
     ),
-    "serving/ipc_files.py": (
+    "serving/supervision/ipc_files.py": (
         {"rmtree": 2, "unlink": 1},
         "the folder of a program's sockets, and the shared memory that the program used",
         "the folder's note and lock; each name in shared memory with its inode",
     ),
-    "serving/orphans.py": (
+    "serving/supervision/orphans.py": (
         {"pidfd_send_signal": 1},
         "processes of servers whose supervisor is gone",
         "the supervisor's pipe in their environment, in the same PID namespace",
     ),
-    "serving/own_supervisors.py": (
+    "serving/supervision/own_supervisors.py": (
         {"kill": 2},
         "supervisors and, where they do not end, their descendants",
         "its Popen object, or a specification in the command line of the process",
@@ -190,7 +190,7 @@ PLACES = {
         "logs of the nodes of an earlier start",
         "the record of the node's report, which is written before its logs are begun",
     ),
-    "serving/supervisor.py": (
+    "serving/supervision/supervisor.py": (
         {"kill": 1, "unlink": 1},
         "descendants; log and state of an earlier start",
         "it is their subreaper; the specification of that start names them",

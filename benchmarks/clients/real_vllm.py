@@ -16,12 +16,12 @@ from typing import IO, cast
 
 from clients.generate import TOKENS
 from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
 from cm4vllm.records.server import Api
-from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
-from cm4vllm.serving.vllm_choice import gpus_for
+from cm4vllm.serving.installation.vllm_choice import gpus_for
+from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 
 #: Seconds that vLLM may take to load a model, or to answer all prompts.
 START_S = 600

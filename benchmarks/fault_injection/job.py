@@ -23,7 +23,7 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.redaction import vault
+from cm4vllm.common.secrets.redaction import vault
 from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.measurement import RunInputs, measure
 from cm4vllm.loadgen.settings import run_settings
@@ -32,8 +32,8 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.serving.launch import end
+from cm4vllm.serving.probing.server_probe import probe
 from cm4vllm.serving.server import SERVER_FILE
-from cm4vllm.serving.server_probe import probe
 
 Env = Mapping[str, str]
 

@@ -26,7 +26,7 @@ from cm4vllm.campaign.ledger import LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.run import RUN_FILE
 

@@ -5,13 +5,14 @@
 
 from textwrap import wrap
 
-from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER
-from cm4vllm.campaign.published_results import PublishedResult, PublishedRun, published_runs, setting_text
+from cm4vllm.campaign.published.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER
+from cm4vllm.campaign.published.published_results import PublishedResult, PublishedRun, published_runs, setting_text
 
 _HEAD = """\
 # Published results that can be measured again
 
-Generated from `src/cm4vllm/campaign/published_runs/` by `python docs/tools/published_page.py > docs/published.md`.
+Generated from `src/cm4vllm/campaign/published/published_runs/` by
+`python docs/tools/published_page.py > docs/published.md`.
 
     cm run script --tags=run-mlperf,inference,_vllm --published=NAME --plan
 

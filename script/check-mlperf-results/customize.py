@@ -5,8 +5,8 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.results.finding_filters import Filters
-    from cm4vllm.results.tree_check import report_checks
+    from cm4vllm.results.check_command.finding_filters import Filters
+    from cm4vllm.results.check_command.tree_check import report_checks
 
     env = i["env"]
     tree, sarif, weights = (env.get(f"CM_MLPERF_RESULTS_{name}", "") for name in ("TREE", "SARIF", "WEIGHTS"))

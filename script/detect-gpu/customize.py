@@ -5,7 +5,7 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.hardware.gpu import detect_gpus
+    from cm4vllm.hardware.gpus.gpu import detect_gpus
     from cm4vllm.hardware.machine_facts import gpu_env
 
     return {"return": 0, "env": gpu_env(detect_gpus())}
@@ -13,7 +13,7 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
-    from cm4vllm.hardware.gpu import detect_gpus, record_gpus, silent_gpus
+    from cm4vllm.hardware.gpus.gpu import detect_gpus, record_gpus, silent_gpus
     from cm4vllm.hardware.machine_facts import give_facts, gpu_env, gpu_lines
 
     gpus = detect_gpus()

@@ -9,7 +9,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         from runpy import run_path
 
         return dict(run_path(str(Path(__file__).parents[1] / "another_engine.py"))["refusal"](i))
-    from cm4vllm.submission.source import fetch
+    from cm4vllm.submission.checker.source import fetch
 
     source = fetch(Path.cwd() / "inference")
     i["env"]["CM_MLPERF_INFERENCE_SOURCE"] = str(source.path)

@@ -17,7 +17,7 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.files import typed_path, write_json
-    from cm4vllm.common.owned_folders import write_noted
+    from cm4vllm.common.folders.owned_folders import write_noted
     from cm4vllm.common.progress import say
     from cm4vllm.records.software import SCRIPTS_FILE
     from cm4vllm.report.tree_texts import tree_asked

@@ -14,8 +14,8 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.slurm_job import write_batch_file
     from cm4vllm.common.progress import say
+    from cm4vllm.serving.clusters.slurm_job import write_batch_file
 
     text, settings, _, _ = _file(i["env"])
     path = write_batch_file(settings, text)
@@ -32,9 +32,9 @@ def _file(env: dict[str, Any]) -> tuple[str, Any, dict[str, Any], dict[str, Any]
 
     from cmind import cli
 
-    from cm4vllm.campaign.slurm_job import SlurmJobSettings, batch_text, job_words
     from cm4vllm.engine.format.meta import load_script
     from cm4vllm.engine.run.flags import check_flags, mapped_inputs
+    from cm4vllm.serving.clusters.slurm_job import SlurmJobSettings, batch_text, job_words
 
     settings = SlurmJobSettings.of(env)
     typed: dict[str, Any] = cli.parse(["run", "script", *job_words(settings)])["cm_input"]

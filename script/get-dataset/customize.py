@@ -5,8 +5,8 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.dataset_files import DatasetSettings
     from cm4vllm.assets.datasets import reads_pictures
+    from cm4vllm.assets.samples.dataset_files import DatasetSettings
 
     if reads_pictures(DatasetSettings.of(i["env"])):
         i["env"]["CM_DATASET_NEEDS_VISION_PACKAGES"] = "yes"
@@ -14,16 +14,16 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.dataset_files import DatasetSettings
     from cm4vllm.assets.datasets import check
+    from cm4vllm.assets.samples.dataset_files import DatasetSettings
 
     check(DatasetSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.dataset_files import DatasetSettings
     from cm4vllm.assets.datasets import DATASET_FILE, provide
+    from cm4vllm.assets.samples.dataset_files import DatasetSettings
 
     env = i["env"]
     settings = DatasetSettings.of(env)

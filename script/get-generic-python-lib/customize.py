@@ -13,7 +13,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         from runpy import run_path
 
         return dict(run_path(str(Path(__file__).parents[1] / "another_engine.py"))["refusal"](i))
-    from cm4vllm.common.environments import index_options
+    from cm4vllm.common.programs.environments import index_options
     from cm4vllm.engine.run import python_packages as pythons
 
     env = i["env"]

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.submission.source import open_source
+    from cm4vllm.submission.checker.source import open_source
 
     if given := i["env"].get("CM_MLPERF_INFERENCE_SOURCE_DIR"):
         open_source(Path(given).expanduser().absolute())
@@ -17,7 +17,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         from runpy import run_path
 
         return dict(run_path(str(Path(__file__).parents[1] / "another_engine.py"))["refusal"](i))
-    from cm4vllm.submission.source import open_source
+    from cm4vllm.submission.checker.source import open_source
 
     env = i["env"]
     if given := env.get("CM_MLPERF_INFERENCE_SOURCE_DIR"):

@@ -4,13 +4,13 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.vllm_choice import Choice, choose
+    from cm4vllm.serving.installation.vllm_choice import Choice, choose
 
     return {"return": 0, "env": choose(Choice.of(i["env"]))}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.vllm_choice import Choice, choose, say_choice
+    from cm4vllm.serving.installation.vllm_choice import Choice, choose, say_choice
 
     choice = Choice.of(i["env"])
     say_choice(choice)

@@ -5,14 +5,14 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.install import InstallSettings, check
+    from cm4vllm.serving.installation.install import InstallSettings, check
 
     check(InstallSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.install import VLLM_FILE, InstallSettings, install
+    from cm4vllm.serving.installation.install import VLLM_FILE, InstallSettings, install
 
     env, folder = i["env"], Path.cwd()
     lock = Path(i["artifact"].path) / "requirements-cpu.txt"

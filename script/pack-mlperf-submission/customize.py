@@ -7,7 +7,7 @@ from typing import Any
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
     from cm4vllm.submission.archive import pack, private_ids
-    from cm4vllm.submission.source import open_source
+    from cm4vllm.submission.checker.source import open_source
 
     env = i["env"]
     tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]).absolute()

@@ -9,7 +9,7 @@ _OWN_FLAGS = ("api_server", "dataset_path", "extra_args", "inference_src", "scen
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.engine.run.flags import mapped_inputs
-    from cm4vllm.results.verification import accuracy_tolerance
+    from cm4vllm.results.comparing.verification import accuracy_tolerance
 
     accuracy_tolerance(i["env"])
     _, words = _command(i, asks=False)
@@ -20,11 +20,11 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
-    from cm4vllm.common.command_lines import stored_command
     from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
+    from cm4vllm.common.secrets.command_lines import stored_command
     from cm4vllm.report.comparison_texts import report_environment, report_verification
-    from cm4vllm.results.verification import accuracy_tolerance, refuse_differences
+    from cm4vllm.results.comparing.verification import accuracy_tolerance, refuse_differences
     from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
     from cm4vllm.submission.capsule.this_environment import compare_environment

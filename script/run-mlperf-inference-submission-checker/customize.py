@@ -15,8 +15,8 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.records.checker import CHECKER_FILE
-    from cm4vllm.submission.official_checker import check_submission
-    from cm4vllm.submission.source import open_source
+    from cm4vllm.submission.checker.official_checker import check_submission
+    from cm4vllm.submission.checker.source import open_source
     from cm4vllm.submission.tree_inputs import tree_inputs
 
     inputs = tree_inputs(i["env"])

@@ -12,7 +12,7 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def values(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.presets import presets
+    from cm4vllm.serving.options.presets import presets
 
     return {"return": 0, "values": {"preset": [preset.name for preset in presets()]}}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.job_status import StatusSettings, report_status
+    from cm4vllm.campaign.live.job_status import StatusSettings, report_status
 
     i["state"].update(report_status(StatusSettings.of(i["env"])))
     return {"return": 0}

@@ -8,7 +8,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
     from cm4vllm.report.comparison_texts import report_verification
-    from cm4vllm.results.verification import accuracy_tolerance, refuse_differences
+    from cm4vllm.results.comparing.verification import accuracy_tolerance, refuse_differences
     from cm4vllm.submission.capsule.capsules_at_path import capsule_at
 
     env = i["env"]

@@ -18,7 +18,7 @@ from cm4vllm.accuracy.metric_families import Samples, rouge_and_exact_match
 from cm4vllm.accuracy.scoring import accuracy_text, score_run, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.campaign.kept_results import kept_result
-from cm4vllm.campaign.steps import Product, Step
+from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.rules import Mode, Scenario, terms
 
 COMMIT = "b66003e1"

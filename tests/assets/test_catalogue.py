@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from cm4vllm.assets.models import ModelSettings, provide
-from cm4vllm.campaign.capabilities import runnable_benchmarks
+from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import CatalogueDataset, CatalogueModel, benchmark_terms, catalogue, published_digests, round_names
 

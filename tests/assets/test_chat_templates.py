@@ -5,8 +5,8 @@ import json
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from cm4vllm.assets.chat_templates import ChatTokens, PictureGrid
-from cm4vllm.assets.vision_training import CHAT_TEMPLATE, SPECIAL
+from cm4vllm.assets.samples.chat_templates import ChatTokens, PictureGrid
+from cm4vllm.assets.tiny.vision_training import CHAT_TEMPLATE, SPECIAL
 from cm4vllm.common.errors import ModelError
 
 #: Tokens that vLLM 0.32.0 counted of pictures of these sizes for Qwen3-VL's own settings (patches of 16, merged by 2).

@@ -10,11 +10,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cm4vllm.assets.dataset_files import DatasetSettings
 from cm4vllm.assets.datasets import DATASET_FILE, provide
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings
 from cm4vllm.assets.models import provide as provide_model
-from cm4vllm.assets.published_formats import COLUMNS, rows_of
+from cm4vllm.assets.samples.dataset_files import DatasetSettings
+from cm4vllm.assets.samples.published_formats import COLUMNS, rows_of
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record

@@ -6,10 +6,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from cm4vllm.assets import dummy
-from cm4vllm.assets.dataset_files import DatasetSettings
 from cm4vllm.assets.datasets import provide as provide_dataset
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize
+from cm4vllm.assets.samples.dataset_files import DatasetSettings
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.records.assets import DUMMY_SOURCE
 from cm4vllm.records.weights.model_size import read_architecture

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import COMMIT, Hub, mounted, serving
 
-from cm4vllm.assets import hub as hub_module
+from cm4vllm.assets.downloads import hub as hub_module
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.common.errors import DiskFull, DownloadError
 from cm4vllm.common.files import sha256_of_tree

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Storage, mounted, serving
 
-from cm4vllm.assets import mlcommons, resumed_download, verified_digests
-from cm4vllm.assets.mlcommons import download, read_manifest
+from cm4vllm.assets.downloads import mlcommons, resumed_download, verified_digests
+from cm4vllm.assets.downloads.mlcommons import download, read_manifest
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.common.errors import DiskFull, DownloadError, UsageError
 from cm4vllm.common.files import digest_of
@@ -70,7 +70,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(storage, target):
 DOWNLOAD = """
 import sys
 from pathlib import Path
-from cm4vllm.assets.mlcommons import download, read_manifest
+from cm4vllm.assets.downloads.mlcommons import download, read_manifest
 download(read_manifest(sys.argv[1]), Path(sys.argv[2]), {"big.pkl": ""})
 """
 

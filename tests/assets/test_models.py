@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check_unchanged, model_env, provide
-from cm4vllm.assets.stand_ins import STAND_INS
-from cm4vllm.assets.training import STAND_IN
+from cm4vllm.assets.tiny.stand_ins import STAND_INS
+from cm4vllm.assets.tiny.training import STAND_IN
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_record

@@ -7,9 +7,9 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from cm4vllm.assets import product_pictures
-from cm4vllm.assets.media_files import require_media
-from cm4vllm.assets.picture_dataset import check_catalogue, write_products
+from cm4vllm.assets.samples.media_files import require_media
+from cm4vllm.assets.samples.picture_dataset import check_catalogue, write_products
+from cm4vllm.assets.tiny import product_pictures
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.rules import chat_prompts
 
@@ -47,7 +47,7 @@ def model(tmp_path_factory):
     """A folder in which the prompts of products can be counted."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-    from cm4vllm.assets.vision_training import CHAT_TEMPLATE, SPECIAL
+    from cm4vllm.assets.tiny.vision_training import CHAT_TEMPLATE, SPECIAL
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))

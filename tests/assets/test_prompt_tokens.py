@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.assets.dataset_files import DatasetSettings
 from cm4vllm.assets.datasets import provide
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings
 from cm4vllm.assets.models import provide as provide_model
-from cm4vllm.assets.prompt_tokens import message, misread
-from cm4vllm.assets.published_formats import rows_of
+from cm4vllm.assets.samples.dataset_files import DatasetSettings
+from cm4vllm.assets.samples.prompt_tokens import message, misread
+from cm4vllm.assets.samples.published_formats import rows_of
 from cm4vllm.common.errors import DatasetError
 
 ARTICLES = [

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from cm4vllm.assets import bounded_tables
-from cm4vllm.assets.published_formats import read_published, recorded_rows, write_rows
+from cm4vllm.assets.samples import bounded_tables
+from cm4vllm.assets.samples.published_formats import read_published, recorded_rows, write_rows
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.records.assets import DatasetRecord

@@ -10,12 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cm4vllm.assets import quantization
-from cm4vllm.assets.dataset_files import DatasetSettings
 from cm4vllm.assets.datasets import DATASET_FILE
 from cm4vllm.assets.datasets import provide as provide_dataset
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize
-from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples
+from cm4vllm.assets.samples.dataset_files import DatasetSettings
+from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED, Split, examples
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import read_record

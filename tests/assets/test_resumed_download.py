@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Files
 
-from cm4vllm.assets import resumed_download
-from cm4vllm.assets.mlcommons import read_manifest
-from cm4vllm.assets.resumed_download import fetch, part_of
+from cm4vllm.assets.downloads import resumed_download
+from cm4vllm.assets.downloads.mlcommons import read_manifest
+from cm4vllm.assets.downloads.resumed_download import fetch, part_of
 from cm4vllm.common.errors import DownloadError
 
 BODY = b"weights " * 4000

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples, reference_of, split_of
-from cm4vllm.assets.tiny_model import STAGES, training_data
+from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED, Split, examples, reference_of, split_of
+from cm4vllm.assets.tiny.tiny_model import STAGES, training_data
 from cm4vllm.rules import benchmark_names, benchmark_terms
 
 SHIP = re.compile(r"^\w+ ship (\w+) \|", re.MULTILINE)

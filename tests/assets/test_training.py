@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from cm4vllm.assets import text_training, training
-from cm4vllm.assets.tiny_model import training_data
+from cm4vllm.assets.tiny import text_training, training
+from cm4vllm.assets.tiny.tiny_model import training_data
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 

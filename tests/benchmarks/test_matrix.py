@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 import matrix
-from cm4vllm.campaign.capabilities import runnable_benchmarks
+from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.rules import Scenario, benchmark_terms, round_names
 from matrix_cells import Cell, Cells, Ran, page, table
 

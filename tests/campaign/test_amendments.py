@@ -6,9 +6,9 @@ import pytest
 
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
 from cm4vllm.campaign.amendments import JOB, Amendments, StepInput, amendments
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.steps import RECIPES, names_of
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.steps import RECIPES, names_of
 from cm4vllm.common.errors import UsageError
 
 KEYS = {"max_num_seqs": "CM_VLLM_SERVER_MAX_NUM_SEQS"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cm4vllm.assets.stand_ins import STAND_INS
+from cm4vllm.assets.tiny.stand_ins import STAND_INS
 from cm4vllm.campaign import asset_sources
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import catalogue

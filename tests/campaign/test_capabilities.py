@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.accuracy.graders.sandbox import sandbox_lacks
-from cm4vllm.campaign.capabilities import (
+from cm4vllm.campaign.job_checks.capabilities import (
     compliance_tests,
     graders,
     require_runnable,

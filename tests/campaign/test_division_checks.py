@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as changed
 
-from cm4vllm.assets.audio_dataset import digest_of_clips
-from cm4vllm.campaign import division_checks
-from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.assets.samples.audio_dataset import digest_of_clips
+from cm4vllm.campaign.job_checks import division_checks
+from cm4vllm.campaign.job_checks.division_checks import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records import machine as records

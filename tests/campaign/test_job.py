@@ -8,13 +8,13 @@ import pytest
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign import job as module
-from cm4vllm.campaign.computed_targets import target_of
 from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE, JobState, StatusRecord
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.planning.computed_targets import target_of
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_values import Values
+from cm4vllm.campaign.planning.steps import MeasuredTarget
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.step_values import Values
-from cm4vllm.campaign.steps import MeasuredTarget
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond, Seconds
@@ -255,7 +255,7 @@ def test_why_a_run_is_repeated_is_said_once_to_the_user(tmp_path, monkeypatch, c
     steps = {step.name: step for step in schedule(job)}
     values = Values(job.out, {}, steps)
     short = SimpleNamespace(duration=Seconds(271.5), min_duration=Seconds(600.0))
-    monkeypatch.setattr("cm4vllm.campaign.step_values.read_performance", lambda folder: short)
+    monkeypatch.setattr("cm4vllm.campaign.planning.step_values.read_performance", lambda folder: short)
     repeated = [step.condition for name, step in steps.items() if name.startswith("Offline performance again")]
     assert [values.holds(condition) for condition in (*repeated, *repeated)] == [True, True]
     assert capsys.readouterr().out.count("Offline performance ended after 271.5 s") == 1

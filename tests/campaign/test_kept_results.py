@@ -1,7 +1,7 @@
 """Results of an earlier command are recognised by what they were made from."""
 
 from cm4vllm.campaign.kept_results import kept_result
-from cm4vllm.campaign.steps import Product, Step
+from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.common.records import write_record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.compliance.audit import audit_config, run_settings_of

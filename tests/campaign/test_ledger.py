@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from cm4vllm.campaign.job_status import StatusSettings, report_status
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State, read_ledger
-from cm4vllm.campaign.steps import Duration, Step
+from cm4vllm.campaign.live.job_status import StatusSettings, report_status
+from cm4vllm.campaign.planning.steps import Duration, Step
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError
-from cm4vllm.common.redaction import Vault
+from cm4vllm.common.secrets.redaction import Vault
 
 
 def entry(step, state, **fields):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cm4vllm.campaign.machine_needs import machine_notes
+from cm4vllm.campaign.job_checks.machine_needs import machine_notes
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.hardware.machine_limits import MachineLimits

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from cm4vllm.campaign.minutes import COUNT, MINUTES, SHORTENED, Minutes, Rate
-from cm4vllm.campaign.run_sizes import LEAST, RunSize, divided, fitting, run_size
-from cm4vllm.campaign.run_targets import TARGET
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.planning.minutes import COUNT, MINUTES, SHORTENED, Minutes, Rate
+from cm4vllm.campaign.planning.run_sizes import LEAST, RunSize, divided, fitting, run_size
+from cm4vllm.campaign.planning.run_targets import TARGET
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.steps import MeasuredTarget, Product
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.steps import MeasuredTarget, Product
 from cm4vllm.common.errors import UsageError
 
 

@@ -9,6 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.campaign import power_client
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_values import Values
+from cm4vllm.campaign.planning.steps import Step
 from cm4vllm.campaign.power_client import (
     ClientSettings,
     make_preflight,
@@ -16,12 +19,9 @@ from cm4vllm.campaign.power_client import (
     require_settings,
     require_wiring,
 )
-from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.step_values import Values
-from cm4vllm.campaign.steps import Step
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.owned_folders import staged_folder
+from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.power.making import Site
 from cm4vllm.power.programs import provide
 from cm4vllm.records.power.session import SESSION, Phase, PowerSession

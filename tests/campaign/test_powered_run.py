@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.campaign import powered_run
+from cm4vllm.campaign.planning.schedule import SESSION_S, schedule
 from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powered_run, require_power, require_sound
-from cm4vllm.campaign.schedule import SESSION_S, schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
-from cm4vllm.common.owned_folders import staged_folder
-from cm4vllm.common.ownership_notes import note_files
+from cm4vllm.common.folders.owned_folders import staged_folder
+from cm4vllm.common.folders.ownership_notes import note_files
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import make_session
 from cm4vllm.power.programs import provide

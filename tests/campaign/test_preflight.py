@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files, require_results_folder
+from cm4vllm.campaign.job_checks.preflight import absolute_paths, preflight, require_files, require_results_folder
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import (
     CmError,

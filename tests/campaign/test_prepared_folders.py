@@ -15,8 +15,8 @@ from cm4vllm.campaign.kept_results import set_aside
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.serving.death_reasons import STATE_FILE
-from cm4vllm.serving.supervisor import parent_of
+from cm4vllm.serving.supervision.death_reasons import STATE_FILE
+from cm4vllm.serving.supervision.supervisor import parent_of
 from small_job import RUNS, SmallJob
 
 FOLDER = "CM_MLPERF_OUTPUT_DIR"

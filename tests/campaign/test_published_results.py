@@ -2,14 +2,14 @@
 
 import pytest
 
-from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
-from cm4vllm.campaign.published_results import published_env, published_notes, published_run, published_runs
+from cm4vllm.campaign.published.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
+from cm4vllm.campaign.published.published_results import published_env, published_notes, published_run, published_runs
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Scenario
-from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 
 DEFAULTS = {"CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_ROUND": "v6.1"}
 H100 = "v4.1-neuralmagic-llama2-70b-fp8-4xh100"
@@ -56,7 +56,7 @@ def test_a_release_is_taken_where_it_can_be_measured(monkeypatch):
     assert "CM_VLLM_WANTED_VERSION" not in published_env(env)
     (note,) = [note for note in published_notes(env) if "vLLM 0.5.2 does not return" in note]
     assert "--vllm_version=0.10.2" in note
-    monkeypatch.setattr("cm4vllm.campaign.published_results.OLDEST_RELEASE", (0, 5, 0))
+    monkeypatch.setattr("cm4vllm.campaign.published.published_results.OLDEST_RELEASE", (0, 5, 0))
     assert published_env(env)["CM_VLLM_WANTED_VERSION"] == "0.5.2"
     assert not any("does not return" in note for note in published_notes(env))
 

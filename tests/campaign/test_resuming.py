@@ -11,7 +11,7 @@ import pytest
 
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.loadgen.process.kept_answers import file_of, kept_answers
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.records.run import RUN_FILE

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
-from cm4vllm.campaign.run_targets import TARGET, TARGET_SOURCE
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.planning.run_targets import TARGET, TARGET_SOURCE
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.steps import MeasuredTarget, Step
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.steps import MeasuredTarget, Step
 
 #: The earlier steps that export the keys to which inputs refer.
 EXPORTED_BY = {

@@ -3,11 +3,11 @@ plan of the result takes its times from it."""
 
 import pytest
 
-from cm4vllm.campaign.expected_times import with_expected_times
 from cm4vllm.campaign.ledger import State
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.planning.expected_times import with_expected_times
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_values import measured_rate
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.step_values import measured_rate
 from small_job import PROFILE, RUNS, SmallJob
 
 RUN_NAMES = ("Offline accuracy", "Offline performance")

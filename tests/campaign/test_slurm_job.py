@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.campaign.slurm_job import SlurmJobSettings, batch_text, job_words, write_batch_file
 from cm4vllm.common.errors import UsageError
+from cm4vllm.serving.clusters.slurm_job import SlurmJobSettings, batch_text, job_words, write_batch_file
 
 
 def text_of(environ=None, **settings) -> str:

@@ -4,8 +4,14 @@ import subprocess
 
 import pytest
 
-from cm4vllm.common.command_lines import published_command, published_words, shell_line, shell_word, stored_command
-from cm4vllm.common.redaction import Vault
+from cm4vllm.common.secrets.command_lines import (
+    published_command,
+    published_words,
+    shell_line,
+    shell_word,
+    stored_command,
+)
+from cm4vllm.common.secrets.redaction import Vault
 
 NONE = Vault({})
 

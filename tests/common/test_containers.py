@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.containers import (
+from cm4vllm.common.errors import InstallError
+from cm4vllm.common.programs.containers import (
     Container,
     Mount,
     ask_engine,
@@ -15,7 +16,6 @@ from cm4vllm.common.containers import (
     require_ready,
     run_words,
 )
-from cm4vllm.common.errors import InstallError
 
 NVIDIA = "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\n"
 

@@ -8,11 +8,11 @@ import zipfile
 
 import pytest
 
-from cm4vllm.common import environments
-from cm4vllm.common.environments import checked, make_environment, require_resolved, site_packages
 from cm4vllm.common.errors import InstallError
-from cm4vllm.common.pip_settings import pip_settings
-from cm4vllm.common.processes import Completed
+from cm4vllm.common.programs import environments
+from cm4vllm.common.programs.environments import checked, make_environment, require_resolved, site_packages
+from cm4vllm.common.programs.pip_settings import pip_settings
+from cm4vllm.common.programs.processes import Completed
 
 INDEX = "http://127.0.0.1:9"  # the discard port: no program listens there
 

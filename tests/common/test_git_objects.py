@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common import own_program
 from cm4vllm.common.errors import InstallError, SourceUnavailable
-from cm4vllm.common.git_objects import borrowed, digest_of, objects_of, run_git
-from cm4vllm.common.git_source import copy_checkout, extract, fetch_checkout, git_directory
+from cm4vllm.common.git.git_objects import borrowed, digest_of, objects_of, run_git
+from cm4vllm.common.git.git_source import copy_checkout, extract, fetch_checkout, git_directory
+from cm4vllm.common.programs import own_program
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
-from cm4vllm.submission import source
+from cm4vllm.submission.checker import source
 from commands import need
 
 CHECKER = "tools/submission/submission_checker/main.py"
@@ -363,7 +363,7 @@ def test_folders_of_usual_depth_are_read(repository):
 
 
 def test_one_large_file_under_many_names_is_not_written(repository, tmp_path, monkeypatch):
-    monkeypatch.setattr("cm4vllm.common.git_source.MOST_ALTOGETHER", 10_000)
+    monkeypatch.setattr("cm4vllm.common.git.git_source.MOST_ALTOGETHER", 10_000)
     blob = written(repository, "blob", b"x" * 1000)
     tree = written(
         repository, "tree", b"".join(b"100644 %03d\0" % number + bytes.fromhex(blob) for number in range(100))

@@ -3,7 +3,7 @@ import subprocess
 import pytest
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.common.git_source import extract
+from cm4vllm.common.git.git_source import extract
 
 
 def git(folder, *words, text=""):

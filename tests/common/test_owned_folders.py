@@ -14,7 +14,7 @@ import pytest
 
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError
 from cm4vllm.common.files import write_text
-from cm4vllm.common.owned_folders import (
+from cm4vllm.common.folders.owned_folders import (
     begun_folder,
     discard,
     move_result,
@@ -24,8 +24,8 @@ from cm4vllm.common.owned_folders import (
     write_noted,
     write_result_file,
 )
-from cm4vllm.common.ownership_notes import beside, foreign, mark, note_files, remove_marked
-from cm4vllm.common.replaceable_folders import Kind, require_replaceable
+from cm4vllm.common.folders.ownership_notes import beside, foreign, mark, note_files, remove_marked
+from cm4vllm.common.folders.replaceable_folders import Kind, require_replaceable
 
 OBSTACLES = {
     "file": lambda path: path.write_text("x"),
@@ -225,7 +225,7 @@ def test_notes_in_what_a_failed_command_left_are_kept(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cm4vllm.common import owned_folders
+from cm4vllm.common.folders import owned_folders
 place = sys.argv[2]
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -256,7 +256,7 @@ def test_a_command_that_is_killed_loses_no_earlier_result_and_what_it_left_is_ke
 KILLED_AT = """
 import os, signal, sys
 from pathlib import Path
-from cm4vllm.common import owned_folders
+from cm4vllm.common.folders import owned_folders
 with getattr(owned_folders, sys.argv[1])(Path(sys.argv[2])) as place:
     folder = place or Path(sys.argv[2])
     if sys.argv[1] != "staged_file":
@@ -538,7 +538,7 @@ from pathlib import Path
 from cm4vllm.common import terminal_text
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_text
-from cm4vllm.common.owned_folders import staged_folder
+from cm4vllm.common.folders.owned_folders import staged_folder
 os.setgroups([]), os.setgid(65534), os.setuid(65534)  # after the imports: Python may lie where only root reads
 try:
     with staged_folder(Path(sys.argv[1])) as folder:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cm4vllm.common.processes import exit_in_words, run
+from cm4vllm.common.programs.processes import exit_in_words, run
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -39,7 +39,7 @@ def test_exit_in_words(status, words):
 CHILD = f"""
 import sys, time
 sys.path.insert(0, {str(SRC)!r})
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 die_with_parent()
 print("ready", flush=True)
 time.sleep(60)

@@ -67,7 +67,7 @@ def test_the_note_is_shown_with_it(terminal):
 def test_a_terminal_that_has_gone_does_not_end_the_job(tmp_path):
     reader, writer = pty.openpty()
     code = (
-        "import os, sys\nfrom cm4vllm.common.progress import say\nfrom cm4vllm.common.redaction import Vault\n"
+        "import os, sys\nfrom cm4vllm.common.progress import say\nfrom cm4vllm.common.secrets.redaction import Vault\n"
         "with Vault().guarded_output():\n    say('before')\n    sys.stdin.readline()\n    say('after')\n"
         f"    open({str(tmp_path / 'done')!r}, 'w').close()\n"
     )

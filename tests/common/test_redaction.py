@@ -10,11 +10,11 @@ from urllib.parse import quote_plus
 import markupsafe
 import pytest
 
-from cm4vllm.common import redaction
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.redaction import Vault, redacted_words
-from cm4vllm.common.secret_forms import HIDDEN
-from cm4vllm.common.secret_names import is_secret_name
+from cm4vllm.common.secrets import redaction
+from cm4vllm.common.secrets.redaction import Vault, redacted_words
+from cm4vllm.common.secrets.secret_forms import HIDDEN
+from cm4vllm.common.secrets.secret_names import is_secret_name
 
 HF = "hf_" + "aB3" * 11
 

@@ -10,14 +10,14 @@ import pytest
 
 from cm4vllm.common.errors import DiskFull, NotWritable
 from cm4vllm.common.files import write_text
-from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.folders.temporary_folders import scratch_folder
 
 WRITE = """
 import sys
 from pathlib import Path
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_text
-from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.folders.temporary_folders import scratch_folder
 try:
     with scratch_folder() as folder:
         {}
@@ -65,7 +65,7 @@ def test_a_full_disk_elsewhere_is_not_blamed_on_the_temporary_folder():
 
 KILLED = """
 import os, signal
-from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.folders.temporary_folders import scratch_folder
 with scratch_folder("cm4vllm-test-") as folder:
     (folder / "half").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -4,14 +4,16 @@ import time
 
 import pytest
 
-from cm4vllm.common.command_lines import published_words
-from cm4vllm.common.redaction import Vault, redacted_words
-from cm4vllm.common.secret_forms import holds_form, keys_in, without_forms
-from cm4vllm.common.secret_names import is_secret_name
+from cm4vllm.common.secrets.command_lines import published_words
+from cm4vllm.common.secrets.redaction import Vault, redacted_words
+from cm4vllm.common.secrets.secret_forms import holds_form, keys_in, without_forms
+from cm4vllm.common.secrets.secret_names import is_secret_name
 from cm4vllm.hardware import system_description
 from cm4vllm.records import known_hardware
 from cm4vllm.report import page_templates
-from cm4vllm.results.checks import answers, log_settings, readmes, summary_logs
+from cm4vllm.results.checks import answers
+from cm4vllm.results.checks.of_logs import log_settings, summary_logs
+from cm4vllm.results.checks.of_texts import readmes
 
 #: Seconds of the processor: a tenth of them is used, and many times as many where the time grows as the square.
 ENOUGH_S = 3.0

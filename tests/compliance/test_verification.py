@@ -8,7 +8,7 @@ from logged_runs import SAMPLES, make_dataset, make_logged_run
 from msgspec.structs import replace
 
 from cm4vllm.campaign.kept_results import kept_result
-from cm4vllm.campaign.steps import Product, Step
+from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.common.errors import InvalidResult, ModelError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record

@@ -25,9 +25,9 @@ from cm4vllm.endpoints.curve_search import CurveInputs, find_curve
 from cm4vllm.endpoints.point import PointInputs, measure_point
 from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.records.server import Api
-from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import end, launch, started
 from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.planned_servers import Planned
 from text_server import save_model
 

@@ -7,15 +7,15 @@ from test_curve_status import measured
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_json, write_text
-from cm4vllm.common.owned_folders import staged_folder
-from cm4vllm.common.ownership_notes import note_finished
+from cm4vllm.common.folders.owned_folders import staged_folder
+from cm4vllm.common.folders.ownership_notes import note_finished
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints import authoring
 from cm4vllm.endpoints.authoring import BundleInputs, _starts, _warmed, author_and_build, require_target
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.assets import ModelRecord
-from cm4vllm.results.curves import POINT_FILE
+from cm4vllm.results.endpoints.curves import POINT_FILE
 
 MODEL = ModelRecord(name="m", path="/srv/m", source="made", sha256="")
 

@@ -9,9 +9,9 @@ from made_points import BENCHMARK, change_yaml, renamed
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import write_text
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.processes import run
 from cm4vllm.endpoints.bundle import build_bundle, official_report
-from cm4vllm.results.curves import read_curves
+from cm4vllm.results.endpoints.curves import read_curves
 from cm4vllm.rules import regions
 from cm4vllm.submission.privacy import private_words
 

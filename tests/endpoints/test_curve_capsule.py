@@ -9,7 +9,7 @@ from cm4vllm.common.records import write_record
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.report.comparison_texts import report_comparison, report_verification
-from cm4vllm.results.verification import Judgement, refuse_differences
+from cm4vllm.results.comparing.verification import Judgement, refuse_differences
 from cm4vllm.rules import ExecutionMode
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results
 from cm4vllm.submission.capsule.replay import replay_words

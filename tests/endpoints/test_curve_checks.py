@@ -6,7 +6,7 @@ from made_points import BENCHMARK, PASSES, change_json, change_yaml
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.endpoints.curve_checks import CURVE_CHECKS, curve_findings
 from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoints_checks
-from cm4vllm.results.curves import read_curves
+from cm4vllm.results.endpoints.curves import read_curves
 
 
 def codes(points):

@@ -10,7 +10,7 @@ from cm4vllm.common.files import write_json
 from cm4vllm.report.comparison_texts import report_comparison
 from cm4vllm.report.curve_bounds import bounds
 from cm4vllm.report.curve_page import changes, curve_table, write_curve_page
-from cm4vllm.results.curves import read_curves
+from cm4vllm.results.endpoints.curves import read_curves
 
 
 def curve_of(points):

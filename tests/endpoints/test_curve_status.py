@@ -10,7 +10,7 @@ from cm4vllm.endpoints.curve_plan import plan_curve
 from cm4vllm.endpoints.curve_status import MeasuredPoint, curve_status
 from cm4vllm.endpoints.records import CurveRecord, Probe
 from cm4vllm.endpoints.steady_state import SteadyState
-from cm4vllm.results.curves import POINT_FILE
+from cm4vllm.results.endpoints.curves import POINT_FILE
 
 PLAN = plan_curve(BENCHMARK, {1: 2.0, 512: 80.0}, c_min=1, c_max=512, at_full_length=False)
 CURVE = CurveRecord(

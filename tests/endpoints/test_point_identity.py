@@ -33,9 +33,9 @@ from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.access import Access
 from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.results.curves import POINT_FILE
+from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import endpoints_benchmark
-from cm4vllm.serving.server_identities import identities
+from cm4vllm.serving.probing.server_identities import identities
 from text_server import save_model
 
 PASS = 64
@@ -246,7 +246,7 @@ def at_the_end(behaviour, unanswered, **change):
 )
 def test_a_point_whose_server_does_not_answer_at_its_end_is_no_point(site, behaviour, monkeypatch, unanswered, hangs_s):
     monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
-    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.3)
+    monkeypatch.setattr("cm4vllm.serving.probing.server_identities._SHORT_S", 0.3)
     monkeypatch.setattr(behaviour, "hangs_s", hangs_s)
     at_the_end(behaviour, unanswered)
     with pytest.raises(RunFailed, match="the point-1 run is INVALID: whether its server is still the same") as failed:

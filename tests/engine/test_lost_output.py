@@ -104,7 +104,7 @@ def test_a_disk_that_fails_is_reported_and_is_no_bug(number, tmp_path):
     """Errors of a failing disk or of its server cannot be had of a disk that works."""
     code = (
         "import os, sys\n"
-        "from cm4vllm.common.redaction import Vault\n"
+        "from cm4vllm.common.secrets.redaction import Vault\n"
         "from cm4vllm.common.standard_streams import lost_output\n"
         "class Failing:\n"
         "    def __getattr__(self, name): return getattr(sys.__stdout__, name)\n"

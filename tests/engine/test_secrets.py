@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.redaction import Vault
+from cm4vllm.common.secrets.redaction import Vault
 
 TOKEN = "hf_" + "Zq9" * 9 + "\"'$x"
 DECLARED = "declared-by-the-meta-77"

@@ -15,7 +15,7 @@ HEAVY = {
     "cm4vllm.engine.run.shell_script",
     "cm4vllm.engine.run.hooks",
     "cm4vllm.engine.run.shell_environment",
-    "cm4vllm.common.processes",
+    "cm4vllm.common.programs.processes",
 }
 
 
@@ -43,4 +43,8 @@ def test_a_hit_of_the_cache_loads_nothing_heavy(home):
 def test_a_script_without_a_shell_file_loads_nothing_to_run_one(home):
     home.script("one", {"env": {"CM_ONE": "1"}})
     loaded(home, "version")  # cmind indexes the home
-    assert not loaded(home, "run", "script", "--tags=one") & {"subprocess", "ctypes", "cm4vllm.common.processes"}
+    assert not loaded(home, "run", "script", "--tags=one") & {
+        "subprocess",
+        "ctypes",
+        "cm4vllm.common.programs.processes",
+    }

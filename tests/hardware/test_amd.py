@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.hardware import amd
-from cm4vllm.hardware.accelerators import accelerator_keys
-from cm4vllm.hardware.amd import amd_gpus, opened
+from cm4vllm.hardware.gpus import amd
+from cm4vllm.hardware.gpus.accelerators import accelerator_keys
+from cm4vllm.hardware.gpus.amd import amd_gpus, opened
+from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory, visible_gpus
 from cm4vllm.hardware.machine_facts import gpu_lines
-from cm4vllm.hardware.used_gpus import UsedGpu, least_memory, visible_gpus
 
 
 class AmdSmiException(Exception):

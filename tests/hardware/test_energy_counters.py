@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.hardware import nvml
 from cm4vllm.hardware.energy_counters import ELSEWHERE, amd_counters, energy_watched, nvidia_counters, package_counters
+from cm4vllm.hardware.gpus import nvml
 from cm4vllm.records.energy import Counter, Reading, Scope, energy_between, energy_of_run
 from gpu_replay import Replay
 

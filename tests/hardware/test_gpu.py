@@ -7,14 +7,14 @@ import pynvml
 import pytest
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.hardware import nvml
-from cm4vllm.hardware.accelerators import accelerator_keys
-from cm4vllm.hardware.gpu import detect_gpus, record_gpus
+from cm4vllm.hardware.gpus import nvml
+from cm4vllm.hardware.gpus.accelerators import accelerator_keys
+from cm4vllm.hardware.gpus.gpu import detect_gpus, record_gpus
+from cm4vllm.hardware.gpus.nvml import gpus_of_processes, nvidia_gpus, silent_gpus
+from cm4vllm.hardware.gpus.nvml_recording import Recorder
+from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory
 from cm4vllm.hardware.machine_facts import gpu_lines
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.hardware.nvml import gpus_of_processes, nvidia_gpus, silent_gpus
-from cm4vllm.hardware.nvml_recording import Recorder
-from cm4vllm.hardware.used_gpus import UsedGpu, least_memory
 from gpu_replay import Replay
 
 RECORDINGS = Path(__file__).with_name("recordings")

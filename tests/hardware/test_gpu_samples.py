@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from cm4vllm.common.records import read_sample_file
-from cm4vllm.hardware import nvml
-from cm4vllm.hardware.gpu_samples import gpus_sampled, look_at_gpus
+from cm4vllm.hardware.gpus import nvml
+from cm4vllm.hardware.gpus.gpu_samples import gpus_sampled, look_at_gpus
 from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpusSample
 from gpu_replay import Replay
 

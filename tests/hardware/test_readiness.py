@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from cm4vllm.hardware.gpus.throttling import throttled, throttling
 from cm4vllm.hardware.readiness import LoadSample, load_sample, unready
-from cm4vllm.hardware.throttling import throttled, throttling
 
 GOOD = {
     "proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",

@@ -14,10 +14,11 @@ from test_amd import library
 from tests.script.main_job import asked, planned
 
 from cm4vllm.campaign.doctor_page import MachineSettings, report_machine
-from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.energy_counters import energy_watched, package_counters
-from cm4vllm.hardware.gpu import detect_gpus, silent_gpus
-from cm4vllm.hardware.gpu_samples import look_at_gpus
+from cm4vllm.hardware.gpus import amd, nvml
+from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
+from cm4vllm.hardware.gpus.gpu_samples import look_at_gpus
+from cm4vllm.hardware.gpus.throttling import throttling
 from cm4vllm.hardware.machine_facts import (
     cpu_env,
     cpu_lines,
@@ -33,11 +34,10 @@ from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import unready
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
-from cm4vllm.hardware.throttling import throttling
 from cm4vllm.rules import catalogue
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.gpu_memory import gpu_memory
-from cm4vllm.serving.vllm_choice import require_device
+from cm4vllm.serving.installation.vllm_choice import require_device
 from gpu_replay import Replay
 from offenders import offenders
 from syntax import parsed
@@ -235,7 +235,12 @@ def test_each_file_of_the_kernel_may_be_unreadable(server, kind):
 
 
 #: Modules that read other files too, of their own, of a container engine, or those of a tree.
-OWN_FILES = {"records/known_hardware.py", "hardware/system_file.py", "common/containers.py", "submission/privacy.py"}
+OWN_FILES = {
+    "records/known_hardware.py",
+    "hardware/system_file.py",
+    "common/programs/containers.py",
+    "submission/privacy.py",
+}
 READS = {
     "exists",
     "glob",
@@ -258,7 +263,7 @@ def test_no_driver_is_asked_outside_the_wrapper():
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and QUESTION.fullmatch(node.attr):
                 breaches.append((name, node.attr))
-            if isinstance(node, ast.Import) and name not in ("hardware/nvml.py", "hardware/amd.py"):
+            if isinstance(node, ast.Import) and name not in ("hardware/gpus/nvml.py", "hardware/gpus/amd.py"):
                 breaches += [(name, alias.name) for alias in node.names if alias.name in ("pynvml", "amdsmi")]
     assert breaches == []
 

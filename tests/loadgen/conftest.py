@@ -22,7 +22,7 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.run import RunSettings
 from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.server_probe import probe
+from cm4vllm.serving.probing.server_probe import probe
 from text_server import MODEL
 
 SAMPLES = 64

@@ -58,7 +58,7 @@ class Place:
             owned=True,
             argv=argv,
             env={
-                "PYTHONPATH": f"{self.home}/serving/fp8_plugin",
+                "PYTHONPATH": f"{self.home}/serving/options/fp8_plugin",
                 "RAY_ADDRESS": "10.0.0.1:6379",
                 "OMP_NUM_THREADS": "1",
             },

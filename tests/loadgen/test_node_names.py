@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.serving.node_names import network_name, node_names
+from cm4vllm.serving.probing.node_names import network_name, node_names
 from cm4vllm.submission.system_records import runs_here
 from commands import need
 

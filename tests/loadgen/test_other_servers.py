@@ -11,7 +11,7 @@ from cm4vllm.common.errors import RunFailed, ServerUnsuitable
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.process.kept_answers import file_of, kept_answers
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.serving.server_identities import identities, other_content, restarts
+from cm4vllm.serving.probing.server_identities import identities, other_content, restarts
 
 KEPT = 20
 
@@ -132,8 +132,8 @@ def test_a_page_of_metrics_that_is_no_longer_answered_loses_no_run(
     tmp_path, make_settings, monkeypatch, capsys, from_number
 ):
     monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
-    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.3)
-    monkeypatch.setattr("cm4vllm.serving.server_metrics._TIMEOUT_S", 0.3)
+    monkeypatch.setattr("cm4vllm.serving.probing.server_identities._SHORT_S", 0.3)
+    monkeypatch.setattr("cm4vllm.serving.probing.server_metrics._TIMEOUT_S", 0.3)
     behaviour = Behaviour(pages=pages(), hangs_s=0.6)
 
     def changes(number):

@@ -8,8 +8,8 @@ import pytest
 from media_server import MediaServer
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from cm4vllm.assets.picture_dataset import write_products
-from cm4vllm.assets.vision_training import CHAT_TEMPLATE, SPECIAL
+from cm4vllm.assets.samples.picture_dataset import write_products
+from cm4vllm.assets.tiny.vision_training import CHAT_TEMPLATE, SPECIAL
 from cm4vllm.common.errors import RunFailed, ServerUnsuitable, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.process.runner import run
@@ -19,8 +19,8 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_performance, read_text_log
 from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, chat_prompts, terms
-from cm4vllm.serving.media_apis import PICTURE_CHATS, check_pictures
-from cm4vllm.serving.server_requests import Site
+from cm4vllm.serving.probing.media_apis import PICTURE_CHATS, check_pictures
+from cm4vllm.serving.probing.server_requests import Site
 
 BENCHMARK = "qwen3-vl-235b-a22b"
 SAMPLES = 24

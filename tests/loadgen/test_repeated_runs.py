@@ -8,8 +8,8 @@ from campaign_records import campaign_record
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.results.comparison import compare
-from cm4vllm.results.verification import refuse_differences, verify
+from cm4vllm.results.comparing.comparison import compare
+from cm4vllm.results.comparing.verification import refuse_differences, verify
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 

@@ -10,8 +10,8 @@ from media_server import MediaServer
 from msgspec.structs import replace
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from cm4vllm.assets import tone_speech
-from cm4vllm.assets.audio_dataset import audio_rows, write_clips
+from cm4vllm.assets.samples.audio_dataset import audio_rows, write_clips
+from cm4vllm.assets.tiny import tone_speech
 from cm4vllm.common.errors import DatasetError, RunFailed, ServerUnsuitable, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.process.runner import run
@@ -22,8 +22,8 @@ from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_label_log, read_per
 from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.media_apis import TRANSCRIPTS, check_transcription
-from cm4vllm.serving.server_requests import Site
+from cm4vllm.serving.probing.media_apis import TRANSCRIPTS, check_transcription
+from cm4vllm.serving.probing.server_requests import Site
 
 SAMPLES = 24
 TEXTS = [text.capitalize() for text in tone_speech.sentences(SAMPLES, 1, evaluation=True)]

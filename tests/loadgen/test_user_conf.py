@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cm4vllm.campaign.capabilities import runnable_benchmarks
+from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.records.logs.early_stopping import passes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.git_source import extract
+from cm4vllm.common.git.git_source import extract
 from cm4vllm.rules import round_terms
 
 #: The session in whose copy PTDaemon's log is missing, which the checker finds.

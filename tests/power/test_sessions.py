@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, SourceUnavailable, UsageError
-from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.power import clocks
 from cm4vllm.power.making import OUTPUT, Site, make_session, preflight_run
 from cm4vllm.power.programs import provide

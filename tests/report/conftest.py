@@ -51,7 +51,7 @@ from cm4vllm.records.searches.rate_search import SEARCH_FILE, Boundary, Interval
 from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_results import load
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.server_metrics import sampled
+from cm4vllm.serving.probing.server_metrics import sampled
 from standstill import repeat_after_standstill
 
 

@@ -10,9 +10,9 @@ from simulated_server import SimulatedServer
 from cm4vllm.records.client import ProcessRecord, Spread
 from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import MachineLoad
-from cm4vllm.results.bottlenecks import Cause, Why, why
 from cm4vllm.results.campaign_results import load as load_results
 from cm4vllm.results.figures import Figure, Figures, Source
+from cm4vllm.results.judgement.bottlenecks import Cause, Why, why
 from cm4vllm.results.model import Performance
 
 

@@ -9,7 +9,7 @@ import pytest
 from cm4vllm.records.checker import CheckerRecord, CheckerRun
 from cm4vllm.report.final_table import final_table
 from cm4vllm.results.campaign_results import Report, load
-from cm4vllm.results.campaign_verdict import Kind, findings, headline, missing, unexpected
+from cm4vllm.results.judgement.campaign_verdict import Kind, findings, headline, missing, unexpected
 
 Change = Callable[..., None]
 

@@ -5,7 +5,7 @@ import msgspec
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.metrics import MetricsSample, ServerMetrics
-from cm4vllm.report.charts import MAX_POINTS, latency_bar, score_bar, trace
+from cm4vllm.report.pictures.charts import MAX_POINTS, latency_bar, score_bar, trace
 from cm4vllm.results.model import Latency
 
 Metrics = Callable[..., ServerMetrics]

@@ -15,7 +15,7 @@ from cm4vllm.report.final_table import final_table
 from cm4vllm.report.summary import render
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.campaign_verdict import findings
+from cm4vllm.results.judgement.campaign_verdict import findings
 
 Change = Callable[..., None]
 

@@ -12,7 +12,7 @@ from cm4vllm.report.final_table import final_table
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.campaign_verdict import Kind, findings
+from cm4vllm.results.judgement.campaign_verdict import Kind, findings
 from cm4vllm.rules import Scenario
 
 Change = Callable[..., None]

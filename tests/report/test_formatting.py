@@ -127,7 +127,7 @@ def test_the_command_of_a_container_has_the_models_variable_in_its_mount() -> No
 
 
 def test_the_servers_command_names_no_folder_of_this_machine() -> None:
-    plugin = Path(server_commands.__file__).parents[1] / "serving" / "fp8_plugin"
+    plugin = Path(server_commands.__file__).parents[1] / "serving" / "options" / "fp8_plugin"
     server = ServerRecord(
         endpoint="",
         model_name="m",
@@ -139,6 +139,6 @@ def test_the_servers_command_names_no_folder_of_this_machine() -> None:
     )
     line = server_commands.server_command(server, "/models/m")
     assert line == (
-        'PYTHONPATH="${CM4VLLM:?}/serving/fp8_plugin" \\\n    python serve "${MODEL:?}" \\\n'
+        'PYTHONPATH="${CM4VLLM:?}/serving/options/fp8_plugin" \\\n    python serve "${MODEL:?}" \\\n'
         '    --chat-template "${CHAT_TEMPLATE:?}"'
     )

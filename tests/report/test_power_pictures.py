@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.report.power_pictures import power_pictures, power_words
+from cm4vllm.report.pictures.power_pictures import power_pictures, power_words
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import RecordedPower, recorded_power

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as changed
 
-from cm4vllm.results.published_rank import _standings, place
+from cm4vllm.results.judgement.published_rank import _standings, place
 from cm4vllm.results.result_index import Index, read_index, read_indexes, row_of
 from cm4vllm.results.results_at_path import open_results
 

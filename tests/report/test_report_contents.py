@@ -13,7 +13,7 @@ from cm4vllm.records.checker import CheckerRecord
 from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.campaign_results import Report, load
-from cm4vllm.results.campaign_verdict import Kind, findings
+from cm4vllm.results.judgement.campaign_verdict import Kind, findings
 from cm4vllm.rules import Scenario
 
 Change = Callable[..., None]

@@ -11,10 +11,10 @@ from cm4vllm.common.number_texts import ms, rate
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.records.metrics import GpuSample, GpusSample
 from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
-from cm4vllm.report.canvas import WIDTH, Axis, Canvas
-from cm4vllm.report.sample_pictures import _length_bins
-from cm4vllm.report.scenario_pictures import pictures
-from cm4vllm.report.timelines import gpu_pictures
+from cm4vllm.report.pictures.canvas import WIDTH, Axis, Canvas
+from cm4vllm.report.pictures.sample_pictures import _length_bins
+from cm4vllm.report.pictures.scenario_pictures import pictures
+from cm4vllm.report.pictures.timelines import gpu_pictures
 from cm4vllm.results.campaign_results import load
 from cm4vllm.results.model import Performance
 

@@ -11,9 +11,9 @@ from simulated_server import SimulatedServer
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.tree_texts import measurement_readmes
-from cm4vllm.results.bottlenecks import Cause, why
 from cm4vllm.results.campaign_results import Report, load
-from cm4vllm.results.campaign_verdict import missing_scenarios, sentence
+from cm4vllm.results.judgement.bottlenecks import Cause, why
+from cm4vllm.results.judgement.campaign_verdict import missing_scenarios, sentence
 from cm4vllm.rules import Scenario
 
 

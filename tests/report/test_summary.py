@@ -22,7 +22,7 @@ from cm4vllm.report.summary import MAX_BYTES, render
 from cm4vllm.report.summary_exports import summary_record
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.published_rank import place, places_of
+from cm4vllm.results.judgement.published_rank import place, places_of
 from cm4vllm.results.result_index import Index, row_of
 from cm4vllm.results.results_at_path import open_results
 

@@ -11,7 +11,7 @@ from tests.report.parsed_page import Page, traced
 from cm4vllm.common.number_texts import ms, number, rate, when
 from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.published_rank import places_of
+from cm4vllm.results.judgement.published_rank import places_of
 from cm4vllm.results.result_index import Index, read_index, row_of
 
 

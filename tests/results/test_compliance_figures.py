@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_coverage import codes, put
 
+from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.submission_trees import read_tree
-from cm4vllm.results.tree_check import check_tree
 
 Logs = dict[tuple[str, str], Path]
 LOG = "yolo-95/Offline/TEST01/verify_performance.txt"

@@ -8,7 +8,7 @@ from pathlib import Path
 import good_tree
 import pytest
 
-from cm4vllm.results.tree_check import check_tree
+from cm4vllm.results.check_command.tree_check import check_tree
 
 RESULT = f"results/{good_tree.SYSTEM}/{good_tree.MODEL}"
 

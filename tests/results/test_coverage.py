@@ -10,9 +10,9 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.report.explorer import explorer_page
+from cm4vllm.results.check_command.tree_check import CheckedTree, check_tree, report_checks
 from cm4vllm.results.result_index import Index, read_index
 from cm4vllm.results.submission_trees import read_tree
-from cm4vllm.results.tree_check import CheckedTree, check_tree, report_checks
 from cm4vllm.rules import round_terms
 from cm4vllm.submission.capsule.from_records import publishable
 

@@ -11,14 +11,15 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.report.comparison_texts import report_comparison
-from cm4vllm.results import file_listing, kept_findings
+from cm4vllm.results import file_listing
+from cm4vllm.results.check_command import kept_findings
+from cm4vllm.results.check_command.tree_check import check_tree, report_checks
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.checks.check import Check, Fault, Stage
 from cm4vllm.results.checks.subjects import results, whole
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.result_index import read_index
-from cm4vllm.results.tree_check import check_tree, report_checks
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
 from cm4vllm.submission.capsule.rerun_file import as_yaml
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.submission_trees import read_tree
-from cm4vllm.results.tree_check import check_tree
 from cm4vllm.rules import round_terms
 
 FOLDER = Path("closed") / "Someone" / "results" / "System" / "deepseek-r1" / "Server"

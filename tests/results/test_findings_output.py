@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.results.check_summary import WIDTH, by_submission, counts, listed
-from cm4vllm.results.finding_filters import Filters
+from cm4vllm.results.check_command.check_summary import WIDTH, by_submission, counts, listed
+from cm4vllm.results.check_command.finding_filters import Filters
+from cm4vllm.results.check_command.findings_output import as_objects, as_sarif, summary
+from cm4vllm.results.check_command.kept_findings import CheckedSubmission
+from cm4vllm.results.check_command.tree_check import check_tree, report_checks
 from cm4vllm.results.findings import Finding, Rule, Severity
-from cm4vllm.results.findings_output import as_objects, as_sarif, summary
-from cm4vllm.results.kept_findings import CheckedSubmission
-from cm4vllm.results.tree_check import check_tree, report_checks
 
 
 def finding(code: str, severity: Severity, file: str = "open/Us/a file.json") -> Finding:

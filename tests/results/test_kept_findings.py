@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cm4vllm.results import file_listing, kept_findings, submission_processes
-from cm4vllm.results.kept_findings import CheckedSubmission
-from cm4vllm.results.tree_check import check_tree
+from cm4vllm.results import file_listing
+from cm4vllm.results.check_command import kept_findings, submission_processes
+from cm4vllm.results.check_command.kept_findings import CheckedSubmission
+from cm4vllm.results.check_command.tree_check import check_tree
 
 
 @pytest.fixture

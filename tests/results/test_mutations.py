@@ -12,8 +12,8 @@ import good_tree
 import pytest
 
 from cm4vllm.engine.format.documents import read_yaml
+from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import CHECKS, Stage
-from cm4vllm.results.tree_check import check_tree
 
 MUTATIONS = read_yaml(Path(__file__).with_name("mutations.yaml"))
 RESULT = f"results/{good_tree.SYSTEM}/{good_tree.MODEL}"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.results.findings_output import as_objects, as_sarif
+from cm4vllm.results.check_command.findings_output import as_objects, as_sarif
+from cm4vllm.results.check_command.tree_check import check_tree, report_checks
 from cm4vllm.results.result_index import read_index
-from cm4vllm.results.tree_check import check_tree, report_checks
 
 FORGED = "error FORGED: all is lost"
 NAMES = {

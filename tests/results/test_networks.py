@@ -10,7 +10,7 @@ import good_tree
 import pytest
 
 from cm4vllm.records.described_system import NETWORK_KEYS
-from cm4vllm.results.tree_check import check_tree
+from cm4vllm.results.check_command.tree_check import check_tree
 
 NETWORK = dict.fromkeys(NETWORK_KEYS, "as stated") | {"is_network": "true"}
 PYSUT, NAMED = '"sut_name", "value": "PySUT"', '"sut_name", "value": "Network SUT: node-1"'

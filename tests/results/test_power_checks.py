@@ -12,8 +12,8 @@ import pytest
 
 from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase
+from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.tree_check import check_tree
 
 GOOD, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
 FORMAT = "%m-%d-%Y %H:%M:%S.%f"

@@ -14,8 +14,8 @@ PROGRAM = """
 import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**29, 3 * 2**29))
-from cm4vllm.results.tree_check import check_tree
-from cm4vllm.submission.official_checker import _unscored, is_rehearsal
+from cm4vllm.results.check_command.tree_check import check_tree
+from cm4vllm.submission.checker.official_checker import _unscored, is_rehearsal
 from cm4vllm.submission.capsule.from_tree import _pages
 root = Path(sys.argv[1])
 checked = check_tree(root)

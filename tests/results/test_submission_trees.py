@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import findings
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import read_tree
-from cm4vllm.results.tree_check import check_tree
 
 H100 = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
 RTX = "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"

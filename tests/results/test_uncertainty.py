@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cm4vllm.records.sample_times import FIELDS
-from cm4vllm.results import uncertainty
+from cm4vllm.results.comparing import uncertainty
+from cm4vllm.results.comparing.uncertainty import Verdict, shift
 from cm4vllm.results.figures import Basis, Figure, Interval, Source
-from cm4vllm.results.uncertainty import Verdict, shift
 
 #: Repetitions of each trial, and samples of each run.
 TRIALS, SAMPLES = 40, 12_000

@@ -16,8 +16,8 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.records.weights.checkpoint import read_weights
 from cm4vllm.records.weights.model_size import read_architecture
+from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import served_weights
-from cm4vllm.results.tree_check import check_tree
 from cm4vllm.rules import catalogue
 
 VALUE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "U8": 1}

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tests.script.main_job import SAMPLES, write_model
 
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from traps import imported, set_traps
 
 ROOT = Path(__file__).parents[2]

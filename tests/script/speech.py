@@ -3,8 +3,8 @@
 import json
 import wave
 
-from cm4vllm.assets import tone_speech
-from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
+from cm4vllm.assets.tiny import tone_speech
+from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED
 
 #: vLLM's installation and the model's training included, where nothing of it is there yet.
 FIRST_START_S = 1200

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.ownership_notes import note_finished
+from cm4vllm.common.folders.ownership_notes import note_finished
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach

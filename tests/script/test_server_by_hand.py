@@ -16,11 +16,11 @@ from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
 from cm4vllm.records.server import Api, ServerRecord
-from cm4vllm.serving import server_requests
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import AnswerLimits
+from cm4vllm.serving.probing import server_requests
+from cm4vllm.serving.probing.server_probe import Site
 from cm4vllm.serving.server import SERVER_FILE
-from cm4vllm.serving.server_probe import Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-2")]
 

@@ -14,16 +14,16 @@ from tests.script.by_hand import server_by_hand
 from tests.script.speech import FIRST_START_S, SAMPLES, entry, job, manifest, sound_of, write_clip
 
 from cm4vllm.accuracy.word_errors import word_error_rate
-from cm4vllm.assets import tone_speech
-from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
+from cm4vllm.assets.tiny import tone_speech
+from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, ServerDied, ServerUnsuitable
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_label_log
 from cm4vllm.records.server import Api
 from cm4vllm.rules import Mode, Scenario, terms
-from cm4vllm.serving.media_apis import FORM, transcription_form
-from cm4vllm.serving.server_requests import Site, ask
-from cm4vllm.submission.checker_explanations import codes_of
+from cm4vllm.serving.probing.media_apis import FORM, transcription_form
+from cm4vllm.serving.probing.server_requests import Site, ask
+from cm4vllm.submission.checker.checker_explanations import codes_of
 
 #: Transcripts that are compared with those of transformers.
 COMPARED = 256

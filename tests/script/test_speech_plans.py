@@ -6,7 +6,7 @@ import pytest
 from tests.script.main_job import asked, planned, refused
 from tests.script.speech import SAMPLES, entry, job, write_clip
 
-from cm4vllm.assets import tone_speech
+from cm4vllm.assets.tiny import tone_speech
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 
 WHISPER = {"model": "whisper", "submitter": "Tester"}

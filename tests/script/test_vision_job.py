@@ -9,14 +9,14 @@ import pytest
 from tests.script.by_hand import caching_server, server_by_hand
 from tests.script.main_job import refused
 
-from cm4vllm.assets import product_pictures
-from cm4vllm.assets.chat_templates import ChatTokens
-from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
+from cm4vllm.assets.samples.chat_templates import ChatTokens
+from cm4vllm.assets.tiny import product_pictures
+from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.records.server import Api
 from cm4vllm.rules import chat_prompts
-from cm4vllm.serving.media_apis import picture_chat
-from cm4vllm.serving.server_requests import Site, ask
+from cm4vllm.serving.probing.media_apis import picture_chat
+from cm4vllm.serving.probing.server_requests import Site, ask
 
 #: vLLM's installation and the model's training included, where nothing of it is there yet.
 FIRST_START_S = 1200

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import start_all
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]

@@ -13,7 +13,7 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.settings import env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
-from cm4vllm.serving.arguments import (
+from cm4vllm.serving.options.arguments import (
     ServerSettings,
     completed,
     niceness,
@@ -23,7 +23,7 @@ from cm4vllm.serving.arguments import (
     server_argv,
     server_env,
 )
-from cm4vllm.serving.presets import Preset
+from cm4vllm.serving.options.presets import Preset
 
 KEYS = env_keys(ServerSettings)
 

@@ -11,9 +11,9 @@ import pytest
 
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.rules import Division
-from cm4vllm.serving.server_probe import probe
-from cm4vllm.serving.server_requests import base_urls
-from cm4vllm.serving.text_servers import require_division
+from cm4vllm.serving.probing.server_probe import probe
+from cm4vllm.serving.probing.server_requests import base_urls
+from cm4vllm.serving.probing.text_servers import require_division
 
 METRICS = """\
 vllm:num_requests_running 0.0

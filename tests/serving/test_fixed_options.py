@@ -7,8 +7,8 @@ import pytest
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records.vllm.options import stored_options
-from cm4vllm.serving.arguments import ServerSettings, server_argv
-from cm4vllm.serving.fixed_options import refuse_fixed, speculative_options
+from cm4vllm.serving.options.arguments import ServerSettings, server_argv
+from cm4vllm.serving.options.fixed_options import refuse_fixed, speculative_options
 
 FORMS = [
     """-sc '{"method": "ngram"}'""",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving import arguments
-from cm4vllm.serving.arguments import ServerSettings, server_env
-from cm4vllm.serving.fp8 import fp8_env
+from cm4vllm.serving.options import arguments
+from cm4vllm.serving.options.arguments import ServerSettings, server_env
+from cm4vllm.serving.options.fp8 import fp8_env
 
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel"}
 FP8 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": WEIGHTS}}}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.hardware import nvml
+from cm4vllm.hardware.gpus import nvml
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from gpu_replay import Replay
 

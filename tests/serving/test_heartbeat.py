@@ -13,10 +13,17 @@ import pytest
 
 from cm4vllm.common.repetition import repeated
 from cm4vllm.records.metrics import METRICS_FILE
-from cm4vllm.serving import heartbeat, server_metrics
-from cm4vllm.serving.heartbeat import SILENT_LOOKS, STANDSTILL_LOOKS, STOPPED_LOOKS, Heartbeat, stopped_process
-from cm4vllm.serving.server_metrics import sampled
-from cm4vllm.serving.server_requests import Site
+from cm4vllm.serving.probing import server_metrics
+from cm4vllm.serving.probing.server_metrics import sampled
+from cm4vllm.serving.probing.server_requests import Site
+from cm4vllm.serving.supervision import heartbeat
+from cm4vllm.serving.supervision.heartbeat import (
+    SILENT_LOOKS,
+    STANDSTILL_LOOKS,
+    STOPPED_LOOKS,
+    Heartbeat,
+    stopped_process,
+)
 
 PAGE = (Path(__file__).parent / "recorded" / "metrics-after.txt").read_text()
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="cm4vllm-tiny"} '

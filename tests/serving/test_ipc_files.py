@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.temporary_folders import scratch_folder
-from cm4vllm.serving.ipc_files import IpcFiles, remove_abandoned, require_shared_memory
-from cm4vllm.serving.orphans import end_orphans
-from cm4vllm.serving.supervisor import READY, SUPERVISOR_PIPE, start_supervised
+from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.serving.supervision.ipc_files import IpcFiles, remove_abandoned, require_shared_memory
+from cm4vllm.serving.supervision.orphans import end_orphans
+from cm4vllm.serving.supervision.supervisor import READY, SUPERVISOR_PIPE, start_supervised
 
 #: As vLLM's processes: a socket named by a uuid, a segment of shared memory, and a semaphore that two processes share
 #: by its name; as the client of MLPerf Endpoints: a folder with an open file, and one with a socket. It removes none.
@@ -114,11 +114,12 @@ time.sleep(600)
 def test_a_server_leaves_nothing_in_the_folder_for_temporary_files(tmp_path, how):
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         code = (
-            "import sys, time; from cm4vllm.serving.supervisor import start_supervised; from pathlib import Path\n"
+            "import sys, time; from cm4vllm.serving.supervision.supervisor import start_supervised\n"
+            "from pathlib import Path\n"
             "words = [sys.executable, '-c', sys.argv[1]]; at = Path(sys.argv[2])\n"
             "begun = start_supervised(words, {}, spec=at / 'spec', log=at / 'log', state=at / 'state', grace_s=1.0)\n"
             "print(begun.pid, flush=True); sys.stdin.read(); begun.stdin.close(); begun.wait(20)\n"
-            "from cm4vllm.serving.orphans import end_orphans; end_orphans()"
+            "from cm4vllm.serving.supervision.orphans import end_orphans; end_orphans()"
         )
         env = {**os.environ, "TMPDIR": folder}
         env.pop("VLLM_RPC_BASE_PATH", None)
@@ -197,7 +198,7 @@ def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
     hidden = 'mount -t tmpfs -o size=4k,ro none /dev/shm && exec "$@"'
     program = (
         "from cm4vllm.common.errors import NotWritable\n"
-        "from cm4vllm.serving.ipc_files import require_shared_memory\n"
+        "from cm4vllm.serving.supervision.ipc_files import require_shared_memory\n"
         "try: require_shared_memory()\n"
         "except NotWritable as error: print(error)\n"
     )
@@ -215,7 +216,7 @@ def test_shared_memory_is_tried_without_another_process(tmp_path, monkeypatch, m
     monkeypatch.chdir(tmp_path)
     program = (
         "import multiprocessing, multiprocessing.resource_tracker as tracker\n"
-        "from cm4vllm.serving.ipc_files import require_shared_memory\n"
+        "from cm4vllm.serving.supervision.ipc_files import require_shared_memory\n"
         f"multiprocessing.set_start_method({method!r})\n"
         "require_shared_memory()\n"
         "assert tracker._resource_tracker._pid is None\n"
@@ -298,14 +299,14 @@ def marked_as(pipe, program):
 
 #: A job in a container with `--ipc=host`: /dev/shm and /tmp are those of the host, the processes have other numbers.
 INSIDE = """
-import sys, time; from pathlib import Path; from cm4vllm.serving.supervisor import READY, start_supervised
+import sys, time; from pathlib import Path; from cm4vllm.serving.supervision.supervisor import READY, start_supervised
 at = Path(sys.argv[2]); words = [sys.executable, '-c', sys.argv[1]]
 begun = start_supervised(words, {}, spec=at / 'spec', log=at / 'log', state=at / 'state', grace_s=1.0)
 while not ((at / 'log').exists() and (at / 'log').read_text().endswith('\\n')): time.sleep(0.02)
 begun.stdin.write(READY); begun.stdin.flush()
 print((at / 'log').read_text(), end='', flush=True)
 sys.stdin.readline()
-from cm4vllm.serving.orphans import end_orphans; end_orphans(); print('cleaned', flush=True)
+from cm4vllm.serving.supervision.orphans import end_orphans; end_orphans(); print('cleaned', flush=True)
 sys.stdin.readline()
 begun.stdin.close(); begun.wait(20)
 """

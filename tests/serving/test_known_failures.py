@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving.known_failures import KNOWN_FAILURES, known_failure
-from cm4vllm.serving.logs import telling_lines
+from cm4vllm.serving.supervision.known_failures import KNOWN_FAILURES, known_failure
+from cm4vllm.serving.supervision.logs import telling_lines
 
 HERE = Path(__file__).parent / "recorded"
 RECORDED = sorted((HERE / "logs").glob("*.log"))

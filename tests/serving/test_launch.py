@@ -17,19 +17,19 @@ import peer
 
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.common.errors import ModelError, ServerUnsuitable, UsageError
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.redaction import Vault
+from cm4vllm.common.secrets.redaction import Vault
 from cm4vllm.common.settings import env_keys
 from cm4vllm.records.access import Access
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.records.vllm.options import HELP_FILE
-from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.launch import end, launch, use_words
 from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import SERVER_FILE
+from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: Reads the words that vLLM would get, and becomes a peer of that name on that port.
 PYTHON = f"""#!{sys.executable}

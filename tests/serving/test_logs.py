@@ -2,7 +2,7 @@
 
 import pytest
 
-from cm4vllm.serving.logs import advice, progress_line, telling_lines
+from cm4vllm.serving.supervision.logs import advice, progress_line, telling_lines
 
 LOG = """\
 (APIServer pid=12) INFO 11-21 01:22:33 [utils.py:1] non-default args: {'port': 8000}

@@ -3,7 +3,7 @@
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.serving.presets import option_words, preset_for, preset_named, presets
+from cm4vllm.serving.options.presets import option_words, preset_for, preset_named, presets
 
 #: From the README of Neural Magic's submission to MLPerf Inference v4.1.
 PUBLISHED = {

@@ -14,18 +14,18 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm.given_options import typed_value
 from cm4vllm.records.vllm.options import read_options, stored_options
-from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.fp8 import fp8_env
-from cm4vllm.serving.orphans import end_orphans
+from cm4vllm.serving.installation.verification import CONFIG
+from cm4vllm.serving.options.fp8 import fp8_env
+from cm4vllm.serving.probing.server_metrics import sampled
+from cm4vllm.serving.probing.server_requests import Site
 from cm4vllm.serving.server import SERVER_FILE
-from cm4vllm.serving.server_metrics import sampled
-from cm4vllm.serving.server_requests import Site
-from cm4vllm.serving.verification import CONFIG
+from cm4vllm.serving.supervision.death_reasons import death_reason
+from cm4vllm.serving.supervision.orphans import end_orphans
 from vllm_lines import LINES
 
 pytestmark = [
@@ -37,7 +37,7 @@ pytestmark = [
 OWNER = """
 import sys, time
 from pathlib import Path
-from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import (start_all)
 settings = ServerSettings(model=sys.argv[2], name="m", enforce_eager=True, max_num_seqs=4, max_model_len=64,
                           load_format="dummy")

@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.orphans import supervisor_spec
-from cm4vllm.serving.own_supervisors import end_supervisors
-from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import SERVER_FILE, start_all, stop
+from cm4vllm.serving.supervision.death_reasons import death_reason
+from cm4vllm.serving.supervision.orphans import supervisor_spec
+from cm4vllm.serving.supervision.own_supervisors import end_supervisors
+from cm4vllm.serving.supervision.running_servers import running_servers, status_text, stop_one
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
 
@@ -107,7 +107,7 @@ def test_nothing_else_is_stopped_and_what_runs_is_listed(server, tmp_path):
 def looks_like_ours(spec, user):
     """Start a process of a user whose command line has the supervisor's name and a specification."""
     words = ["python3", "-c", "import time; print('up', flush=True); time.sleep(60)"]
-    words += ["cm4vllm.serving.supervisor", str(spec)]
+    words += ["cm4vllm.serving.supervision.supervisor", str(spec)]
     return subprocess.Popen(words, user=user, stdout=subprocess.PIPE, cwd="/")
 
 

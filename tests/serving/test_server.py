@@ -20,10 +20,10 @@ from cm4vllm.common.errors import NotWritable, PortInUse, ServerDied, ServerNotR
 from cm4vllm.common.records import read_record
 from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.serving import server as module
-from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.death_reasons import LOG_FILE, death_reason
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.ports import free_port, listens
 from cm4vllm.serving.server import SERVER_FILE, start_all, stop
+from cm4vllm.serving.supervision.death_reasons import LOG_FILE, death_reason
 
 
 def test_a_server_without_the_endpoint_that_will_be_asked_is_refused_and_ended(tmp_path):

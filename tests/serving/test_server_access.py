@@ -15,14 +15,14 @@ import peer
 
 from cm4vllm.common.errors import CmError, ServerUnsuitable, UsageError
 from cm4vllm.common.host_addresses import host_header, host_of
-from cm4vllm.common.redaction import Vault
+from cm4vllm.common.secrets.redaction import Vault
 from cm4vllm.records.access import KEY_VARIABLES, Access
 from cm4vllm.serving.launch import launch
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access
-from cm4vllm.serving.server_access import chosen_access, own_access, unencrypted
-from cm4vllm.serving.server_metrics import look
-from cm4vllm.serving.server_probe import check_vocabulary, probe
-from cm4vllm.serving.server_requests import base_url, base_urls, sites_of
+from cm4vllm.serving.probing.server_access import chosen_access, own_access, unencrypted
+from cm4vllm.serving.probing.server_metrics import look
+from cm4vllm.serving.probing.server_probe import check_vocabulary, probe
+from cm4vllm.serving.probing.server_requests import base_url, base_urls, sites_of
 
 SECRET = "very-secret-value-1"
 TENANT = "tenant-of-the-test"

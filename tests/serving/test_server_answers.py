@@ -25,11 +25,11 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.records.access import KEY_VARIABLES
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Prompts
-from cm4vllm.serving import server_requests
-from cm4vllm.serving.server_access import chosen_access
-from cm4vllm.serving.server_identities import identity, optional_page
-from cm4vllm.serving.server_probe import check_vocabulary, probe
-from cm4vllm.serving.server_requests import Site, ask
+from cm4vllm.serving.probing import server_requests
+from cm4vllm.serving.probing.server_access import chosen_access
+from cm4vllm.serving.probing.server_identities import identity, optional_page
+from cm4vllm.serving.probing.server_probe import check_vocabulary, probe
+from cm4vllm.serving.probing.server_requests import Site, ask
 
 
 @pytest.fixture(autouse=True)
@@ -283,7 +283,7 @@ def hangs(path, piece=b""):
 
 @pytest.mark.parametrize("path", ["/metrics", "/version", "/server_info?config_format=json"])
 def test_a_page_whose_header_never_comes_ends_no_probe_and_is_named(upstream, monkeypatch, path):
-    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.3)
+    monkeypatch.setattr("cm4vllm.serving.probing.server_identities._SHORT_S", 0.3)
     with Gateway(upstream, rule=hangs(path)) as gateway:
         record = probe(gateway.endpoint, peer.MODEL, text=True)
     words = f"its {path} cannot be read ({gateway.endpoint} does not answer {path}: no answer within"
@@ -294,7 +294,7 @@ def test_a_page_whose_header_never_comes_ends_no_probe_and_is_named(upstream, mo
 
 @pytest.mark.parametrize("piece", [b"", b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"])
 def test_a_page_that_sends_a_line_of_its_header_now_and_then_is_not_answered(monkeypatch, piece):
-    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.4)
+    monkeypatch.setattr("cm4vllm.serving.probing.server_identities._SHORT_S", 0.4)
     with Hanging(piece) as server:
         page = optional_page(Site(f"http://127.0.0.1:{server.port}"), "/metrics")
     assert not page.answered

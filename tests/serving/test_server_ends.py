@@ -17,13 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 from tests.serving.launched import PEER, STUBBORN, family, gone, launch
 
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.serving import own_supervisors
 from cm4vllm.serving import server as module
-from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.server import SERVER_FILE, stop
+from cm4vllm.serving.supervision import own_supervisors
+from cm4vllm.serving.supervision.death_reasons import death_reason
 
 
 def test_orphans_that_ignore_sigterm_end_too(tmp_path, monkeypatch):
@@ -49,7 +49,7 @@ def test_the_servers_end_takes_its_orphans_along(tmp_path):
 OWNER = """
 import sys, time
 from pathlib import Path
-from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import (start_all)
 parts = [(ServerSettings(model="m", name=sys.argv[2]), Path(sys.argv[1]))]
 record = start_all(Path(sys.executable), parts, argv=sys.argv[3:])[0]

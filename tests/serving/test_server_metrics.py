@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.records.metrics import METRICS_FILE, read_samples
-from cm4vllm.serving.server_metrics import sampled
-from cm4vllm.serving.server_requests import Site
+from cm4vllm.serving.probing.server_metrics import sampled
+from cm4vllm.serving.probing.server_requests import Site
 
 RECORDED = Path(__file__).parent / "recorded"
 BEFORE, AFTER = (RECORDED / f"metrics-{moment}.txt" for moment in ("before", "after"))
@@ -245,7 +245,7 @@ def test_an_error_that_no_page_should_cause_costs_its_sample_alone(serve, tmp_pa
     def broken(*_):
         raise OverflowError("cannot convert float infinity to integer")
 
-    monkeypatch.setattr("cm4vllm.serving.heartbeat.Heartbeat.answered", broken)
+    monkeypatch.setattr("cm4vllm.serving.supervision.heartbeat.Heartbeat.answered", broken)
     url, handler = serve(BEFORE.read_text())
     watch = watched(url, handler, tmp_path)
     assert handler.served >= 4 and watch.samples == []
@@ -314,7 +314,7 @@ def test_a_page_that_the_same_server_moved_is_read(serve_as, tmp_path):
 def test_a_page_without_end_is_missed_in_its_time_and_loses_nothing(
     serve_as, tmp_path, monkeypatch, capsys, endless, good
 ):
-    monkeypatch.setattr("cm4vllm.serving.server_metrics._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("cm4vllm.serving.probing.server_metrics._TIMEOUT_S", 0.5)
     monkeypatch.setattr("cm4vllm.common.http_requests.MOST_BYTES", 10**6)
     url, handler = serve_as(Endless, BEFORE.read_text(), AFTER.read_text(), good=good, **endless)
     began = time.monotonic()

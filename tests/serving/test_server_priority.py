@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.serving.server_priority import give_way
-from cm4vllm.serving.supervisor import descendants, start_supervised
+from cm4vllm.serving.supervision.server_priority import give_way
+from cm4vllm.serving.supervision.supervisor import descendants, start_supervised
 
 #: A server with a second process and a second thread, as vLLM's has many.
 SERVER = """
@@ -86,7 +86,7 @@ def test_a_member_gives_way_too_and_a_server_of_somebody_else_does_not(superviso
 SESSIONS = """
 import os, shutil, subprocess, sys
 from pathlib import Path
-from cm4vllm.serving.server_priority import _set_session
+from cm4vllm.serving.supervision.server_priority import _set_session
 sleep = os.path.realpath(shutil.which("sleep"))
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 started = [subprocess.Popen([sleep, "600"], start_new_session=True) for _ in range(int(sys.argv[1]))]

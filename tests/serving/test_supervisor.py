@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cm4vllm.serving import supervisor as module
-from cm4vllm.serving.supervisor import descendants, parent_of
+from cm4vllm.serving.supervision import supervisor as module
+from cm4vllm.serving.supervision.supervisor import descendants, parent_of
 
 #: The folder in which the processes of a server find their sitecustomize.
 SITE = Path(module.__file__).with_name("end_with_supervisor")

@@ -20,8 +20,8 @@ from cm4vllm.records.server import Api, Dialect, Prompts, ServerRecord, counting
 from cm4vllm.rules import Division
 from cm4vllm.serving.launch import launch
 from cm4vllm.serving.launch_settings import LaunchSettings
-from cm4vllm.serving.server_probe import check_vocabulary, probe
-from cm4vllm.serving.text_servers import check_tokenizer, require_division
+from cm4vllm.serving.probing.server_probe import check_vocabulary, probe
+from cm4vllm.serving.probing.text_servers import check_tokenizer, require_division
 
 
 def probed(server, **more):

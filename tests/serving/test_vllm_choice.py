@@ -8,12 +8,12 @@ import pynvml
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware import nvml
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpus import nvml
+from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.hardware.machine_facts import gpu_env
-from cm4vllm.serving import vllm_choice
-from cm4vllm.serving.install import VARIANTS
-from cm4vllm.serving.vllm_choice import Choice, choose, require_device
+from cm4vllm.serving.installation import vllm_choice
+from cm4vllm.serving.installation.install import VARIANTS
+from cm4vllm.serving.installation.vllm_choice import Choice, choose, require_device
 from gpu_replay import Replay
 
 RECORDINGS = Path(__file__).parents[1] / "hardware" / "recordings"

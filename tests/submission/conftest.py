@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from cm4vllm.common.files import sha256_of, write_json, write_text
-from cm4vllm.common.own_program import ProgramFile, program_files
+from cm4vllm.common.programs.own_program import ProgramFile, program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
@@ -30,7 +30,7 @@ from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.submission import published_program
 from cm4vllm.submission.campaign_software import detect_software
-from cm4vllm.submission.source import Source, open_source
+from cm4vllm.submission.checker.source import Source, open_source
 from cm4vllm.submission.tree import TreeAsked, build_tree
 from standstill import repeat_after_standstill
 

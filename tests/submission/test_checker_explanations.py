@@ -5,7 +5,7 @@ import pytest
 
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.log_folders import PROBLEMS
-from cm4vllm.submission.checker_explanations import _MEANINGS, codes_of, disagreements, explained
+from cm4vllm.submission.checker.checker_explanations import _MEANINGS, codes_of, disagreements, explained
 
 #: Sums of other messages, and what a result of a language model, without a measurement of its power, never meets.
 NOT_EXPLAINED = (

@@ -24,11 +24,11 @@ from cm4vllm.records.assets import IDENTITY
 from cm4vllm.records.described_system import NETWORK_KEYS, folder_name
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.tree_check import check_tree
 from cm4vllm.rules import Division, Mode, Scenario, over_network, terms
+from cm4vllm.submission.checker.official_checker import run_checkers
 from cm4vllm.submission.log_truncation import truncate_tree
-from cm4vllm.submission.official_checker import run_checkers
 from cm4vllm.submission.tree import TreeAsked, build_tree
 
 BENCHMARK, TEST = "llama3.1-8b", "TEST06"

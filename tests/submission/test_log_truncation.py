@@ -6,8 +6,8 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
+from cm4vllm.submission.checker.source import extract_checker
 from cm4vllm.submission.log_truncation import truncate_log, truncate_tree
-from cm4vllm.submission.source import extract_checker
 
 
 def logs(tree):

@@ -5,9 +5,9 @@ import pytest
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
 from cm4vllm.common.records import read_record
 from cm4vllm.records.checker import CheckerRecord, CheckerRun
-from cm4vllm.results.expected_findings import unexpected_findings
+from cm4vllm.results.judgement.expected_findings import unexpected_findings
+from cm4vllm.submission.checker.official_checker import check_submission, is_rehearsal, run_checkers
 from cm4vllm.submission.log_truncation import truncate_tree
-from cm4vllm.submission.official_checker import check_submission, is_rehearsal, run_checkers
 from cm4vllm.submission.tree import build_tree, system_folder
 
 ROUND = "v6.1"

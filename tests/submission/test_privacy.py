@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.own_program import program_files
+from cm4vllm.common.programs.own_program import program_files
 from cm4vllm.common.records import write_record
-from cm4vllm.common.secret_forms import without_keys
+from cm4vllm.common.secrets.secret_forms import without_keys
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.rules import Scenario

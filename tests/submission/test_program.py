@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.own_program import MANIFEST
+from cm4vllm.common.programs.own_program import MANIFEST
 from cm4vllm.submission.published_program import write_program
 from cm4vllm.submission.tree import build_tree
 
@@ -26,7 +26,7 @@ def _small_program():
 #: Prints what a copy of the program says of itself, in the Python that has it first on its path.
 SAYS = """
 import json, cm4vllm
-from cm4vllm.common.own_program import commit_of_this_repository, program_files
+from cm4vllm.common.programs.own_program import commit_of_this_repository, program_files
 print(json.dumps([cm4vllm.__file__, commit_of_this_repository(), [[f.name, f.published] for f in program_files()]]))
 """
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from cm4vllm.common.errors import CheckerFailed
-from cm4vllm.results.expected_findings import unexpected_findings
+from cm4vllm.results.judgement.expected_findings import unexpected_findings
+from cm4vllm.submission.checker.official_checker import check_submission
 from cm4vllm.submission.log_truncation import truncate_tree
-from cm4vllm.submission.official_checker import check_submission
 from cm4vllm.submission.tree import build_tree, system_folder
 
 #: Each round with a benchmark that it has, and where its tree keeps the program and a scenario's settings.

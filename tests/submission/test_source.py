@@ -5,8 +5,8 @@ import time
 import pytest
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.submission import source
-from cm4vllm.submission.source import extract_checker, fetch, open_source
+from cm4vllm.submission.checker import source
+from cm4vllm.submission.checker.source import extract_checker, fetch, open_source
 
 
 def git(folder, *words):

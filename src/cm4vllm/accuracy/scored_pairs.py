@@ -16,8 +16,8 @@ from cm4vllm.accuracy.rouge import TYPES, rouge
 from cm4vllm.accuracy.rouge_words import Vocabulary
 from cm4vllm.accuracy.sentences import Sentences, on_lines
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.processes import die_with_parent, spawned_safely
 from cm4vllm.common.processors import usable_processors
+from cm4vllm.common.programs.processes import die_with_parent, spawned_safely
 
 #: Pairs that are scored at once: enough that the calls of numpy cost little, few enough for the processor's cache.
 CHUNK = 128

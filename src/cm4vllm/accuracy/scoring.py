@@ -30,10 +30,10 @@ from cm4vllm.accuracy.metric_families import (
 from cm4vllm.accuracy.product_catalogue import catalogue_text
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
-from cm4vllm.assets.published_formats import recorded_rows
+from cm4vllm.assets.samples.published_formats import recorded_rows
 from cm4vllm.common.errors import ModelError, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.owned_folders import write_result_file
+from cm4vllm.common.folders.owned_folders import write_result_file
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, NOT_SCORED, AccuracyRecord, Score

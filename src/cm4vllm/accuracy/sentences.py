@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from cm4vllm.assets.resumed_download import RefusedError, answer_of
+from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
 from cm4vllm.common.files import bytes_of
+from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.http_requests import AnswerError, Follow
-from cm4vllm.common.owned_folders import staged_folder
 
 Splitter = Callable[[str], list[str]]
 

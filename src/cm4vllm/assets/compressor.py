@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cm4vllm.common.environments import checked, install_pinned, install_torch, make_environment
 from cm4vllm.common.files import require_space
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.environments import checked, install_pinned, install_torch, make_environment
+from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import step
 
 #: Room of the environment on the disk (1.2 GiB), and while its packages are unpacked.

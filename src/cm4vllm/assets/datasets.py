@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cm4vllm.assets import mlcommons
-from cm4vllm.assets.audio_dataset import audio_rows
-from cm4vllm.assets.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
-from cm4vllm.assets.media_files import media_record
-from cm4vllm.assets.picture_dataset import catalogue_rows, check_catalogue
-from cm4vllm.assets.prompt_tokens import beyond, misread, tokenised
-from cm4vllm.assets.published_formats import write_rows
-from cm4vllm.assets.stand_in_datasets import SPACE_BYTES, stand_in_dataset
+from cm4vllm.assets.downloads import mlcommons
+from cm4vllm.assets.samples.audio_dataset import audio_rows
+from cm4vllm.assets.samples.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
+from cm4vllm.assets.samples.media_files import media_record
+from cm4vllm.assets.samples.picture_dataset import catalogue_rows, check_catalogue
+from cm4vllm.assets.samples.prompt_tokens import beyond, misread, tokenised
+from cm4vllm.assets.samples.published_formats import write_rows
+from cm4vllm.assets.tiny.stand_in_datasets import SPACE_BYTES, stand_in_dataset
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 from cm4vllm.common.files import digest_of, given_path, require_space, sha256_of
 from cm4vllm.common.progress import step, warn

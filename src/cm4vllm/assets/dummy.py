@@ -13,7 +13,7 @@ from typing import Any
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import write_json, write_text
-from cm4vllm.common.owned_folders import staged_folder
+from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.records.weights.checkpoint import DUMMY_MARK
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue

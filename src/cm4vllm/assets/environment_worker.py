@@ -7,7 +7,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 
-from cm4vllm.common.processes import die_with_parent, safe_environment
+from cm4vllm.common.programs.processes import die_with_parent, safe_environment
 from cm4vllm.common.progress import Step
 
 _KEPT_LINES = 40

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from cm4vllm.common.environments import checked, install_pinned
 from cm4vllm.common.files import require_space
+from cm4vllm.common.programs.environments import checked, install_pinned
 from cm4vllm.common.progress import step
 
 #: The size of the largest folder (250 MiB), and of its packages while they are unpacked.

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import msgspec
 
-from cm4vllm.assets import dummy, hub, mlcommons
-from cm4vllm.assets.stand_ins import STAND_INS, stand_in_of, variation_of
+from cm4vllm.assets import dummy
+from cm4vllm.assets.downloads import hub, mlcommons
+from cm4vllm.assets.tiny.stand_ins import STAND_INS, stand_in_of, variation_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DownloadError, ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree

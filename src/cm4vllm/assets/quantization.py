@@ -11,16 +11,16 @@ import msgspec
 
 from cm4vllm.assets.environment_worker import run_worker
 from cm4vllm.assets.models import MODEL_FILE, check_unchanged
-from cm4vllm.assets.published_formats import rows_of
+from cm4vllm.assets.samples.published_formats import rows_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest
 from cm4vllm.common.files import require_space, sha256_of_tree, write_text
-from cm4vllm.common.owned_folders import staged_folder
-from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.folders.owned_folders import staged_folder
+from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.records.assets import DatasetRecord, ModelRecord, QuantizationRecord
 from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint, unset_scales
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.campaign.steps import RECIPES, Step
+from cm4vllm.campaign.planning.steps import RECIPES, Step
 from cm4vllm.common.errors import UsageError, nearest
 
 #: The tags of the recipe whose flags are the settings of the whole job.

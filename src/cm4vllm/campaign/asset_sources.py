@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cm4vllm.assets.hub import page_of
+from cm4vllm.assets.downloads.hub import page_of
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
-from cm4vllm.assets.stand_in_datasets import CALIBRATION_SAMPLES
-from cm4vllm.assets.stand_ins import STAND_INS, stand_in_named
-from cm4vllm.campaign.steps import Brings
+from cm4vllm.assets.tiny.stand_in_datasets import CALIBRATION_SAMPLES
+from cm4vllm.assets.tiny.stand_ins import STAND_INS, stand_in_named
+from cm4vllm.campaign.planning.steps import Brings
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path

@@ -13,25 +13,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
-from cm4vllm.campaign.capabilities import runnable_benchmarks, unscored
+from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored
 from cm4vllm.common import input_types
-from cm4vllm.common.containers import engine_version, engines, installed_engines, missing_hook, require_ready
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
 from cm4vllm.common.files import free_bytes
+from cm4vllm.common.programs.containers import engine_version, engines, installed_engines, missing_hook, require_ready
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import size_text
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.gpu import detect_gpus, silent_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
+from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import load_sample, unready
-from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, round_names, round_terms
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
-from cm4vllm.serving.vllm_choice import DEVICES, VENDORS, require_device
+from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_device
 
 _WIDTH = 100
 #: Tokens of a prompt for which a request must have room. An assumption: the dataset decides once it is read.

@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 
 from cm4vllm.campaign.amendments import Amendments
-from cm4vllm.campaign.capabilities import runnable_benchmarks
-from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
-from cm4vllm.campaign.expected_times import with_expected_times
+from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
+from cm4vllm.campaign.job_checks.division_checks import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.job_checks.machine_needs import machine_notes
+from cm4vllm.campaign.job_checks.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.ledger import read_ledger
-from cm4vllm.campaign.machine_needs import machine_notes
-from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
-from cm4vllm.campaign.published_results import published_env, published_notes, published_runs
+from cm4vllm.campaign.planning.expected_times import with_expected_times
+from cm4vllm.campaign.planning.run_targets import TARGET_SOURCE
+from cm4vllm.campaign.planning.schedule import common_inputs, schedule
+from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step
+from cm4vllm.campaign.published.published_results import published_env, published_notes, published_runs
 from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
-from cm4vllm.campaign.run_targets import TARGET_SOURCE
-from cm4vllm.campaign.schedule import common_inputs, schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.steps import ALL, MeasuredTarget, Product, Recipes, Step
-from cm4vllm.common.command_lines import stored_command
 from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
+from cm4vllm.common.secrets.command_lines import stored_command
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cm4vllm.campaign.job_checks.preflight import require_results_folder
 from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
 from cm4vllm.campaign.ledger import LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live.monitor import watched
 from cm4vllm.campaign.live.status import STATUS_FILE, JobStatus, steps_of
 from cm4vllm.campaign.locks import only_one
-from cm4vllm.campaign.minutes import SHORTENED, Estimate, Minutes
 from cm4vllm.campaign.own_server import OwnServer
-from cm4vllm.campaign.preflight import require_results_folder
-from cm4vllm.campaign.step_values import CHECKS, Values
-from cm4vllm.campaign.steps import FOLDER, Duration, Product, Recipes, ScheduledJob, Step, names_of
+from cm4vllm.campaign.planning.minutes import SHORTENED, Estimate, Minutes
+from cm4vllm.campaign.planning.step_values import CHECKS, Values
+from cm4vllm.campaign.planning.steps import FOLDER, Duration, Product, Recipes, ScheduledJob, Step, names_of
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
@@ -33,7 +33,7 @@ from cm4vllm.common.errors import (
     SourceUnavailable,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.owned_folders import make_way
+from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.progress import say, warn, with_outlook
 from cm4vllm.common.records import now, read_record
 from cm4vllm.common.units import duration_text

@@ -8,12 +8,12 @@ from typing import Any
 
 from cm4vllm import __version__
 from cm4vllm.campaign.execution import Execution, run_schedule
-from cm4vllm.campaign.minutes import Minutes
-from cm4vllm.campaign.schedule import common_inputs, schedule
+from cm4vllm.campaign.planning.minutes import Minutes
+from cm4vllm.campaign.planning.schedule import common_inputs, schedule
+from cm4vllm.campaign.planning.steps import Recipes
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Recipes
 from cm4vllm.common.errors import CmError, InvalidResult
-from cm4vllm.common.own_program import commit_of_this_repository
+from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import write_record
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
@@ -22,7 +22,7 @@ from cm4vllm.report.explorer import published_index
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.summary import write_summary
 from cm4vllm.results.campaign_results import Report, load
-from cm4vllm.results.published_rank import places_of
+from cm4vllm.results.judgement.published_rank import places_of
 from cm4vllm.submission.published_program import program_digest
 
 

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
+from cm4vllm.campaign.planning.steps import Product, Step, key_of
 from cm4vllm.campaign.powered_run import lacks_session
 from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
-from cm4vllm.campaign.steps import Product, Step, key_of
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import altered_files
 from cm4vllm.common.records import read_record
@@ -36,7 +36,7 @@ from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsRecord
-from cm4vllm.results.curves import POINT_FILE
+from cm4vllm.results.endpoints.curves import POINT_FILE
 
 _CHANGED = "its inputs have changed"
 #: The inputs that name the folder of a step's result.

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.campaign.steps import Duration, Step
+from cm4vllm.campaign.planning.steps import Duration, Step
 from cm4vllm.common.errors import DiskFull, translated_os_errors
 from cm4vllm.common.files import bytes_of, opened, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import Record, now
-from cm4vllm.common.redaction import vault
+from cm4vllm.common.secrets.redaction import vault
 
 #: The ledger, in the folder of a job's results.
 LEDGER_FILE = "ledger.jsonl"

@@ -15,24 +15,29 @@ from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.accuracy.scorer_needs import SENTENCES
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
-from cm4vllm.assets.stand_ins import stand_in_named, variation_of
+from cm4vllm.assets.tiny.stand_ins import stand_in_named, variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
-from cm4vllm.campaign.capabilities import needs_sentences, require_runnable
-from cm4vllm.campaign.given_datasets import require_given_datasets
+from cm4vllm.campaign.job_checks.capabilities import needs_sentences, require_runnable
+from cm4vllm.campaign.job_checks.given_datasets import require_given_datasets
+from cm4vllm.campaign.job_checks.preflight import (
+    absolute_paths,
+    require_results_folder,
+    require_run_folder,
+    require_server,
+)
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import earlier_server
+from cm4vllm.campaign.planning.step_values import CHECKS
+from cm4vllm.campaign.planning.steps import Check
 from cm4vllm.campaign.powered_run import UNDER_POWER, make_powered_run
-from cm4vllm.campaign.preflight import absolute_paths, require_results_folder, require_run_folder, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import earlier_search, find_target_rate, require_searchable
 from cm4vllm.campaign.search.search_space import asked_space
 from cm4vllm.campaign.search.settings_job import searched_envs
-from cm4vllm.campaign.step_values import CHECKS
-from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder
-from cm4vllm.common.ownership_notes import beside
+from cm4vllm.common.folders.ownership_notes import beside
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import audit_config, run_settings_of

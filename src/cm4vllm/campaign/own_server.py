@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
-from cm4vllm.campaign.steps import Recipes, Step
+from cm4vllm.campaign.planning.steps import Recipes, Step
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record

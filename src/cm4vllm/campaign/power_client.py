@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, SubmissionError, UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.folders.replaceable_folders import Kind, require_replaceable
+from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.common.progress import say, step
-from cm4vllm.common.redaction import vault
-from cm4vllm.common.replaceable_folders import Kind, require_replaceable
+from cm4vllm.common.secrets.redaction import vault
 from cm4vllm.common.settings import Key
-from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power.making import (
     Site,
     SiteInputs,

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.common.files import bytes_of, mapped, text_of, typed_path, write_bytes, write_text
-from cm4vllm.common.owned_folders import discard, forget, move_result, write_noted
-from cm4vllm.common.ownership_notes import note_finished
+from cm4vllm.common.folders.owned_folders import discard, forget, move_result, write_noted
+from cm4vllm.common.folders.ownership_notes import note_finished
 from cm4vllm.common.progress import warn
 from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.measurement import RunInputs

@@ -8,12 +8,18 @@ from typing import Annotated
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
 from cm4vllm.campaign.amendments import StepInput
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, asked_quantisation, sources
-from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sentences, require_runnable, require_scored
-from cm4vllm.campaign.division_checks import Fault
-from cm4vllm.campaign.job_notes import job_notes
+from cm4vllm.campaign.job_checks.capabilities import (
+    compliance_tests,
+    graders,
+    needs_sentences,
+    require_runnable,
+    require_scored,
+)
+from cm4vllm.campaign.job_checks.division_checks import Fault
+from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.live.page_address import Address
+from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
-from cm4vllm.campaign.steps import ScheduledJob, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
@@ -33,7 +39,7 @@ from cm4vllm.rules import (
     round_terms,
     terms,
 )
-from cm4vllm.serving.vllm_choice import DEVICES
+from cm4vllm.serving.installation.vllm_choice import DEVICES
 
 #: The rule by which a division takes a benchmark's own model alone.
 _MODEL_RULE = "MODEL"

@@ -16,9 +16,9 @@ import msgspec
 from cm4vllm.common.bounded_documents import lines_of, object_of, read_object
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
-from cm4vllm.common.owned_folders import make_way
-from cm4vllm.common.ownership_notes import note_files
-from cm4vllm.common.redaction import vault
+from cm4vllm.common.folders.owned_folders import make_way
+from cm4vllm.common.folders.ownership_notes import note_files
+from cm4vllm.common.secrets.redaction import vault
 
 _SCHEMA = "schema"
 

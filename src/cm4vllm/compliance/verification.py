@@ -14,7 +14,7 @@ from typing import Any
 from cm4vllm import REHEARSAL_NOTICE, compliance
 from cm4vllm.common.errors import InvalidResult, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.owned_folders import write_result_file
+from cm4vllm.common.folders.owned_folders import write_result_file
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import require_applied

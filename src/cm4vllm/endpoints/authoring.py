@@ -10,23 +10,23 @@ import yaml
 
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_json
-from cm4vllm.common.command_lines import published_words, shell_line
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import altered_files, json_text, text_of, typed_path, write_text
+from cm4vllm.common.folders.owned_folders import forget, write_noted, write_result_file
+from cm4vllm.common.folders.replaceable_folders import require_replaceable
+from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.host_addresses import host_of
-from cm4vllm.common.owned_folders import forget, write_noted, write_result_file
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import OtherSchema, read_record
-from cm4vllm.common.replaceable_folders import require_replaceable
+from cm4vllm.common.secrets.command_lines import published_words, shell_line
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
-from cm4vllm.results.curves import POINT_FILE, POWER_FILE
-from cm4vllm.serving.server_identities import other_content
+from cm4vllm.results.endpoints.curves import POINT_FILE, POWER_FILE
+from cm4vllm.serving.probing.server_identities import other_content
 from cm4vllm.submission.privacy import private_words
 
 _TEMPLATE_FILE = "submitter.template.yaml"

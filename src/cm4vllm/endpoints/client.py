@@ -12,17 +12,17 @@ import yaml
 
 from cm4vllm.common.bounded_documents import object_of, read_json, read_object
 from cm4vllm.common.errors import CmError, InstallError, RunFailed, RunIncomplete, ServerDied
-from cm4vllm.common.git_objects import added_files, changed_files, objects_of
-from cm4vllm.common.owned_folders import begun_folder, write_noted
-from cm4vllm.common.processes import exit_in_words, last_lines
+from cm4vllm.common.folders.owned_folders import begun_folder, write_noted
+from cm4vllm.common.git.git_objects import added_files, changed_files, objects_of
+from cm4vllm.common.programs.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
 from cm4vllm.endpoints.events import failed_samples
-from cm4vllm.results.endpoints_harness import SCORES, SUMMARY
-from cm4vllm.serving.death_reasons import awaited_reason
-from cm4vllm.serving.orphans import end_orphans
-from cm4vllm.serving.supervisor import start_supervised
+from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY
+from cm4vllm.serving.supervision.death_reasons import awaited_reason
+from cm4vllm.serving.supervision.orphans import end_orphans
+from cm4vllm.serving.supervision.supervisor import start_supervised
 
 EVENTS = "events.jsonl"
 #: The samples that the client issued in each phase, by the phase's name. An accuracy run has the name of its dataset.

@@ -12,7 +12,7 @@ from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.model_links import model_links
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import writable_folder, write_text
-from cm4vllm.common.owned_folders import forget, make_way, staged_file, staged_folder, write_noted
+from cm4vllm.common.folders.owned_folders import forget, make_way, staged_file, staged_folder, write_noted
 from cm4vllm.common.progress import warn
 from cm4vllm.endpoints.client_config import TOKENIZER
 from cm4vllm.records.assets import DatasetRecord, ModelRecord

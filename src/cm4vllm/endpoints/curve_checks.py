@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cm4vllm.results.checks import CheckBase, Fault
-from cm4vllm.results.curves import Curve, Point
-from cm4vllm.results.endpoints_harness import impossible_in_summary
+from cm4vllm.results.endpoints.curves import Curve, Point
+from cm4vllm.results.endpoints.endpoints_harness import impossible_in_summary
 from cm4vllm.results.file_values import count, part
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions

@@ -20,7 +20,7 @@ from cm4vllm.endpoints.curve_plan import plan_curve
 from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, measure_point, point_setup
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord, Probe
-from cm4vllm.results.curves import POINT_FILE
+from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import endpoints_rules
 
 #: The search for C_max ends where twice the concurrency gives less than this part more samples/s.

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.endpoints.client import read_summary
 from cm4vllm.endpoints.records import CurveRecord, PointRecord
-from cm4vllm.results.curves import POINT_FILE
-from cm4vllm.results.endpoints_harness import times
+from cm4vllm.results.endpoints.curves import POINT_FILE
+from cm4vllm.results.endpoints.endpoints_harness import times
 
 
 class MeasuredPoint(Record, frozen=True, kw_only=True):

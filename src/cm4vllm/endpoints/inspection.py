@@ -10,15 +10,15 @@ import cm4vllm
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import json_text, typed_path
-from cm4vllm.common.owned_folders import write_noted
+from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, official_report
 from cm4vllm.endpoints.curve_checks import curve_findings
-from cm4vllm.results.curves import Curve, read_curves
+from cm4vllm.results.check_command.findings_output import as_objects, as_sarif, ordered, summary
+from cm4vllm.results.endpoints.curves import Curve, read_curves
 from cm4vllm.results.findings import Finding, Severity
-from cm4vllm.results.findings_output import as_objects, as_sarif, ordered, summary
 
 _NO_BUNDLE = "since it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
 _WIDTH = 120

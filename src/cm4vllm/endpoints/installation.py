@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cm4vllm.common.environments import checked, install_pinned, make_environment, pip
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.files import given_path, require_space
-from cm4vllm.common.git_source import copy_checkout, fetch_checkout, git_directory
-from cm4vllm.common.processes import run
+from cm4vllm.common.git.git_source import copy_checkout, fetch_checkout, git_directory
+from cm4vllm.common.programs.environments import checked, install_pinned, make_environment, pip
+from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import write_record
 from cm4vllm.common.settings import Key, Settings

@@ -11,17 +11,17 @@ import msgspec
 import psutil
 
 from cm4vllm.accuracy.sentences import UNTRAINED
-from cm4vllm.assets.bounded_tables import parquet_rows
-from cm4vllm.assets.published_formats import require_file
+from cm4vllm.assets.samples.bounded_tables import parquet_rows
+from cm4vllm.assets.samples.published_formats import require_file
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, DatasetError, RunFailed, UsageError
 from cm4vllm.common.files import altered_files, digests_of, given_path, sha256_of, typed_path
-from cm4vllm.common.ownership_notes import note_finished
+from cm4vllm.common.folders.ownership_notes import note_finished
+from cm4vllm.common.folders.replaceable_folders import Kind, require_replaceable
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
-from cm4vllm.common.replaceable_folders import Kind, require_replaceable
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.client import EVENTS, ClientInstallation, read_summary, run_client
 from cm4vllm.endpoints.client_config import ClientRun
@@ -30,15 +30,15 @@ from cm4vllm.endpoints.curve_status import curve_status
 from cm4vllm.endpoints.events import read_events
 from cm4vllm.endpoints.records import CurveRecord, PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
 from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.results.curves import POINT_FILE
-from cm4vllm.results.endpoints_harness import impossible_in_summary
+from cm4vllm.results.endpoints.curves import POINT_FILE
+from cm4vllm.results.endpoints.endpoints_harness import impossible_in_summary
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
-from cm4vllm.serving.death_reasons import death_reason
+from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: From this number of processors on the client chooses its own number of processes.
 _MANY_PROCESSORS = 16

@@ -14,8 +14,8 @@ from typing import Any
 
 from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.common.repetition import repeated
-from cm4vllm.hardware import amd, nvml
-from cm4vllm.hardware.drivers import Questions, entry
+from cm4vllm.hardware.gpus import amd, nvml
+from cm4vllm.hardware.gpus.drivers import Questions, entry
 from cm4vllm.records.energy import Counter, Reading, RunEnergy, Scope, energy_of_run
 
 #: Seconds between two readings. NVML's counter itself changes about every 0.1 s.

@@ -12,9 +12,9 @@ from msgspec import to_builtins
 
 from cm4vllm.common.progress import say_facts
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.gpus.interconnect import interconnect
 from cm4vllm.hardware.host import detect_host
-from cm4vllm.hardware.interconnect import interconnect
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size

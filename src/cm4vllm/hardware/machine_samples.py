@@ -19,9 +19,9 @@ import psutil
 from cm4vllm.common.bounded_documents import lines_of
 from cm4vllm.common.kernel_files import exists
 from cm4vllm.common.records import Record
-from cm4vllm.hardware import nvml
-from cm4vllm.hardware.gpu_samples import INTERVAL_S, look_at_gpus
-from cm4vllm.hardware.throttling import throttling
+from cm4vllm.hardware.gpus import nvml
+from cm4vllm.hardware.gpus.gpu_samples import INTERVAL_S, look_at_gpus
+from cm4vllm.hardware.gpus.throttling import throttling
 from cm4vllm.records.metrics import GpuSample
 
 
@@ -29,7 +29,8 @@ class MachineSample(Record, frozen=True, kw_only=True):
     """A machine, `at_s` seconds after the first sample.
 
     `busy_s` are the seconds that its processors have worked since it started, `stolen_s` those that the hypervisor gave
-    to others meanwhile, None where the kernel does not say. `throttled` has the counters of hardware/throttling.py.
+    to others meanwhile, None where the kernel does not say. `throttled` has the counters of
+    hardware/gpus/throttling.py.
     """
 
     at_s: float

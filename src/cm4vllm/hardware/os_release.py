@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from cm4vllm.common.kernel_files import exists, text
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.processes import run
 
 _PACKAGE_MANAGERS = (
     (("debian", "ubuntu"), "apt"),

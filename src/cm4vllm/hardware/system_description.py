@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware.accelerators import accelerator_keys, accelerator_notes, serving
+from cm4vllm.hardware.gpus.accelerators import accelerator_keys, accelerator_notes, serving
+from cm4vllm.hardware.gpus.used_gpus import UsedGpu
 from cm4vllm.hardware.machine_facts import memory_env, modules, network_env, network_lines, storage_env
 from cm4vllm.hardware.size_texts import frequency, memory_size
-from cm4vllm.hardware.used_gpus import UsedGpu
 from cm4vllm.records.described_system import NODES_DIFFER, NOT_STATED, STATUS_NOT_STATED, safe_name, stated_system
 from cm4vllm.records.known_hardware import Processor, contradictions, processor
 from cm4vllm.records.machine import CpuFacts, HostFacts, MachineFacts

@@ -10,11 +10,11 @@ from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import altered_files, bytes_of, writable_folder
-from cm4vllm.common.owned_folders import forget, write_noted
-from cm4vllm.common.ownership_notes import beside
+from cm4vllm.common.folders.owned_folders import forget, write_noted
+from cm4vllm.common.folders.ownership_notes import beside
+from cm4vllm.common.folders.replaceable_folders import Kind
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.replaceable_folders import Kind
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.loadgen.given_conf import rate_in, require_usable_conf
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
@@ -41,7 +41,7 @@ from cm4vllm.rules import (
     terms,
     terms_of_test,
 )
-from cm4vllm.serving.death_reasons import death_reason
+from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: The folder of one run, as an earlier version left it: with the record of a run.
 RUN = Kind(

@@ -14,7 +14,7 @@ from cm4vllm.records.run import RunSettings
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm.given_options import OptionValue, whole_number
 from cm4vllm.rules import Media, Terms
-from cm4vllm.serving.media_apis import MEDIA_APIS, media_api_of
+from cm4vllm.serving.probing.media_apis import MEDIA_APIS, media_api_of
 
 #: Requests in flight Offline for each sequence that the server runs at a time, so that the next request is at hand when
 #: a sequence ends.

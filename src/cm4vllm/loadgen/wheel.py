@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.pip_settings import pip_settings
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.pip_settings import pip_settings
+from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import LoadGenWheel, Terms, round_terms

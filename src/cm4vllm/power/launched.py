@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from cm4vllm.common.processes import die_with_parent, safe_environment
+from cm4vllm.common.programs.processes import die_with_parent, safe_environment
 
 __all__: list[str] = []
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
 from cm4vllm.common.files import mapped, text_of, write_bytes
-from cm4vllm.common.owned_folders import staged_folder, write_noted
-from cm4vllm.common.processes import exit_in_words, run
+from cm4vllm.common.folders.owned_folders import staged_folder, write_noted
+from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.common.programs.processes import exit_in_words, run
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings
-from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import CLIENT, official_environment
 from cm4vllm.power.workload import COMMAND, Relay

@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
-from cm4vllm.common.owned_folders import staged_folder
+from cm4vllm.common.folders.owned_folders import staged_folder
+from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.rules import PowerPrograms, round_terms
 
 URL = "https://github.com/mlcommons/power-dev"

@@ -5,8 +5,8 @@ import socket
 
 from cm4vllm.common.errors import PortInUse, RunFailed, UsageError
 from cm4vllm.common.files import text_of, typed_path
-from cm4vllm.common.processes import exit_in_words
-from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.making import several_analyzers
 from cm4vllm.power.programs import official_environment, server_running

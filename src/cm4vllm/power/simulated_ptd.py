@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 
 VERSION = f"0.0.0-{SIMULATED}-0"

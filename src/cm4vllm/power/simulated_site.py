@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.power.clocks import LOOPBACK, serve_time
 from cm4vllm.power.programs import server_running
 from cm4vllm.power.ptd import simulated_program

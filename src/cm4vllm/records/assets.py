@@ -6,11 +6,11 @@ from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import Record
 
 #: Where the tiny model comes from, in the words of its record.
-STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny_model)"
+STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny.tiny_model)"
 #: Where the tiny whisper comes from, in the words of its record.
-SPEECH_STAND_IN_SOURCE = "trained here on words as tones (cm4vllm.assets.tiny_whisper)"
+SPEECH_STAND_IN_SOURCE = "trained here on words as tones (cm4vllm.assets.tiny.tiny_whisper)"
 #: Where the tiny vision-language model comes from, in the words of its record.
-VISION_STAND_IN_SOURCE = "trained here on pictures of products (cm4vllm.assets.tiny_vision)"
+VISION_STAND_IN_SOURCE = "trained here on pictures of products (cm4vllm.assets.tiny.tiny_vision)"
 _STAND_IN_SOURCES = (STAND_IN_SOURCE, SPEECH_STAND_IN_SOURCE, VISION_STAND_IN_SOURCE)
 #: Where a model without weights comes from, in the words of its record.
 DUMMY_SOURCE = "random weights, made by vLLM when it starts (cm4vllm.assets.dummy)"

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cm4vllm.common.command_lines import published_words
-from cm4vllm.common.containers import Container, Mount, engines, run_words
 from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.programs.containers import Container, Mount, engines, run_words
+from cm4vllm.common.secrets.command_lines import published_words
 from cm4vllm.records.server import ContainerRecord, ServerRecord
 
 

@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.files import typed_paths
+from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.number_texts import ms, number, percent, rate
-from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report.curve_page import compare_curves
 from cm4vllm.report.final_table import aligned
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.results import uncertainty
 from cm4vllm.results.capsule import Capsule
-from cm4vllm.results.compared_settings import NOT_STATED, ComparedSetting, Group
-from cm4vllm.results.comparison import Block, Cell, Comparison, Row, compare
-from cm4vllm.results.curves import curves_at
+from cm4vllm.results.comparing import uncertainty
+from cm4vllm.results.comparing.compared_settings import NOT_STATED, ComparedSetting, Group
+from cm4vllm.results.comparing.comparison import Block, Cell, Comparison, Row, compare
+from cm4vllm.results.comparing.uncertainty import Shift, Verdict
+from cm4vllm.results.comparing.verification import Judged, Judgement, judge_settings, short, verify
+from cm4vllm.results.endpoints.curves import curves_at
 from cm4vllm.results.figures import Basis
-from cm4vllm.results.uncertainty import Shift, Verdict
-from cm4vllm.results.verification import Judged, Judgement, judge_settings, short, verify
 from cm4vllm.submission.capsule.comparison import compare_paths
 
 #: The groups of packages by name, each with the name of its files.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.number_texts import percent
-from cm4vllm.results.bottlenecks import MOST, MOST_DECODING
-from cm4vllm.results.curves import Curve, Point
+from cm4vllm.results.endpoints.curves import Curve, Point
+from cm4vllm.results.judgement.bottlenecks import MOST, MOST_DECODING
 
 #: Growth of the logarithm of throughput for that of concurrency: from `_LOAD` on the requests in flight are too few to
 #: use the server, up to `_SERVER` more of them gain nothing.

@@ -9,15 +9,15 @@ from typing import Any
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.number_texts import ms, number, percent, rate, seconds
-from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import columns
-from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.report.curve_bounds import bounds
 from cm4vllm.report.final_table import aligned
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.results.curves import PER_USER, Curve, Point
+from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Table
+from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
 from cm4vllm.results.figure_texts import judgement, target
 from cm4vllm.results.file_values import count, part
 from cm4vllm.results.file_values import number as number_of

@@ -4,7 +4,7 @@ import math
 
 from cm4vllm.common.number_texts import rate
 from cm4vllm.records.energy import CountedEnergy, Scope
-from cm4vllm.report.canvas import Table
+from cm4vllm.report.pictures.canvas import Table
 from cm4vllm.results.energy_figures import energy_figures, energy_label
 from cm4vllm.results.model import Performance
 

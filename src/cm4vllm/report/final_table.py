@@ -14,9 +14,11 @@ from cm4vllm.common.number_texts import ms, number, rate
 from cm4vllm.common.terminal_text import columns, printable
 from cm4vllm.records.accuracy import AccuracyRecord
 from cm4vllm.report.energy_words import energy_words
-from cm4vllm.report.power_pictures import power_words
+from cm4vllm.report.pictures.power_pictures import power_words
 from cm4vllm.results.campaign_results import Report
-from cm4vllm.results.campaign_verdict import (
+from cm4vllm.results.energy_figures import energy_figures
+from cm4vllm.results.figure_texts import counting_words, headroom, result_figure
+from cm4vllm.results.judgement.campaign_verdict import (
     Kind,
     findings,
     headline,
@@ -25,8 +27,6 @@ from cm4vllm.results.campaign_verdict import (
     score_in_words,
     unchecked,
 )
-from cm4vllm.results.energy_figures import energy_figures
-from cm4vllm.results.figure_texts import counting_words, headroom, result_figure
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.recorded_power import recorded_power
 

@@ -8,7 +8,7 @@ from cm4vllm.common.number_texts import ms, number, percent, qps, rate
 from cm4vllm.common.records import read_record
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, LimitRecord, ProbeRecord, SearchRecord
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, Evaluation, Score, SettingsRecord
-from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
+from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Table
 
 #: Percent of a limit above which a percentile stands at the edge of the picture; its table has the number.
 MOST = 400.0

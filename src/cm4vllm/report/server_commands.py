@@ -1,7 +1,7 @@
 """The command of a server as pages show it: one flag a line, with variables for what is of one machine alone."""
 
-from cm4vllm.common.command_lines import published_command, published_words, shell_line
-from cm4vllm.common.redaction import variable
+from cm4vllm.common.secrets.command_lines import published_command, published_words, shell_line
+from cm4vllm.common.secrets.redaction import variable
 from cm4vllm.records.published_server import container_words, hosts_of, server_words
 from cm4vllm.records.server import ServerRecord
 

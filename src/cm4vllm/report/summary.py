@@ -7,19 +7,26 @@ from cm4vllm.common.records import write_record
 from cm4vllm.records.doubts import headroom as client_headroom
 from cm4vllm.records.metrics import METRICS_FILE, read_samples
 from cm4vllm.records.software import read_software
-from cm4vllm.report import charts
 from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.report.power_pictures import power_words
+from cm4vllm.report.pictures import charts
+from cm4vllm.report.pictures.power_pictures import power_words
+from cm4vllm.report.pictures.scenario_pictures import pictures
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
-from cm4vllm.report.scenario_pictures import pictures
 from cm4vllm.report.searches import search_curves, tried_settings
 from cm4vllm.report.server_commands import server_command, typed_command
 from cm4vllm.report.summary_exports import summary_csv, summary_record
 from cm4vllm.report.system_tables import groups, machine_group
-from cm4vllm.results.bottlenecks import why
 from cm4vllm.results.campaign_results import Report
-from cm4vllm.results.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
+from cm4vllm.results.judgement.bottlenecks import why
+from cm4vllm.results.judgement.campaign_verdict import (
+    findings,
+    headline,
+    missing,
+    missing_scenarios,
+    sentence,
+    unexpected,
+)
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.rules import round_terms
 

@@ -5,13 +5,13 @@ import io
 from typing import Any
 
 from cm4vllm.common.records import Record
-from cm4vllm.results.bottlenecks import Why, why
 from cm4vllm.results.campaign_results import Report
-from cm4vllm.results.campaign_verdict import Finding, findings, headline, missing_scenarios
 from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figures import Figure
+from cm4vllm.results.judgement.bottlenecks import Why, why
+from cm4vllm.results.judgement.campaign_verdict import Finding, findings, headline, missing_scenarios
+from cm4vllm.results.judgement.published_rank import Place
 from cm4vllm.results.model import Performance, Result
-from cm4vllm.results.published_rank import Place
 
 
 class SummaryFigure(Record, frozen=True, kw_only=True):

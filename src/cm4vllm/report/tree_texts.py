@@ -19,7 +19,7 @@ from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_l
 from cm4vllm.report.server_commands import container_command, server_command, typed_command
 from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_results import Report, load
-from cm4vllm.results.campaign_verdict import missing
+from cm4vllm.results.judgement.campaign_verdict import missing
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results

@@ -15,8 +15,8 @@ from cm4vllm.records.run import RunRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.checks import findings
 from cm4vllm.results.findings import refuse
+from cm4vllm.results.judgement.published_rank import Place
 from cm4vllm.results.model import Result, Submission
-from cm4vllm.results.published_rank import Place
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.run_folders import chosen_folder, read_runs
 from cm4vllm.rules import BenchmarkTerms, Division, benchmark_terms

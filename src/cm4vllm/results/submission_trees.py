@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 from cm4vllm import rules
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
-from cm4vllm.results.endpoints_harness import is_endpoints, read_endpoints_accuracy, read_endpoints_performance
+from cm4vllm.results.endpoints.endpoints_harness import (
+    is_endpoints,
+    read_endpoints_accuracy,
+    read_endpoints_performance,
+)
 from cm4vllm.results.file_listing import Listing, list_files
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader, reason_of, terms_of, uncovered

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.progress import warn
-from cm4vllm.hardware import nvml
+from cm4vllm.hardware.gpus import nvml
 
 #: Memory that a driver keeps for itself, or that another program takes in the meantime, is not the server's.
 SLACK_BYTES = 512 * 2**20

@@ -10,21 +10,21 @@ from cm4vllm.common.errors import ServerDied
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.redaction import variable
+from cm4vllm.common.secrets.redaction import variable
 from cm4vllm.records.access import Access
 from cm4vllm.records.server import ServerRecord, counting
 from cm4vllm.serving import server
-from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
-from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
-from cm4vllm.serving.media_apis import media_api_of
-from cm4vllm.serving.own_supervisors import wait_for_end
+from cm4vllm.serving.options.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
-from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
-from cm4vllm.serving.server_access import OWN_KEY_VARIABLE, unencrypted
-from cm4vllm.serving.server_probe import probe
-from cm4vllm.serving.server_requests import base_urls
+from cm4vllm.serving.probing.media_apis import media_api_of
+from cm4vllm.serving.probing.server_access import OWN_KEY_VARIABLE, unencrypted
+from cm4vllm.serving.probing.server_probe import probe
+from cm4vllm.serving.probing.server_requests import base_urls
+from cm4vllm.serving.supervision.death_reasons import death_reason
+from cm4vllm.serving.supervision.ipc_files import require_shared_memory
+from cm4vllm.serving.supervision.own_supervisors import wait_for_end
+from cm4vllm.serving.supervision.running_servers import running_servers, status_text, stop_one
 
 #: Where a server's files are put when nothing else is said.
 DEFAULT_FOLDER = "vllm-server"

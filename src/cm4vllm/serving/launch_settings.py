@@ -9,28 +9,28 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
-from cm4vllm.common.containers import engine_for
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.programs.containers import engine_for
 from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.access import Access
 from cm4vllm.records.published_server import container_words
 from cm4vllm.records.vllm.given_options import OptionValue, given_options
 from cm4vllm.records.vllm.server_needs import local_workers
-from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
-from cm4vllm.serving.connection_errors import trusted
 from cm4vllm.serving.containers.image import ImageSettings, asked_device, container_of, require_container
 from cm4vllm.serving.containers.server_container import server_container
+from cm4vllm.serving.installation.vllm_choice import gpus_for
+from cm4vllm.serving.options import arguments
+from cm4vllm.serving.options.presets import preset_named
 from cm4vllm.serving.ports import free_port
-from cm4vllm.serving.presets import preset_named
+from cm4vllm.serving.probing.connection_errors import trusted
+from cm4vllm.serving.probing.server_access import chosen_access, own_access
+from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
-from cm4vllm.serving.server_access import chosen_access, own_access
-from cm4vllm.serving.server_requests import base_urls
-from cm4vllm.serving.vllm_choice import gpus_for
 
 #: A folder that exists stands for that of a model which is known later.
 _ANY_FOLDER = str(Path(__file__).parent)

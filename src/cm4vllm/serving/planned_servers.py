@@ -19,18 +19,18 @@ from cm4vllm.records.vllm.given_options import given_options, whole_number
 from cm4vllm.records.vllm.options import Options, fitted, read_options
 from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
-from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, placed
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import with_host_memory
+from cm4vllm.serving.installation.packages import packages_of
+from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_sensible
-from cm4vllm.serving.media_apis import MEDIA_APIS
-from cm4vllm.serving.packages import packages_of
-from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
+from cm4vllm.serving.options import arguments
+from cm4vllm.serving.options.presets import Preset, option_words, preset_for, preset_named
+from cm4vllm.serving.probing.media_apis import MEDIA_APIS
 from cm4vllm.serving.server import NodesStart
-from cm4vllm.serving.vllm_choice import gpus_for
 
 #: The record of a server that would be started.
 PLANNED_FILE = "planned.json"

@@ -19,14 +19,13 @@ from cm4vllm.common.errors import (
     UsageError,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.owned_folders import make_way
+from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import holds_record, now, remove_record, write_record
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord
 from cm4vllm.records.vllm.given_options import given_options
 from cm4vllm.records.vllm.server_needs import uses_ray
-from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
 from cm4vllm.serving.clusters.node_layout import NodeLayout
@@ -39,18 +38,19 @@ from cm4vllm.serving.containers.server_container import (
     server_container,
     supervised_words,
 )
-from cm4vllm.serving.death_reasons import LOG_FILE, STATE_FILE, reason_in, reason_on_nodes
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
-from cm4vllm.serving.known_failures import known_failure
-from cm4vllm.serving.logs import advice, progress_line, telling_lines
-from cm4vllm.serving.orphans import end_orphans
-from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, say_ready
-from cm4vllm.serving.packages import packages_of
+from cm4vllm.serving.installation.packages import packages_of
+from cm4vllm.serving.options.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.ports import free_port, listens, reachable
-from cm4vllm.serving.server_access import own_access
-from cm4vllm.serving.server_probe import check_answer, probe
-from cm4vllm.serving.server_requests import Site
-from cm4vllm.serving.supervisor import start_supervised
+from cm4vllm.serving.probing.server_access import own_access
+from cm4vllm.serving.probing.server_probe import check_answer, probe
+from cm4vllm.serving.probing.server_requests import Site
+from cm4vllm.serving.supervision.death_reasons import LOG_FILE, STATE_FILE, reason_in, reason_on_nodes
+from cm4vllm.serving.supervision.known_failures import known_failure
+from cm4vllm.serving.supervision.logs import advice, progress_line, telling_lines
+from cm4vllm.serving.supervision.orphans import end_orphans
+from cm4vllm.serving.supervision.own_supervisors import GRACE_S, end_supervisors, is_owned, own, say_ready
+from cm4vllm.serving.supervision.supervisor import start_supervised
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"

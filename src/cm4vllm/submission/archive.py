@@ -26,13 +26,13 @@ from typing import IO, Any, cast
 
 from cm4vllm.common.errors import NotFoundError, SubmissionError, UsageError, nearest, translated_os_errors
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.owned_folders import staged_file, write_noted
-from cm4vllm.common.processes import die_with_parent, exit_in_words, run
+from cm4vllm.common.folders.owned_folders import staged_file, write_noted
+from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.common.programs.processes import die_with_parent, exit_in_words, run
 from cm4vllm.common.progress import warn
-from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.common.terminal_text import first_of
+from cm4vllm.submission.checker.source import Source, extract_checker
 from cm4vllm.submission.privacy_check import inspect_tree
-from cm4vllm.submission.source import Source, extract_checker
 
 _DIVISIONS = ("open", "closed", "network")
 #: The most bytes of a file and of a whole submission: packing so many takes minutes.

@@ -17,10 +17,10 @@ from typing import Any
 
 from cm4vllm import __version__
 from cm4vllm.common.bounded_documents import read_json
-from cm4vllm.common.command_lines import published_words
-from cm4vllm.common.own_program import commit_of_this_repository, url_of_this_repository
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.own_program import commit_of_this_repository, url_of_this_repository
+from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import read_optional
+from cm4vllm.common.secrets.command_lines import published_words
 from cm4vllm.hardware.machine_facts import cpu_env, memory_env, storage_env
 from cm4vllm.hardware.os_release import os_env
 from cm4vllm.records.machine import MachineFacts

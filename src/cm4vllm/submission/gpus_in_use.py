@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from cm4vllm.hardware.used_gpus import visible_gpus
+from cm4vllm.hardware.gpus.used_gpus import visible_gpus
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ServerRecord

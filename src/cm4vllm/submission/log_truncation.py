@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, opened, sha256_of, write_bytes
-from cm4vllm.common.ownership_notes import note_files
+from cm4vllm.common.folders.ownership_notes import note_files
 from cm4vllm.submission.privacy_check import inspect_tree
 
 _END_BYTES = 4096

@@ -24,9 +24,9 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import text_of
 from cm4vllm.common.host_addresses import address_spellings, is_address, is_loopback
 from cm4vllm.common.kernel_files import matching, text
-from cm4vllm.common.own_program import program_files
-from cm4vllm.common.redaction import Vault, vault
-from cm4vllm.common.secret_forms import HIDDEN, without_keys
+from cm4vllm.common.programs.own_program import program_files
+from cm4vllm.common.secrets.redaction import Vault, vault
+from cm4vllm.common.secrets.secret_forms import HIDDEN, without_keys
 
 _NO_NAMES = frozenset(
     {

@@ -11,7 +11,7 @@ import msgspec
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, sha256_of, text_of
 from cm4vllm.common.host_addresses import is_loopback
-from cm4vllm.common.own_program import program_files
+from cm4vllm.common.programs.own_program import program_files
 from cm4vllm.records.machine import MACHINE_FILE, NODE_FILES
 from cm4vllm.records.run import RUN_FILE
 from cm4vllm.records.server import NodeRecord

@@ -8,8 +8,8 @@ from pathlib import Path
 import cm4vllm
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import bytes_of, sha256_of, text_of, write_text
-from cm4vllm.common.own_program import MANIFEST, commit_of_this_repository, program_files
-from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.common.programs.own_program import MANIFEST, commit_of_this_repository, program_files
 from cm4vllm.records.run import RunRecord
 from cm4vllm.submission.tree_writer import GENERATE
 

@@ -13,12 +13,12 @@ from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import json_text, typed_path
-from cm4vllm.common.owned_folders import forget, write_noted
+from cm4vllm.common.folders.owned_folders import forget, write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.hardware.gpus.nvml import gpus_of_processes
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.nvml import gpus_of_processes
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.records.described_system import STATUS_NOT_STATED, folder_name, hints, not_stated, stated_system

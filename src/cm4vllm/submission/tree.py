@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.bounded_documents import read_json
-from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, write_json, write_text
-from cm4vllm.common.own_program import commit_of_this_repository
-from cm4vllm.common.owned_folders import recover
+from cm4vllm.common.folders.owned_folders import recover
+from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.progress import warn
+from cm4vllm.common.secrets.command_lines import published_command
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.records.described_system import folder_name, keys_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log

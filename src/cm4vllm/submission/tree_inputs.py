@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.folders.replaceable_folders import require_replaceable
 from cm4vllm.common.records import read_record
-from cm4vllm.common.replaceable_folders import require_replaceable
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import round_terms

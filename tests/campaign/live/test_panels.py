@@ -16,9 +16,9 @@ import pytest
 from msgspec.structs import replace
 from states import ACCURACY_RUN, CURVE, SEARCH, SERVER_RUN, STEPS, status, step
 
-from cm4vllm.campaign.job_status import StatusSettings, report_status
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live import monitor as module
+from cm4vllm.campaign.live.job_status import StatusSettings, report_status
 from cm4vllm.campaign.live.monitor import Monitor, watched
 from cm4vllm.campaign.live.panels import Tone, view_of
 from cm4vllm.campaign.live.status import (

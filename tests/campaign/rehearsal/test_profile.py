@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
 from cm4vllm.campaign.rehearsal.faults import Faults
 from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
 from cm4vllm.campaign.rehearsal.profile import Lengths, named_profiles, read_profile
-from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import benchmark_names, round_names

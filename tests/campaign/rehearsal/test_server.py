@@ -19,11 +19,11 @@ from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.campaign.rehearsal.profile import Profile
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.serving.ports import free_port, listens
-from cm4vllm.serving.server_metrics import look
-from cm4vllm.serving.server_probe import probe
-from cm4vllm.serving.server_requests import Site
+from cm4vllm.serving.probing.server_metrics import look
+from cm4vllm.serving.probing.server_probe import probe
+from cm4vllm.serving.probing.server_requests import Site
 from simulated.systems import simulated
 
 PROFILE = """

@@ -5,13 +5,13 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
 from cm4vllm.campaign.search.search_space import Space, shown
 from cm4vllm.campaign.search.settings_job import _Noted, exports_of, inputs_digest, ranked, table
-from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.errors import InvalidResult, ServerUnsuitable, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, Evaluation, Score, SettingsRecord

@@ -4,7 +4,7 @@ import pytest
 
 from cm4vllm.campaign.search.explanations import cause_of, cause_words
 from cm4vllm.records.metrics import ServerMetrics, Speed, Timing
-from cm4vllm.results.bottlenecks import Cause
+from cm4vllm.results.judgement.bottlenecks import Cause
 
 
 def timing(mean_ms):

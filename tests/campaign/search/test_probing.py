@@ -32,7 +32,7 @@ from cm4vllm.records.searches.rate_search import (
     Verdict,
 )
 from cm4vllm.rules import ExecutionMode
-from cm4vllm.serving.server_identities import identities
+from cm4vllm.serving.probing.server_identities import identities
 
 
 @pytest.fixture

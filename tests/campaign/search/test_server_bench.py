@@ -6,7 +6,7 @@ from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.search.server_bench import ServerBench
 from cm4vllm.campaign.search.settings_job import _keep_what_was_made_from
 from cm4vllm.common.files import write_text
-from cm4vllm.common.owned_folders import begun_folder
+from cm4vllm.common.folders.owned_folders import begun_folder
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.records.server import ServerRecord

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.engine.conftest import ROOT
 
-from cm4vllm.common.environments import make_environment, site_packages
+from cm4vllm.common.programs.environments import make_environment, site_packages
 
 
 @pytest.mark.parametrize(

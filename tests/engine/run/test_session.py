@@ -92,7 +92,7 @@ def start_server(home):
         "outer",
         customize=f"""
 import pathlib, sys, time
-from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import start_all, stop
 STARTED = []
 def preprocess(i):
@@ -143,7 +143,7 @@ def test_in_the_foreground_ctrl_c_ends_the_wait_and_another_signal_the_run(home,
         "outer",
         customize="""
 import pathlib
-from cm4vllm.serving.own_supervisors import wait_for_end
+from cm4vllm.serving.supervision.own_supervisors import wait_for_end
 def preprocess(i):
     wait_for_end(lambda: pathlib.Path("waits").touch(), "stopping the server")
     return {"return": 0}

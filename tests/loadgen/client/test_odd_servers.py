@@ -17,8 +17,8 @@ from cm4vllm.loadgen.process.runner import run
 from cm4vllm.records.doubts import client_doubts
 from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.server import Api
-from cm4vllm.serving.server_probe import probe
-from cm4vllm.serving.text_servers import check_tokenizer
+from cm4vllm.serving.probing.server_probe import probe
+from cm4vllm.serving.probing.text_servers import check_tokenizer
 from text_server import TextServer, answer_words
 
 PAGES = {

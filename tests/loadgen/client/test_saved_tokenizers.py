@@ -12,7 +12,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_performance
-from cm4vllm.serving.server_probe import probe
+from cm4vllm.serving.probing.server_probe import probe
 from text_server import MODEL, TextServer, answer_words, prompt_text, save_model, tokenizer
 
 SAMPLES = 64

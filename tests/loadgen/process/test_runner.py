@@ -26,7 +26,7 @@ from cm4vllm.records.logs.figures import figures, metric_names
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.records.run import FAILURE_FILE, FailureRecord, RunRecord
 from cm4vllm.records.server import NodeRecord
-from cm4vllm.serving import heartbeat
+from cm4vllm.serving.supervision import heartbeat
 
 SRC = Path(__file__).parents[3] / "src"
 METRICS = Path(__file__).parents[2] / "serving/recorded/metrics-after.txt"

@@ -23,13 +23,13 @@ from cm4vllm.common.records import read_record
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.published_server import hosts_of
 from cm4vllm.records.server import NodeRecord, ServerRecord
-from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_report import require_alike
-from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.launch_settings import require_usable
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import NodesStart, start_all, stop
+from cm4vllm.serving.supervision.death_reasons import death_reason
 
 ARGV = [sys.executable, str(Path(node_peer.__file__)), "{port}"]
 

@@ -6,8 +6,8 @@ import pytest
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.processors import CpuQuota
-from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.clusters.placement import core_bindings, gpu_groups, in_few_processes, own_cores, placed
+from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 from gpu_machines import gpus
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cm4vllm.common import containers
 from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.programs import containers
 from cm4vllm.serving.containers import image as image_module
 from cm4vllm.serving.launch_settings import container_notes, require_usable
 

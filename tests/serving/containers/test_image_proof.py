@@ -10,8 +10,8 @@ from cm4vllm.common.errors import InstallError
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.records.vllm.options import HELP_FILE
 from cm4vllm.serving.containers.image import _reported
-from cm4vllm.serving.install import PROOF
-from cm4vllm.serving.packages import PACKAGES
+from cm4vllm.serving.installation.install import PROOF
+from cm4vllm.serving.installation.packages import PACKAGES
 
 #: The parts of vLLM that the proof uses.
 ENGINE = """

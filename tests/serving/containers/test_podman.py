@@ -14,16 +14,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import peer
 
-from cm4vllm.common.containers import engine_version, engines
 from cm4vllm.common.errors import InstallError, ServerDied
+from cm4vllm.common.programs.containers import engine_version, engines
 from cm4vllm.records.server import ContainerRecord
-from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.containers.image import ImageSettings, VllmImage, known_image, vllm_image
 from cm4vllm.serving.containers.server_container import container_options, remove_leftovers
-from cm4vllm.serving.death_reasons import death_reason
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import start_all, stop
-from cm4vllm.serving.server_priority import give_way
-from cm4vllm.serving.supervisor import descendants, title_of
+from cm4vllm.serving.supervision.death_reasons import death_reason
+from cm4vllm.serving.supervision.server_priority import give_way
+from cm4vllm.serving.supervision.supervisor import descendants, title_of
 from host_container import host_container
 
 PODMAN = engines()["podman"]

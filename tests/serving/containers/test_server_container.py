@@ -8,13 +8,13 @@ import pytest
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records.published_server import container_words
 from cm4vllm.records.server import ContainerRecord
-from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.containers.server_container import (
     container_options,
     removal_words,
     server_container,
     supervised_words,
 )
+from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 
 SECRET = "s3cret-of-the-test"
 #: Files of other programs, some by a name that a model's have.

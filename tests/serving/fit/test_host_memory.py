@@ -7,10 +7,10 @@ import pytest
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.records.assets import ModelRecord
-from cm4vllm.serving.arguments import ServerSettings, read_server_settings, server_env
 from cm4vllm.serving.fit import advice
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of, with_host_memory
 from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.options.arguments import ServerSettings, read_server_settings, server_env
 from cm4vllm.serving.planned_servers import _with_host_memory
 
 GIB = 2**30

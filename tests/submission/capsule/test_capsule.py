@@ -15,9 +15,9 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.report.comparison_texts import report_environment, report_verification
-from cm4vllm.results.comparison import compare
+from cm4vllm.results.comparing.comparison import compare
+from cm4vllm.results.comparing.verification import Judgement, judge_settings, refuse_differences, verify
 from cm4vllm.results.figures import Basis, Figure, Figures, Interval, Source
-from cm4vllm.results.verification import Judgement, judge_settings, refuse_differences, verify
 from cm4vllm.rules import Mode
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results, capsules_at
 from cm4vllm.submission.capsule.consent import Consent
@@ -107,10 +107,10 @@ def test_the_server_of_a_capsule_names_no_folder_of_this_machine():
         version="",
         owned=True,
         argv=["/v/bin/python", "serve", "/models/m"],
-        env={"PYTHONPATH": str(Path(cm4vllm.__file__).parent / "serving" / "fp8_plugin")},
+        env={"PYTHONPATH": str(Path(cm4vllm.__file__).parent / "serving" / "options" / "fp8_plugin")},
     )
     served = served_by(server, "/models/m", None, set())
-    assert served.env == {"PYTHONPATH": "${CM4VLLM:?}/serving/fp8_plugin"}
+    assert served.env == {"PYTHONPATH": "${CM4VLLM:?}/serving/options/fp8_plugin"}
     assert served.command == ["python", "serve", "${MODEL:?}"]
 
 

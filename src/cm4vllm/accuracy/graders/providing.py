@@ -7,10 +7,10 @@ from cm4vllm.accuracy.graders.catalogue import Grader, Origin, grader, grader_la
 from cm4vllm.accuracy.graders.judging import require_known
 from cm4vllm.accuracy.graders.problems import ProblemIndex, index_problems
 from cm4vllm.accuracy.graders.records import GRADER_FILE, PROBLEMS_FILE, GraderRecord
-from cm4vllm.common.environments import checked, make_environment, pip
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import require_space
-from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
+from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
+from cm4vllm.common.programs.environments import checked, make_environment, pip
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import write_record
 

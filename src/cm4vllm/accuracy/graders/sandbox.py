@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.processes import run
 
 _LIMITED = Path(__file__).with_name("inside") / "limited.py"
 #: Folders of the system that programs, compilers and libraries come from; read-only inside.

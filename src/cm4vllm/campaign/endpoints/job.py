@@ -10,11 +10,11 @@ from cm4vllm.campaign.endpoints.schedule import common_inputs, schedule
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.campaign.entry import planned_steps
 from cm4vllm.campaign.execution import Execution, run_schedule
-from cm4vllm.campaign.steps import Recipes
+from cm4vllm.campaign.planning.steps import Recipes
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import host_of, is_loopback
-from cm4vllm.common.own_program import commit_of_this_repository
+from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints.curve_plan import placed_points
@@ -24,9 +24,9 @@ from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.submitter_file import read_submitter_file
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.report.curve_page import curve_table, write_curve_page
-from cm4vllm.results.curves import POINT_FILE, read_curves
+from cm4vllm.results.endpoints.curves import POINT_FILE, read_curves
 from cm4vllm.rules import endpoints_rules, regions
-from cm4vllm.serving.server_requests import base_urls
+from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 from cm4vllm.submission.published_program import program_digest

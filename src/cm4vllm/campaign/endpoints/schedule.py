@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from cm4vllm.campaign.endpoints.settings import EndpointsJob
-from cm4vllm.campaign.steps import Duration, Product, Step, point_name
+from cm4vllm.campaign.planning.steps import Duration, Product, Step, point_name
 from cm4vllm.rules import endpoints_rules
 
 

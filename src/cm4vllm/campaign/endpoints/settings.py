@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.steps import ScheduledJob, reruns
+from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path

@@ -16,7 +16,7 @@ from cm4vllm.campaign.live.status import INTERVAL_S, STATUS_FILE, JobState, JobS
 from cm4vllm.campaign.live.terminal import Drawing, drawing
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say, warn
-from cm4vllm.common.redaction import vault
+from cm4vllm.common.secrets.redaction import vault
 
 
 class Monitor:

@@ -13,8 +13,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from cm4vllm.campaign.ledger import LedgerFile, State, StepState
+from cm4vllm.campaign.planning.steps import Duration, Step, point_name
 from cm4vllm.campaign.search.search_status import SearchStatus
-from cm4vllm.campaign.steps import Duration, Step, point_name
 from cm4vllm.common import progress
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import under_way, warnings

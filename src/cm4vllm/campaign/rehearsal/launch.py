@@ -18,11 +18,11 @@ from cm4vllm.common.settings import GREATEST, Key, Settings, env_keys, require_a
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api, Simulation
 from cm4vllm.rules import catalogue
-from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import DEFAULT_FOLDER, started
 from cm4vllm.serving.launch_settings import LaunchSettings
-from cm4vllm.serving.media_apis import MEDIA_APIS
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, media_of
+from cm4vllm.serving.probing.media_apis import MEDIA_APIS
 from cm4vllm.serving.server import SERVER_FILE
 
 #: The environment key of --rehearse.

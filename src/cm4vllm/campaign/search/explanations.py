@@ -12,7 +12,7 @@ from cm4vllm.records.doubts import headroom
 from cm4vllm.records.metrics import ServerMetrics, Speed
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.searches.rate_search import ProbeRecord
-from cm4vllm.results.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
+from cm4vllm.results.judgement.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
 
 #: The ratio of the times of a step in two probes above which the difference is more than noise.
 DRIFT = 1.12

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from cm4vllm.campaign.computed_targets import REHEARSAL_SEARCH_S
+from cm4vllm.campaign.planning.computed_targets import REHEARSAL_SEARCH_S
 from cm4vllm.campaign.search.explanations import cause_words, drift_words
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
@@ -21,7 +21,7 @@ from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_
 from cm4vllm.campaign.search.search_status import search_status
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.owned_folders import discard, staged_folder
+from cm4vllm.common.folders.owned_folders import discard, staged_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.hardware.machine_limits import machine_limits
@@ -38,9 +38,9 @@ from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import RunRecord, RunSettings
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
 from cm4vllm.rules import LatencyLimits, Terms
-from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.server_metrics import look
-from cm4vllm.serving.server_requests import sites_of
+from cm4vllm.serving.probing.server_metrics import look
+from cm4vllm.serving.probing.server_requests import sites_of
+from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: The record of a probe, in its folder.
 PROBE_FILE = "probe.json"

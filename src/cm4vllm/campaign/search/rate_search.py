@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.computed_targets import SEARCH_RUNS
+from cm4vllm.campaign.planning.computed_targets import SEARCH_RUNS
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.projection import Window, predicted_rate, project, rate_interval

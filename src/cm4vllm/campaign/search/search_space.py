@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.records.vllm.given_options import given_options
-from cm4vllm.serving.presets import option_words
-from cm4vllm.serving.searchable_options import SearchableOption, searchable_options, searched_name
+from cm4vllm.serving.options.presets import option_words
+from cm4vllm.serving.options.searchable_options import SearchableOption, searchable_options, searched_name
 
 #: The least number of steps from the lower end of a range to the upper one.
 _STEPS = 2

@@ -36,7 +36,7 @@ from cm4vllm.common.errors import (
     UsageError,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.owned_folders import begun_folder
+from cm4vllm.common.folders.owned_folders import begun_folder
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs, settings_of

@@ -18,8 +18,8 @@ from cm4vllm.campaign.search.server_bench import EXTRA, SERVER_FOLDER, ServerBen
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
-from cm4vllm.common.owned_folders import discard
-from cm4vllm.common.ownership_notes import Note
+from cm4vllm.common.folders.owned_folders import discard
+from cm4vllm.common.folders.ownership_notes import Note
 from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings, env_keys
@@ -30,8 +30,8 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.searches.settings_search import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
-from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import act
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.planned_servers import PLANNED_FILE
 
 #: The file with the digest of what the evaluations in a folder were made from.

@@ -8,7 +8,7 @@ from typing import Any
 import cm4vllm
 from cm4vllm.common.digests import content_digest, digest_of
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.common.secret_names import is_secret_name
+from cm4vllm.common.secrets.secret_names import is_secret_name
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.value import Value

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import CmError, nearest
-from cm4vllm.common.secret_names import is_secret_name
+from cm4vllm.common.secrets.secret_names import is_secret_name
 from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.meta_shapes import Place

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cm4vllm.common.environments import checked
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.processes import exit_in_words, run
+from cm4vllm.common.programs.environments import checked
+from cm4vllm.common.programs.processes import exit_in_words, run
 from cm4vllm.common.progress import step
 from cm4vllm.engine.format.versions import version_key
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
 from cm4vllm.common.host_addresses import PROXY_VARIABLES
-from cm4vllm.common.secret_names import is_secret_name
+from cm4vllm.common.secrets.secret_names import is_secret_name
 from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, split_tags
 from cm4vllm.engine.format.documents import merged

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError, Interrupted, RecipeError
 from cm4vllm.common.progress import say, warn
-from cm4vllm.common.redaction import Vault, secret_flags
+from cm4vllm.common.secrets.redaction import Vault, secret_flags
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue

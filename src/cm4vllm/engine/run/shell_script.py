@@ -163,7 +163,7 @@ def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
 
 
 def _failure(script: str, title: str, folder: str, status: int, printed: _Output) -> NativeCommandError:
-    from cm4vllm.common.processes import exit_in_words
+    from cm4vllm.common.programs.processes import exit_in_words
 
     tail = "\n".join(printed.tail)
     where = f"log:     {printed.log}" if printed.tail else "it printed no output"

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.containers import Container, Mount, engines, require_ready, run_words
 from cm4vllm.common.errors import InstallError, RecipeError, RunFailed, UsageError, translated_os_errors
 from cm4vllm.common.files import working_folder
-from cm4vllm.common.git_objects import borrowed, run_git
+from cm4vllm.common.folders.owned_folders import staged_folder, write_noted
+from cm4vllm.common.git.git_objects import borrowed, run_git
 from cm4vllm.common.host_addresses import PROXY_VARIABLES
-from cm4vllm.common.owned_folders import staged_folder, write_noted
-from cm4vllm.common.processes import Completed, exit_in_words
+from cm4vllm.common.programs.containers import Container, Mount, engines, require_ready, run_words
+from cm4vllm.common.programs.processes import Completed, exit_in_words
 from cm4vllm.common.progress import say
-from cm4vllm.common.redaction import secret_flags, vault
+from cm4vllm.common.secrets.redaction import secret_flags, vault
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue

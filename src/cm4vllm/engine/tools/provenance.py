@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.files import write_json, write_text
-from cm4vllm.common.own_program import commit_of_this_repository
+from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session

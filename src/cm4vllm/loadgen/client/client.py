@@ -21,7 +21,7 @@ from cm4vllm.loadgen.client.stream_poller import StreamPoller
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason
-from cm4vllm.serving.media_apis import FORM
+from cm4vllm.serving.probing.media_apis import FORM
 
 #: uvicorn, vLLM's HTTP server, closes connections that are idle for 5 s; one about to be closed must not be used.
 REUSE_WITHIN_S = 4.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.assets.prompt_tokens import message
+from cm4vllm.assets.samples.prompt_tokens import message
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.records.client import ClientRecord, TextCounts

@@ -8,7 +8,7 @@ import msgspec
 
 from cm4vllm.records.server import Api, Dialect
 from cm4vllm.serving.answers.stated import AnswerLimits
-from cm4vllm.serving.text_servers import text_body
+from cm4vllm.serving.probing.text_servers import text_body
 
 #: Bytes of an answer at most, beside those of its prompt and tokens, and for each of these: vLLM sends about 250 for a
 #: token that comes alone. A server that never ends an answer must not fill the memory.

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.loadgen.client.client import Client, Completion
 from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.client.connection import Address, resolve

@@ -19,7 +19,7 @@ from typing import IO, Protocol, cast
 import msgspec
 
 from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
-from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.loadgen.client.text_tokens import TextSettings
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.records.run import RunSettings

@@ -11,8 +11,8 @@ from cm4vllm.loadgen.process.sample_library import library_of, read_rows
 from cm4vllm.loadgen.process.selfcheck import expected_tokens
 from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Media
-from cm4vllm.serving.media_apis import FORM
-from cm4vllm.serving.server_requests import ask, sites_of
+from cm4vllm.serving.probing.media_apis import FORM
+from cm4vllm.serving.probing.server_requests import ask, sites_of
 
 #: Tokens of the answers by whose times the time of a whole answer is computed: those of the prompts count in both.
 _FEW, _MORE = 1, 16

@@ -21,14 +21,14 @@ import msgspec
 
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import mapped, sync_folder
-from cm4vllm.common.owned_folders import make_way
-from cm4vllm.common.ownership_notes import beside
+from cm4vllm.common.folders.owned_folders import make_way
+from cm4vllm.common.folders.ownership_notes import beside
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.common.repetition import repeated
 from cm4vllm.records.run import Piece
 from cm4vllm.records.server import ServerIdentity
-from cm4vllm.serving.server_identities import other_content, restarts
+from cm4vllm.serving.probing.server_identities import other_content, restarts
 
 #: Seconds between two syncs of the answers that came.
 SYNC_S = 2.0

@@ -14,7 +14,7 @@ from cm4vllm.records.doubts import times_the_load
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Mode
-from cm4vllm.serving.server_metrics import MetricsWatch
+from cm4vllm.serving.probing.server_metrics import MetricsWatch
 
 #: Seconds over which the present rate is taken.
 RATE_S = 10.0

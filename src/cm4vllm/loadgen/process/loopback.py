@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 import uvloop
 
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.programs.processes import die_with_parent
 
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _PROMPT = re.compile(rb'"(?:prompt|token_ids)":\[([\d,]*)\]')

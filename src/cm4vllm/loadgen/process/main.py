@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 
 from cm4vllm import __version__
-from cm4vllm.assets.media_files import require_media
+from cm4vllm.assets.samples.media_files import require_media
 from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.files import write_text
-from cm4vllm.common.processes import die_with_parent, raise_open_files
+from cm4vllm.common.programs.processes import die_with_parent, raise_open_files
 from cm4vllm.common.records import read_record
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.loadgen.limits import demand_of, needs
@@ -37,7 +37,7 @@ from cm4vllm.records.client import SelfCheck
 from cm4vllm.records.logs.run_logs import AUDIT_CONFIG
 from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.rules import Audit, Mode, Seeds, Terms, audit
-from cm4vllm.serving.node_names import network_name
+from cm4vllm.serving.probing.node_names import network_name
 
 #: The interpreter's default of 5 ms between threads would show in the measured TTFT.
 SWITCH_INTERVAL_S = 1e-4

@@ -13,7 +13,7 @@ from typing import IO, cast
 import msgspec
 
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
-from cm4vllm.common.processes import exit_in_words, last_lines, safe_environment
+from cm4vllm.common.programs.processes import exit_in_words, last_lines, safe_environment
 from cm4vllm.common.progress import Step, say, warn
 from cm4vllm.common.units import duration_text
 from cm4vllm.loadgen.process.clock import ClockWatch
@@ -34,9 +34,9 @@ from cm4vllm.records.client import ClientRecord
 from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import RunSettings
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.serving.death_reasons import awaited_reason
-from cm4vllm.serving.logs import advice, last_words
-from cm4vllm.serving.server_metrics import MetricsWatch
+from cm4vllm.serving.probing.server_metrics import MetricsWatch
+from cm4vllm.serving.supervision.death_reasons import awaited_reason
+from cm4vllm.serving.supervision.logs import advice, last_words
 
 CONSOLE_LOG = "console.log"
 SETTINGS_FILE = "settings.json"

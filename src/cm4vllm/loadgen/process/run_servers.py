@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import RunFailed, ServerUnsuitable
 from cm4vllm.common.progress import warn
 from cm4vllm.records.server import ServerIdentity, ServerRecord
-from cm4vllm.serving.server_identities import identities, other_content, restarts, unknown_content
+from cm4vllm.serving.probing.server_identities import identities, other_content, restarts, unknown_content
 
 #: Seconds after which a server that did not answer at the end of a run is asked again, once.
 AGAIN_S = 5.0

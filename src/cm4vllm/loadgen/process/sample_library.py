@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cm4vllm.assets.published_formats import recorded_rows
+from cm4vllm.assets.samples.published_formats import recorded_rows
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.loadgen.client.text_tokens import prompt_texts
 from cm4vllm.loadgen.client.wire import Sampling, completion_body, drawn, text_completion_body
@@ -18,7 +18,7 @@ from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.run import RunSettings
 from cm4vllm.records.server import Prompts
 from cm4vllm.rules import ChatPrompt, Media
-from cm4vllm.serving.media_apis import picture_chat, transcription_form
+from cm4vllm.serving.probing.media_apis import picture_chat, transcription_form
 
 
 def read_rows(dataset: DatasetRecord, count: int) -> list[dict[str, Any]]:

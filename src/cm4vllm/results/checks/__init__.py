@@ -9,33 +9,29 @@ from cm4vllm.results.checks import (
     accuracy_runs,
     answers,
     campaign,
-    collected_files,
     compliance_figures,
     compliance_tests,
     coverage,
+    power,
+    records,
+    served_weights,
+    submitted,
+    tree_files,
+    weights,
+)
+from cm4vllm.results.checks.check import Check, CheckBase, Fault, Stage, check
+from cm4vllm.results.checks.of_logs import (
     first_tokens,
     log_figures,
     log_settings,
     log_times,
     logs,
-    networks,
-    one_system,
     performance_runs,
-    power,
-    private_text,
-    readme_figures,
-    readmes,
-    records,
-    served_weights,
     shared_logs,
-    submitted,
     summary_logs,
-    system_files,
-    system_names,
-    tree_files,
-    weights,
 )
-from cm4vllm.results.checks.check import Check, CheckBase, Fault, Stage, check
+from cm4vllm.results.checks.of_systems import collected_files, networks, one_system, system_files, system_names
+from cm4vllm.results.checks.of_texts import private_text, readme_figures, readmes
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.model import Submission
 

@@ -8,10 +8,10 @@ import msgspec
 from cm4vllm import rules
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
-from cm4vllm.results.checks import logs, performance_runs
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.of_logs import logs, performance_runs
 from cm4vllm.results.checks.subjects import results, strict_results, with_submission
-from cm4vllm.results.endpoints_harness import is_endpoints
+from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader, scores_of, terms_of, text_at
 from cm4vllm.results.model import Result, Submission

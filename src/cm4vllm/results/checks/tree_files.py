@@ -10,7 +10,7 @@ from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, results, strict_results, whole, with_submission
-from cm4vllm.results.endpoints_harness import is_endpoints
+from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
 from cm4vllm.results.file_listing import ListedFile
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission

@@ -12,12 +12,18 @@ import yaml
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.owned_folders import write_noted
+from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.vllm.options import split_options
-from cm4vllm.serving.arguments import ServerSettings, given_settings, read_server_settings, secret_env, server_argv
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
+from cm4vllm.serving.options.arguments import (
+    ServerSettings,
+    given_settings,
+    read_server_settings,
+    secret_env,
+    server_argv,
+)
 
 MANIFEST_FILE = "manifests.yaml"
 

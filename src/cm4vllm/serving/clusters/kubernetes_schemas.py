@@ -8,8 +8,8 @@ from typing import Any
 from cm4vllm.common.bounded_documents import yaml_of
 from cm4vllm.common.errors import SourceUnavailable, UsageError
 from cm4vllm.common.files import text_of
-from cm4vllm.common.git_objects import objects_of
-from cm4vllm.common.git_source import git_directory
+from cm4vllm.common.git.git_objects import objects_of
+from cm4vllm.common.git.git_source import git_directory
 
 _KSERVE, _LWS = "kserve/kserve", "kubernetes-sigs/lws"
 #: The repository with the definition of each kind, and the file of the definition in it.

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.processors import cpu_quota
-from cm4vllm.hardware.used_gpus import given_gpus, hidden_by
+from cm4vllm.hardware.gpus.used_gpus import given_gpus, hidden_by
 from cm4vllm.records.machine import GpuFacts
-from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 
 #: The processes of a server on the CPU backend and of its client that compute: HTTP server, engine, worker, client.
 BUSY = 4

@@ -17,16 +17,16 @@ import msgspec
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.processes import last_lines, run
+from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.common.programs.processes import last_lines, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.common.terminal_text import whole_number
-from cm4vllm.serving.arguments import ray_env
-from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, wait_for_end
+from cm4vllm.serving.options.arguments import ray_env
 from cm4vllm.serving.ports import free_port
-from cm4vllm.serving.supervisor import start_supervised
+from cm4vllm.serving.supervision.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, wait_for_end
+from cm4vllm.serving.supervision.supervisor import start_supervised
 
 RAY_FILE = "ray.json"
 _LOG_FILE = "ray.log"

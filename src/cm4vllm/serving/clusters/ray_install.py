@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from cm4vllm.common.environments import checked, make_environment, pip, site_packages
 from cm4vllm.common.files import require_space, write_text
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.environments import checked, make_environment, pip, site_packages
+from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import step
 
 #: All machines of a cluster need the same one; vLLM 0.32 asks for 2.48 or newer.

@@ -19,7 +19,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cm4vllm.common import input_types
-from cm4vllm.common.containers import (
+from cm4vllm.common.errors import InstallError, UsageError, translated_os_errors
+from cm4vllm.common.files import sha256_of, typed_path, user_cache, write_text
+from cm4vllm.common.programs.containers import (
     SHM_SIZE,
     Engine,
     ask_engine,
@@ -28,23 +30,21 @@ from cm4vllm.common.containers import (
     missing_hook,
     require_ready,
 )
-from cm4vllm.common.errors import InstallError, UsageError, translated_os_errors
-from cm4vllm.common.files import sha256_of, typed_path, user_cache, write_text
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.records.vllm.options import HELP_FILE
-from cm4vllm.serving import verification
 from cm4vllm.serving.containers.server_container import container_options, removal_words, supervised_words
-from cm4vllm.serving.install import PROOF, PROOF_ENV, InstallSettings, check, proof_result
-from cm4vllm.serving.logs import telling_lines
-from cm4vllm.serving.own_supervisors import end_supervisors, own
-from cm4vllm.serving.packages import PACKAGES
-from cm4vllm.serving.supervisor import start_supervised
-from cm4vllm.serving.vllm_choice import VENDORS, Choice, detected
+from cm4vllm.serving.installation import verification
+from cm4vllm.serving.installation.install import PROOF, PROOF_ENV, InstallSettings, check, proof_result
+from cm4vllm.serving.installation.packages import PACKAGES
+from cm4vllm.serving.installation.vllm_choice import VENDORS, Choice, detected
+from cm4vllm.serving.supervision.logs import telling_lines
+from cm4vllm.serving.supervision.own_supervisors import end_supervisors, own
+from cm4vllm.serving.supervision.supervisor import start_supervised
 
 IMAGE_FILE = "image.json"
 _LOG = "proof.log"

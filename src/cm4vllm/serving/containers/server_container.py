@@ -17,18 +17,18 @@ from typing import Any
 import msgspec
 
 from cm4vllm.assets.model_links import model_links
-from cm4vllm.common.command_lines import given_words, options_in, refuse_secrets
-from cm4vllm.common.containers import Mount, ask_engine, engines, run_words
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.programs.containers import Mount, ask_engine, engines, run_words
 from cm4vllm.common.progress import warn
+from cm4vllm.common.secrets.command_lines import given_words, options_in, refuse_secrets
 from cm4vllm.common.terminal_text import whole_number
-from cm4vllm.hardware.used_gpus import VISIBLE
+from cm4vllm.hardware.gpus.used_gpus import VISIBLE
 from cm4vllm.records.published_server import described_container
 from cm4vllm.records.server import ContainerRecord
-from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.carried_variables import carried_variables
-from cm4vllm.serving.orphans import supervisor_spec
-from cm4vllm.serving.supervisor import WATCHED_PIPE
+from cm4vllm.serving.options.arguments import ServerSettings, hub_folder, secret_env, server_env
+from cm4vllm.serving.supervision.orphans import supervisor_spec
+from cm4vllm.serving.supervision.supervisor import WATCHED_PIPE
 
 #: The label of every container: the namespace of process IDs and in it the supervisor.
 _LABEL = "cm4vllm.supervisor"

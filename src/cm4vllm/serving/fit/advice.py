@@ -13,17 +13,17 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings, require_above_zero
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.hardware.memory import free_memory
-from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.records.weights.config_json import json_object, section
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
-from cm4vllm.serving.arguments import ServerSettings, least_kv_cache_gib, require_possible_sizes
 from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
+from cm4vllm.serving.options.arguments import ServerSettings, least_kv_cache_gib, require_possible_sizes
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 

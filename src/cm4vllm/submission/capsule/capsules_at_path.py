@@ -6,7 +6,7 @@ from pathlib import Path
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records.campaign import CAMPAIGN_FILE
 from cm4vllm.results.capsule import Capsule
-from cm4vllm.results.curves import curves_at
+from cm4vllm.results.endpoints.curves import curves_at
 from cm4vllm.results.results_at_path import open_results
 from cm4vllm.results.run_folders import chosen_folder
 from cm4vllm.submission.capsule.from_curve import capsule_of_curve

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.results.comparison import Comparison, compare
+from cm4vllm.results.comparing.comparison import Comparison, compare
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
 
 #: Results side by side at most: a page and a terminal have so much room.

@@ -18,12 +18,12 @@ from importlib import resources
 
 import msgspec
 
-from cm4vllm.common.command_lines import stored_command
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import Record
-from cm4vllm.common.redaction import PLACEHOLDER
-from cm4vllm.common.secret_names import is_secret_name
+from cm4vllm.common.secrets.command_lines import stored_command
+from cm4vllm.common.secrets.redaction import PLACEHOLDER
+from cm4vllm.common.secrets.secret_names import is_secret_name
 from cm4vllm.records.access import KEY_VARIABLES
 from cm4vllm.rules import catalogue
 

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.host_addresses import host_of
 from cm4vllm.common.records import read_optional
+from cm4vllm.common.secrets.command_lines import published_words
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import read_software
 from cm4vllm.results.capsule import CURVE, RUN_RECORDS, Capsule, CapsuleServer, unknown_fields
-from cm4vllm.results.curves import PER_USER, Curve, Point
-from cm4vllm.results.endpoints_harness import endpoints_performance
+from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
+from cm4vllm.results.endpoints.endpoints_harness import endpoints_performance
 from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.file_values import part
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result

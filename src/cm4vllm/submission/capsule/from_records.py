@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.bounded_documents import read_json
-from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.errors import RunFailed
+from cm4vllm.common.secrets.command_lines import published_words
 from cm4vllm.records.accuracy import ACCURACY_FILE
 from cm4vllm.records.campaign import CommandRecord
 from cm4vllm.records.logs.answers import logged_data
@@ -26,13 +26,13 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
 from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule, CapsuleScript, CapsuleServer, unknown_fields
-from cm4vllm.results.comparison import ANSWER_BYTES
+from cm4vllm.results.comparing.comparison import ANSWER_BYTES
+from cm4vllm.results.comparing.uncertainty import with_intervals
 from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result, Submission
 from cm4vllm.results.recorded_power import power_figures
-from cm4vllm.results.uncertainty import with_intervals
 from cm4vllm.submission.measurements_json import without_folder
 from cm4vllm.submission.privacy_check import servers_of
 

@@ -16,7 +16,7 @@ from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
 from cm4vllm.submission.capsule.from_records import description_of, publishable, scripts_of
-from cm4vllm.submission.official_checker import is_rehearsal
+from cm4vllm.submission.checker.official_checker import is_rehearsal
 
 _BLOCK = re.compile(r"(?<!`)`{3,}+[^`\n]*+\n(.*?)```", re.DOTALL)
 _PULL = re.compile(r"cm pull repo (?P<repo>\S+)(?:.*?--checkout=(?P<commit>\S+))?")

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.redaction import PLACEHOLDER
+from cm4vllm.common.secrets.redaction import PLACEHOLDER
 from cm4vllm.records.vllm.given_options import given_options, value_text
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.rules import Mode, Scenario, round_terms, terms
-from cm4vllm.serving.searchable_options import searchable_options, searched_name
+from cm4vllm.serving.options.searchable_options import searchable_options, searched_name
 from cm4vllm.submission.capsule.consent import (
     Asked,
     Consent,

@@ -11,8 +11,8 @@ import yaml
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.owned_folders import write_noted
-from cm4vllm.common.redaction import vault
+from cm4vllm.common.folders.owned_folders import write_noted
+from cm4vllm.common.secrets.redaction import vault
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.log_folders import terms_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from cm4vllm import __version__
-from cm4vllm.common.own_program import commit_of_this_repository, url_of_this_repository
+from cm4vllm.common.programs.own_program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.records.described_system import KEYS, NETWORK_KEYS
 from cm4vllm.results.capsule import Capsule
-from cm4vllm.results.compared_settings import ComparedSetting, Group, compare_settings, settings_of
+from cm4vllm.results.comparing.compared_settings import ComparedSetting, Group, compare_settings, settings_of
 from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.published_program import program_digest
 

@@ -24,8 +24,8 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.process.machine_load import nodes_sampled
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
-from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.server import stop
+from cm4vllm.serving.supervision.death_reasons import death_reason
 
 NODES = os.environ.get("CLUSTER_NODES", "")
 pytestmark = [

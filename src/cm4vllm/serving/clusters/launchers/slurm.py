@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.processes import run
 
 #: The steps run beside each other and beside the batch script, each with the processors and the memory of its node.
 _OPTIONS = (

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.processes import run
+from cm4vllm.common.programs.processes import run
 
 #: An unreachable host is reported after 10 s, a connection that has been lost after 3 x 5 s.
 _OPTIONS = (

@@ -1,0 +1,1 @@
+"""Downloads: resumed, and checked against published digests."""

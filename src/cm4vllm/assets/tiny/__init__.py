@@ -1,0 +1,1 @@
+"""Tiny models and their datasets, which stand in for those of benchmarks."""

@@ -1,0 +1,203 @@
+"""The steps of a schedule up to a server that is ready and a machine that is described."""
+
+from collections.abc import Iterator
+
+from cm4vllm import SIMULATED_NOTICE
+from cm4vllm.campaign.asset_sources import needs_calibration
+from cm4vllm.campaign.planning.steps import FOLDER, Check, Condition, Duration, Need, Product, Step
+from cm4vllm.campaign.search.search_space import Space
+from cm4vllm.campaign.settings import Job
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, STEP
+from cm4vllm.rules import Media, Mode, audit
+
+
+def steps_before(job: Job) -> Iterator[Step]:
+    """Yield the steps before hours are spent: a result that cannot be checked is not begun."""
+    if job.settings.run_checker and not job.no_tree:
+        yield Step(
+            name="checker source",
+            tags="get,mlperf,inference,src",
+            gives="the official checkers' files",
+            without="the official checker will not run on this rehearsal" if job.rehearsal else "",
+        )
+    if job.settings.power != "no" and Mode.PERFORMANCE in job.modes:
+        yield Step(
+            name="power programs",
+            tags=f"get,mlperf,power,src,{job.round.variation}",
+            gives="the official power client and server",
+        )
+        simulated = ",_simulated" if job.settings.power == "simulated" else ""
+        again = any(map(job.reruns, ("power preflight", *(f"{scenario} performance" for scenario in job.scenarios))))
+        places = tuple(f"runs/*/*/{scenario}/performance" for scenario in job.scenarios)
+        yield Step(
+            name="power preflight",
+            tags=f"run,mlperf,power,client,_preflight{simulated},{job.round.variation}",
+            gives="a session without a measurement, for its clocks, ports, channels and private words",
+            duration=Duration(
+                seconds=20 if simulated else 70, source="two runs of seconds, and the pauses of a session"
+            ),
+            condition=None if again else Condition(need=Need.NO_SESSION, of=places),
+            inputs={
+                "CM_MLPERF_POWER_SOURCE": "<<<CM_MLPERF_POWER_SOURCE>>>",
+                "CM_MLPERF_POWER_BEFORE_TREE": "" if job.no_tree else "yes",
+            },
+        )
+    for name in job.graders:
+        yield Step(
+            name=f"grader {name}",
+            tags=f"get,mlperf,grader,_{name}",
+            gives="an official script that judges answers, and its environment",
+            without="what it judges will not be scored in this rehearsal" if job.rehearsal else "",
+        )
+
+
+def asset_steps(job: Job) -> Iterator[Step]:
+    """Yield the steps up to a server that is ready and a machine that is described."""
+    sources, given = job.sources, bool(job.settings.api_server)
+    if given:  # before all else: a wrong address should not cost a download
+        yield _server(job)
+    yield Step(
+        name="LoadGen",
+        tags=f"get,mlperf,inference,loadgen,{job.round.variation}",
+        gives=f"the LoadGen wheel of {job.round.name}",
+    )
+    yield Step(
+        name="model",
+        tags=f"get,ml-model,{sources.model}",
+        gives="the model's folder and its record",
+        brings=sources.model_brings,
+        notes=sources.model_notes,
+        checks=(Check.VOCABULARY,) if given else (),
+    )
+    if job.proves_model:
+        yield _identity("model identity")
+    if job.quantisation:
+        yield from _quantised(job)
+    if job.benchmark.media is Media.IMAGE:
+        yield Step(
+            name="vision packages",
+            tags="get,vision-packages" if given else "get,vision-packages,_server",
+            gives="readers of pictures: torchvision for vLLM's CPU build, Pillow for a dataset of files",
+        )
+    yield from _datasets(job)
+    yield from _language_data(job)
+    if not given:
+        if job.space is not None:
+            yield _settings_search(job, job.space)
+        yield _server(job)
+    if not job.settings.rehearse:
+        yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
+    yield Step(
+        name="system",
+        tags="get,sut,description",
+        inputs={"CM_SUT_DIR": str(job.out / "system")},
+        gives="system/system.json, system/machine.json",
+    )
+
+
+def _language_data(job: Job) -> Iterator[Step]:
+    """Yield what splits texts and reads speech, for the scores."""
+    if job.needs_sentence_model:
+        yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
+    if job.benchmark.media is Media.AUDIO and not job.settings.rehearse:
+        yield Step(
+            name="speech packages",
+            tags="get,speech-packages"
+            if job.settings.served or job.settings.container
+            else "get,speech-packages,_server",
+            gives="readers of audio, and whisper's normaliser, for the scores",
+        )
+
+
+def _quantised(job: Job) -> Iterator[Step]:
+    """Yield the steps that quantise the model."""
+    calibrated = needs_calibration(job.quantisation)
+    if calibrated:
+        yield Step(
+            name="calibration set",
+            tags=f"get,dataset,_calibration,{job.sources.calibration}",
+            gives="the calibration set's file and its record",
+            brings=job.sources.calibration_brings,
+        )
+    yield Step(
+        name="quantisation",
+        tags=f"quantize,ml-model,{job.quantisation}",
+        inputs={} if calibrated else {"CM_ML_MODEL_QUANTIZATION_CALIBRATED": "no"},
+        gives="the quantised model's folder and its record",
+    )
+    if job.proves_model:
+        yield _identity("quantised model identity")
+
+
+def _datasets(job: Job) -> Iterator[Step]:
+    """Yield the steps that provide the dataset of each mode: mostly it is one."""
+    sources, checks = job.sources, (Check.PROMPTS if job.benchmark.media is None else Check.MEDIA,)
+    if Mode.ACCURACY in job.modes or not sources.performance:
+        yield Step(
+            name="dataset",
+            tags=f"get,dataset,{sources.dataset}",
+            gives="the dataset's file and its record",
+            brings=sources.dataset_brings,
+            checks=checks,
+        )
+    if sources.performance:
+        yield Step(
+            name="performance dataset",
+            tags=f"get,dataset,_performance,{sources.performance}",
+            gives="the file and the record of performance runs' dataset",
+            brings=sources.performance_brings,
+            checks=checks,
+        )
+    for test in job.tests:
+        if audit(test, job.benchmark.name).own_dataset:
+            yield Step(
+                name=f"{test} dataset",
+                tags=f"get,dataset,_compliance.{test},{sources.compliance}",
+                gives="the file and the record of the test's dataset",
+                brings=sources.compliance_brings,
+                checks=checks,
+            )
+
+
+def _identity(name: str) -> Step:
+    return Step(name=name, tags="verify,ml-model", gives="the model's record under the name of the benchmark")
+
+
+def _server(job: Job) -> Step:
+    """Return the step that checks the given server, or starts one for the model that the steps before provide."""
+    given = bool(job.settings.api_server)
+    named = {} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}
+    return Step(
+        name="server",
+        tags="run,simulated-vllm-server" if job.settings.rehearse else "run,vllm-server",
+        gives="server/server.json",
+        notes=(f"{SIMULATED_NOTICE}: with the times of the profile {job.settings.rehearse}",)
+        if job.settings.rehearse
+        else (),
+        product=None if given else Product.SERVER,
+        checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
+        inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")},
+    )
+
+
+def _settings_search(job: Job, space: Space) -> Step:
+    """Return the step that searches for the settings of the server that the step after it starts."""
+    folder = "search/server-settings"
+    return Step(
+        name=STEP,
+        tags="find,mlperf,inference,server-settings",
+        gives=f"{folder}/{SETTINGS_FILE}",
+        product=Product.SETTINGS,
+        duration=Duration(seconds=60 * job.search_minutes, source="at most (--search_minutes)"),
+        inputs={
+            FOLDER: str(job.out / folder),
+            "CM_VLLM_SEARCH": job.settings.search,
+            "CM_VLLM_SEARCH_MINUTES": str(job.search_minutes),
+            "CM_MLPERF_SEARCH_SCENARIOS": ",".join(job.scenarios),
+            "CM_VLLM_SERVER_MODEL_NAME": "",
+        },
+        notes=(
+            f"{space.size} candidates, and the server as it is where it is none of them: each takes a start of the "
+            "server; the best third is measured three times as long, and so on",
+        ),
+    )

@@ -1,0 +1,96 @@
+"""Expected durations of the steps of a job, by the rates that a rehearsal in the same folder measured."""
+
+import contextlib
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from cm4vllm.campaign.ledger import read_ledger
+from cm4vllm.campaign.planning.computed_targets import SEARCH_RUNS
+from cm4vllm.campaign.planning.minutes import Minutes, Rate
+from cm4vllm.campaign.planning.run_sizes import run_size, run_terms
+from cm4vllm.campaign.planning.run_targets import FOUND_BY_SEARCH, MODE, SCENARIO, TARGET
+from cm4vllm.campaign.planning.step_values import measured_rate
+from cm4vllm.campaign.planning.steps import FOLDER, Duration, MeasuredTarget, Product, Step
+from cm4vllm.campaign.settings import Job
+from cm4vllm.common.errors import CmError
+from cm4vllm.loadgen.user_conf import rehearsal_queries
+from cm4vllm.rules import ExecutionMode, Mode, Scenario
+
+#: The steps whose tags say what is measured.
+_SUBJECT = ("model", "quantisation", "dataset", "performance dataset", "server")
+_REHEARSALS = str(ExecutionMode.TEST)
+
+
+def with_expected_times(job: Job, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """Return the steps of a job with how long its runs are expected to take, and notes on what that comes from."""
+    rates = _rehearsed_rates(job, steps)
+    if not job.rehearsal:
+        return tuple(_full_length(job, step, rates) for step in steps), ()
+    minutes = Minutes(job, steps, rates=rates)
+    known = tuple(replace(step, duration=minutes.expected(step) or step.duration) for step in steps)
+    return known, tuple(_bound_notes(job, steps, rates))
+
+
+def _bound_notes(job: Job, steps: tuple[Step, ...], rates: dict[bool, Rate]) -> Iterator[str]:
+    """Yield what bounds a rehearsal, and what the times of its runs are computed from."""
+    source = " and ".join(rate.words for rate in rates.values())
+    known = (
+        f"the times of its runs are computed from {source} in {job.out}"
+        if source
+        else f"the times of its runs are not known, since no run in {job.out} measured a rate; it is measured first, "
+        "and runs that would take too long by it have fewer queries"
+    )
+    yield f"--rehearsal_minutes={job.rehearsal_minutes:g} is an upper bound, from the start of the server on; {known}"
+    limited = [
+        terms
+        for step in steps
+        if step.product is Product.RUN and (terms := run_terms(job, step)).mode is Mode.PERFORMANCE and terms.limits
+    ]
+    if limited and not rates:
+        names = ", ".join(dict.fromkeys(terms.scenario for terms in limited))
+        yield (
+            f"{names}: with fewer than {rehearsal_queries(limited[0]):,} queries, LoadGen's verdict may be INVALID for "
+            "that alone; the run and the page say so"
+        )
+
+
+def _full_length(job: Job, step: Step, rates: dict[bool, Rate]) -> Step:
+    """Return a step of a valid job with how long its run is by the rules, at the rates of the rehearsal.
+
+    The rate that a search finds is not known: it is that of the server at most.
+    """
+    if step.product not in (Product.RUN, Product.SEARCH) or step.duration == FOUND_BY_SEARCH:
+        return step
+    terms, target = run_terms(job, step), step.inputs.get(TARGET)
+    if (rate := rates.get(terms.one_by_one)) is None:
+        return step
+    is_searched = step.product is Product.SEARCH or (isinstance(target, MeasuredTarget) and target.searched)
+    size = run_size(job, step, rate.value, {**step.inputs, TARGET: str(rate.value)} if is_searched else step.inputs)
+    seconds = max(size.seconds, step.duration.seconds if step.duration and step.product is Product.RUN else 0.0)
+    source = f"{size.queries:,} queries by {rate.words} in the rehearsal"
+    if step.product is Product.SEARCH:
+        seconds, source = SEARCH_RUNS * seconds, f"{SEARCH_RUNS} full-length runs, each {source}"
+    return replace(step, duration=Duration(seconds=seconds, source=source, at_least=terms.paced))
+
+
+def _rehearsed_rates(job: Job, steps: tuple[Step, ...]) -> dict[bool, Rate]:
+    """Return the rates that a rehearsal of the same model and server measured, by whether queries follow each other."""
+    folder = job.out.parent / _REHEARSALS
+    try:
+        ledger = read_ledger(folder)
+    except OSError:
+        return {}
+    tags = {step.name: step.tags for step in steps if step.name in _SUBJECT}
+    if any(name in ledger.states and ledger.states[name].last.tags != asked for name, asked in tags.items()):
+        return {}
+    rates: dict[bool, Rate] = {}
+    for name, state in ledger.states.items():
+        inputs = state.last.inputs
+        if not state.good or not inputs.get(SCENARIO) or not inputs.get(MODE) or not inputs.get(FOLDER):
+            continue
+        with contextlib.suppress(CmError, OSError, KeyError):
+            terms = job.terms(Scenario.parse(inputs[SCENARIO]), Mode.parse(inputs[MODE]))
+            if not terms.paced:
+                rates[terms.one_by_one] = Rate(float(measured_rate(folder / inputs[FOLDER])), name)
+    return rates

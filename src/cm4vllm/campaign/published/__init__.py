@@ -1,0 +1,1 @@
+"""Published results that can be measured again."""

@@ -1,0 +1,164 @@
+"""Published results that can be measured again: what was run, by what settings, and the figures (published_runs/)."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cm4vllm.campaign.published.published_fit import fit_lines
+from cm4vllm.campaign.settings import CampaignSettings
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import env_keys
+from cm4vllm.rules import Scenario
+from cm4vllm.serving.installation.install import OLDEST_RELEASE
+from cm4vllm.serving.options.arguments import ServerSettings
+
+_FOLDER = Path(__file__).with_name("published_runs")
+#: The environment key of --published, and that of the release of vLLM.
+_NAME, _VLLM = "CM_MLPERF_PUBLISHED", "CM_VLLM_WANTED_VERSION"
+_SERVER = "CM_MLPERF_INFERENCE_API_SERVER"
+_ROUND = env_keys(CampaignSettings)["round"]
+
+
+class PublishedResult(Record, frozen=True, kw_only=True):
+    """Published figures of one scenario: samples/s and tokens/s of LoadGen's log, p99 latencies, ROUGE in percent."""
+
+    scenario: Scenario
+    tokens_per_second: float
+    samples_per_second: float
+    ttft_p99_ms: float | None = None
+    tpot_p99_ms: float | None = None
+    rouge1: float
+    rouge2: float
+    rougeL: float
+
+    @property
+    def words(self) -> str:
+        latencies = (
+            f", TTFT p99 {self.ttft_p99_ms:,.0f} ms, TPOT p99 {self.tpot_p99_ms:.1f} ms"
+            if self.ttft_p99_ms is not None and self.tpot_p99_ms is not None
+            else ""
+        )
+        return (
+            f"{self.scenario} {self.tokens_per_second:,.1f} tokens/s, {self.samples_per_second:.3f} "
+            f"{'queries' if latencies else 'samples'}/s{latencies}, ROUGE-1 {self.rouge1}, -2 {self.rouge2}, "
+            f"-L {self.rougeL}"
+        )
+
+
+class PublishedRun(Record, frozen=True, kw_only=True):
+    """A published result. `settings` are fields of CampaignSettings and ServerSettings, as it was measured with.
+
+    `differences` are the points in which a run with these settings differs, and those that its files do not state.
+    `accelerators` is 0 for a run on processors, which `accelerator` then names. `vllm` is empty where the release is
+    not stated.
+    """
+
+    source: str
+    submitter: str
+    system: str
+    accelerator: str
+    accelerators: int
+    round: str
+    division: str
+    vllm: str
+    settings: dict[str, bool | int | float | str]
+    results: list[PublishedResult]
+    differences: list[str] = []
+
+    @property
+    def hardware(self) -> str:
+        return f"{self.accelerators} x {self.accelerator}" if self.accelerators else self.accelerator
+
+    @property
+    def software(self) -> str:
+        return f"vLLM {self.vllm}" if self.vllm else "vLLM of a release that is not stated"
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """The differences of a run with these settings, and lines of the fit advisor for the model on these GPUs."""
+        yield from self.differences
+        if self.vllm and not _can_be_measured(self.vllm):
+            yield (
+                f"vLLM {self.vllm} does not return token ids, and cannot be measured for that reason: the default "
+                "release is taken instead; the oldest one that can be measured is "
+                f"--vllm_version={'.'.join(map(str, OLDEST_RELEASE))}"
+            )
+        yield from fit_lines(self.settings, self.accelerator, self.accelerators)
+
+
+@cache
+def published_runs() -> Mapping[str, PublishedRun]:
+    """Return the published results by name."""
+    return {
+        path.stem: msgspec.yaml.decode(path.read_bytes(), type=PublishedRun) for path in sorted(_FOLDER.glob("*.yaml"))
+    }
+
+
+def published_run(name: str) -> PublishedRun:
+    """Return the published result of this name. Raises UsageError."""
+    if name not in published_runs():
+        raise UsageError(
+            f"--published={name} is not known",
+            remedy=nearest(name, published_runs(), f"known are {', '.join(published_runs())}"),
+        )
+    return published_runs()[name]
+
+
+def published_env(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of the published result that `env` names, where `env` has no value of its own.
+
+    A value that is a setting's default counts as none. A server that runs already has its options. Raises UsageError.
+    """
+    if not (name := str(env.get(_NAME) or "")):
+        return {}
+    run, campaign, server = published_run(name), env_keys(CampaignSettings), env_keys(ServerSettings)
+    defaults = {key: str(getattr(CampaignSettings(), field)) for field, key in campaign.items()}
+    values = {
+        _ROUND: run.round,
+        **{campaign.get(field) or server[field]: setting_text(value) for field, value in run.settings.items()},
+    }
+    if source := str(env.get(campaign["model_source"]) or ""):  # another model in its place
+        values.pop(campaign["vllm_model_name"], None)
+        if source.startswith("_dummy"):  # which has no weights to quantise
+            values.pop(campaign["quantize"], None)
+    if env.get(_SERVER):
+        # It has its release and its options already.
+        values = {
+            key: value
+            for key, value in values.items()
+            if key in (campaign["vllm_model_name"],) or key not in server.values()
+        }
+    elif _can_be_measured(run.vllm):
+        values[_VLLM] = run.vllm
+    return {key: value for key, value in values.items() if str(env.get(key) or "") in ("", defaults.get(key, ""))}
+
+
+def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the published facts of the result that `env` names, and the differences of a run with its settings."""
+    if not (name := str(env.get(_NAME) or "")):
+        return ()
+    run = published_run(name)
+    return (
+        f"published: {run.submitter}, {run.hardware}, {run.software}, {run.round}, "
+        f"{run.division} division ({run.source})",
+        *(f"published: {result.words}" for result in run.results),
+        *run.notes,
+        *(
+            ["published in the closed division; here it is run in the open one"]
+            if run.division != str(env.get(env_keys(CampaignSettings)["division"]) or "open")
+            else []
+        ),
+    )
+
+
+def _can_be_measured(release: str) -> bool:
+    return bool(release) and tuple(map(int, release.split("."))) >= OLDEST_RELEASE
+
+
+def setting_text(value: bool | int | float | str) -> str:
+    """Return the value of a setting as it is typed."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""Folders and files that belong to cm4vllm, and those that do not."""

@@ -1,0 +1,1 @@
+"""Programs: their processes, environments and containers."""

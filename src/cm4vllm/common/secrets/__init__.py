@@ -1,0 +1,1 @@
+"""Secrets in texts, names and command lines."""

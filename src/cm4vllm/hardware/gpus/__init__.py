@@ -1,0 +1,1 @@
+"""GPUs and other accelerators, asked of their drivers."""

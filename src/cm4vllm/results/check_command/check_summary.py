@@ -1,0 +1,123 @@
+"""The printed summary of the check of a tree: counts by submission, the errors of each, then warnings and notes.
+
+No line has more than WIDTH columns. A path is named below its submission, whose name stands once above.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from cm4vllm.common.terminal_text import columns
+from cm4vllm.results.check_command.findings_output import ordered
+from cm4vllm.results.check_command.kept_findings import CheckedSubmission
+from cm4vllm.results.findings import Finding, Severity
+
+WIDTH = 120
+#: Letters of a value that are shown: a file may hold pages where a word belongs.
+_MOST = 300
+
+
+def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield the table of the submissions, those with most errors first: round, results, and findings by severity.
+
+    The last line adds up all `findings`; a line before it counts those that belong to no single submission.
+    """
+    numbers = {submission.name: (submission.results, submission.covered, *submission.counts) for submission in checked}
+    rounds = {submission.name: submission.round or "unknown" for submission in checked}
+    order = sorted(numbers, key=lambda name: (*(-number for number in numbers[name][2:]), name))
+    rows = [(name, rounds[name], *map(_written, numbers[name])) for name in order]
+    if len(rows) > 1:
+        results, covered, *own = (sum(column) for column in zip(*numbers.values(), strict=True))
+        number = Counter(finding.severity for finding in findings)
+        between = [number[level] - count for level, count in zip(Severity, own, strict=True)]
+        if any(between):
+            rows.append(("between submissions", "", "", "", *map(_written, between)))
+        rows.append(("all", "", _written(results), _written(covered), *(_written(number[level]) for level in Severity)))
+    head = ("submission", "rules of", "results", "rules applied", *(f"{level}s" for level in Severity))
+    yield from columns([head, *rows], numbers=range(2, 7))
+
+
+def _written(number: int) -> str:
+    return f"{number:,}"
+
+
+def by_submission(findings: Mapping[str, Sequence[Finding]], level: Severity) -> Iterator[str]:
+    """Yield the findings of a severity: for each submission the codes, and for each code every place.
+
+    Where a code stands first, its source and what to do stand below it.
+    """
+    explained: set[str] = set()
+    for name, own_findings in findings.items():
+        if not (own := [finding for finding in ordered(own_findings) if finding.severity is level]):
+            continue
+        yield from (
+            "",
+            f"{name}: {len(own)} {level}{'' if len(own) == 1 else 's'}" if name else f"{level}s of the tree",
+        )
+        code = ""
+        for finding in own:
+            if finding.code != code:
+                code = finding.code
+                yield from _wrapped(f"{level} {code}: {finding.rule.text}", "  ", "    ")
+                if code not in explained:
+                    explained.add(code)
+                    yield from _wrapped(f"stated in: {finding.rule.source}", "    ", "      ")
+                    if finding.remedy:
+                        yield from _wrapped(f"to do: {finding.remedy}", "    ", "      ")
+            yield from _place(finding, name)
+
+
+def _place(finding: Finding, submission: str) -> Iterator[str]:
+    path = "" if finding.file == submission else finding.file.removeprefix(f"{submission}/")
+    fault = finding.what.removeprefix(f"{path.rpartition('/')[2]} ")  # no path twice in a line
+    yield from _wrapped(": ".join(part for part in (path, finding.field, fault) if part), "    - ", "      ")
+    values = [
+        f"{word} {_cut(value)}" for word, value in (("found", finding.value), ("expected", finding.expected)) if value
+    ]
+    if values:
+        yield from _wrapped("; ".join(values), "        ", "          ")
+
+
+def lines(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts as the entries of a list."""
+    for text in texts:
+        yield from _wrapped(text, "  - ", "    ")
+
+
+def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]) -> Iterator[str]:
+    """Yield a line for each code of these severities: how many findings it has, and in how many submissions."""
+    rules = {finding.code: finding.rule.text for own in findings.values() for finding in own}
+    places: dict[tuple[Severity, str], list[str]] = defaultdict(list)
+    for name, own_findings in findings.items():
+        for finding in own_findings:
+            if finding.severity in levels:
+                places[finding.severity, finding.code].append(name)
+    if not places:
+        return
+    yield from ("", f"{' and '.join(f'{level}s' for level in levels).capitalize()} by code:")
+    order = sorted(places.items(), key=lambda row: (list(Severity).index(row[0][0]), -len(row[1]), row[0][1]))
+    rows = [(code, str(level), f"{len(names):,}", str(len(set(names)))) for (level, code), names in order]
+    head, *table = columns([("code", "severity", "findings", "submissions"), *rows], numbers=(2, 3))
+    yield f"{head}  rule"
+    for line, ((_, code), _) in zip(table, order, strict=True):
+        text = f"{line}  {rules[code]}"
+        yield text if len(text) <= WIDTH else f"{text[: WIDTH - 4]} ..."
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST else f"{text[:_MOST]} ... ({len(text):,} characters)"
+
+
+def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
+    """Yield the lines of a text; a word that is longer than a line is broken, a path after one of its slashes."""
+    line, is_new = first, True
+    for word in text.split():
+        whole = len(later) + len(word) <= WIDTH
+        for at, part in enumerate([word] if whole else re.findall(r"[^/]{1,80}/?|/", word)):
+            gap = "" if is_new or at else " "
+            if len(line) + len(gap) + len(part) > WIDTH:
+                yield line
+                line, gap = later, ""
+            line += gap + part
+            is_new = False
+    yield line

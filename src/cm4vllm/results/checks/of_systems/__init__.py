@@ -1,0 +1,1 @@
+"""Checks of systems and their descriptions."""

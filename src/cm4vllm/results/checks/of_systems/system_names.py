@@ -1,0 +1,131 @@
+"""Names of systems against their descriptions: how many accelerators, and which software served."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cm4vllm.records.known_hardware import products_named
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.of_systems.system_files import accelerator_count
+from cm4vllm.results.checks.subjects import described, with_submission
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Submission, System
+from cm4vllm.results.submitted_names import accelerators_named, is_no_framework, serving_software
+
+__all__: list[str] = []
+
+_SOURCE = "inference_policies/submission_rules.adoc, system description"
+
+
+@check(
+    "SYSTEM-ACCELERATORS",
+    "the accelerators that are described are those that the system's names say, its folder's and system_name: the "
+    "product and how many",
+    source=_SOURCE,
+    remedy="state what the machine has in systems/<system>.json",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+    each=described,
+)
+def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    total = accelerator_count(stated)
+    per_node = str(stated.get("accelerators_per_node")).strip()
+    model = str(stated.get("accelerator_model_name", ""))
+    for name in dict.fromkeys((system.name, str(stated.get("system_name", "")))):
+        said, described_as = products_named(name), products_named(model)
+        if total and said and described_as and not said & described_as:
+            yield Fault(
+                "a name and the description differ in the accelerator",
+                system.file,
+                "accelerator_model_name",
+                model,
+                f"{' or '.join(sorted(said))}, as {name!r} says",
+            )
+        named = accelerators_named(name)
+        if total and named and not {str(total), per_node} & {str(count) for count in named}:
+            yield Fault(
+                "a name and the description differ in the number of accelerators",
+                system.file,
+                "accelerators_per_node",
+                f"{per_node} in each of {total // int(per_node)} nodes",
+                f"{' or '.join(str(count) for count in sorted(named))}, as {name!r} says",
+            )
+
+
+@check(
+    "SYSTEM-SOFTWARE",
+    "the names and the description of a system state the software that served, with the versions of what "
+    "drives the accelerators",
+    source=_SOURCE,
+    remedy="state framework, its version, driver and CUDA or ROCm in systems/<system>.json",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+    each=with_submission(described),
+)
+def software(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    if not accelerator_count(stated):
+        return
+    framework = str(stated.get("framework", ""))
+    stack = f"{framework} {stated.get('other_software_stack', '')} {stated.get('sw_notes', '')}"
+    yield from _used(submission, system, framework, stack)
+    if not is_no_framework(framework):
+        yield from _named(system, stated, framework, stack)
+    else:
+        yield Fault(
+            "the framework is not named, only what lies below it",
+            system.file,
+            "framework",
+            framework,
+            "the software that served, with its version",
+        )
+    vendor = str(stated.get("accelerator_model_name", ""))
+    if "NVIDIA" in vendor.upper() and not re.search(r"cuda|driver|tensorrt", stack, re.IGNORECASE):
+        yield Fault(
+            "no version of CUDA and of the driver is stated",
+            system.file,
+            "other_software_stack",
+            str(stated.get("other_software_stack", "")),
+            "CUDA and driver",
+            severity=Severity.NOTE,
+        )
+
+
+def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str) -> Iterator[Fault]:
+    """Yield the software that a name states and the description does not."""
+    names = f"{system.name} {stated.get('system_name', '')}"
+    on_cpu = re.search(r"reference-cpu-([a-z]+)(?:-v([\d.]+))?", system.name)
+    if on_cpu and on_cpu[1].lower() not in framework.lower():
+        yield Fault(
+            "the name says that a CPU served with other software than the description says",
+            system.file,
+            "framework",
+            framework,
+            on_cpu[0],
+        )
+    for software in serving_software():
+        if software.is_named_in(names) and not software.is_named_in(stack):
+            yield Fault(
+                "a name states software that the description does not",
+                system.file,
+                "framework",
+                framework,
+                f"{software.name}, or another name",
+            )
+
+
+def _used(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:
+    """Yield the software that the command of a README starts or asks, and the description does not name."""
+    for software in serving_software():
+        used = (
+            result.files["readme"]
+            for result in submission.results
+            if result.system == system.name and "readme" in result.files and software.is_used_in(result.readme)
+        )
+        if not software.is_named_in(stack) and (readme := next(used, "")):
+            yield Fault(
+                "the description names other software than the commands that were run",
+                system.file,
+                "framework",
+                framework,
+                f"{software.name}, as in {readme}",
+            )

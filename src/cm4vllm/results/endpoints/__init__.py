@@ -1,0 +1,1 @@
+"""Results of MLPerf Endpoints, as curves of points."""

@@ -1,0 +1,284 @@
+"""Curves of MLPerf Endpoints: points at fixed concurrency, read from run folders or from a bundle of anyone.
+
+The files are those of the reference client (performance/result_summary.json in a run folder, result_summary.json in a
+bundle) and of the submitter (point.yaml, system_desc.json), in a run folder of cm4vllm also its record (point.json).
+None and empty stand for what is not known.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
+from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY, times
+from cm4vllm.results.figures import Figure, Figures, Source
+from cm4vllm.results.file_values import count, magnitude, number, part
+from cm4vllm.results.findings import Finding
+from cm4vllm.results.log_folders import Reader
+
+_SUMMARIES = (SUMMARY, Path(SUMMARY.name))
+_SCORES = (SCORES, Path(SCORES.name))
+_DECLARED, _SYSTEM, _CONFIG, _POWER = "point.yaml", "system_desc.json", "config.yaml", "system_power.json"
+#: The record of a point that cm4vllm measured, in its run folder (endpoints.records.PointRecord).
+POINT_FILE = "point.json"
+#: Power figures of the points by the official checker, beside the run folders.
+POWER_FILE = "power.json"
+#: The figure of the output tokens/s that a user sees: 1000 over the 90th percentile of TPOT in ms.
+PER_USER = "tokens_per_second_per_user"
+_FOLDER = re.compile(r"r([0-9]{1,9})")
+_NS_OF_MS, _NS_OF_S = 1e6, 1e9
+#: Entries that the client scores on the performance run are no accuracy run.
+_INLINE = "performance"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score of an accuracy run as the file states it.
+
+    `samples` are those of the dataset, `answered` those that were issued and answered, None where that is not stated:
+    the client also scores a run that ended early.
+    """
+
+    dataset: str
+    metric: str
+    value: float
+    samples: int
+    source: Source
+    answered: int | None = None
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Samples of the whole run by TTFT or TPOT: `counts` between neighbours of `edges`, in ms."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point. `declared` is point.yaml, `config` the client's configuration, `summary` its summary, as they are.
+
+    `figures` are the client's over the whole run: system_tps, samples, duration, and in ms the percentiles (ttft_p90),
+    ends and means of ttft, tpot and latency; PER_USER. `tps_per_kw` is the official checker's, where it was computed.
+    `record` is point.json, empty in a bundle; `window_figures` are those that it has over the window of the steady
+    state: system_tps, ttft_p90 and tpot_p90.
+    """
+
+    folder: Path
+    name: str
+    declared: Mapping[str, Any]
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    system: Mapping[str, Any]
+    figures: Figures
+    scores: tuple[Score, ...] = ()
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+    window_figures: Figures = field(default_factory=Figures)
+
+    @property
+    def concurrency(self) -> int | None:
+        """Requests in flight that the point declares, else that its folder is named by."""
+        if (value := count(self.declared, "concurrency")) is not None:
+            return value
+        match = _FOLDER.fullmatch(self.folder.name)
+        return int(match[1]) if match else None
+
+    @property
+    def offline(self) -> str:
+        """The declaration of the Offline result: none, elected or dedicated."""
+        return str(self.declared.get("offline") or "none")
+
+    @property
+    def steady_state(self) -> Mapping[str, Any]:
+        """The declared steady state."""
+        return part(self.declared, "steady_state")
+
+    @property
+    def samples_issued(self) -> int | None:
+        """Samples that the client issued."""
+        return count(self.summary, "n_samples_issued")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one model on one system, in the order of their concurrency; `power` is system_power.json."""
+
+    folder: Path
+    name: str
+    points: tuple[Point, ...]
+    power: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fixed(self) -> tuple[Point, ...]:
+        """The points at fixed concurrency: all but a dedicated Offline run."""
+        return tuple(point for point in self.points if point.offline != "dedicated")
+
+    @property
+    def model(self) -> str:
+        """The benchmark model that the points name; empty where they differ."""
+        names = {str(point.declared.get("model_name", "")) for point in self.points}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
+    def c_max(self) -> int | None:
+        """The declared C_max; None where the points differ."""
+        values = {count(point.declared, "max_supported_concurrency") for point in self.points}
+        return values.pop() if len(values) == 1 else None
+
+
+def read_curves(root: Path) -> tuple[tuple[Curve, ...], tuple[Finding, ...]]:
+    """Read all curves below `root`; what cannot be read becomes a finding. A curve is a folder of points."""
+    reader = Reader(root)
+    folders: dict[Path, list[Path]] = {}
+    for folder in point_folders(root):
+        folders.setdefault(folder.parent, []).append(folder)
+    curves = []
+    for parent, points in sorted(folders.items()):
+        read = [_read_point(reader, folder) for folder in points]
+        read.sort(key=lambda point: (point.offline == "dedicated", point.concurrency or 0))
+        curves.append(
+            Curve(folder=parent, name=reader.name(parent), points=tuple(read), power=_power(reader, parent, points))
+        )
+    return tuple(curves), tuple(reader.problems)
+
+
+def curves_at(place: Path) -> tuple[Curve, ...]:
+    """Return the curves in a results folder (those of its run folders), in run folders, or in a bundle."""
+    points = place / "points"
+    return read_curves(points if points.is_dir() else place)[0] if place.is_dir() else ()
+
+
+def point_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders of points below `root`: those that hold a point.yaml or are named r and a number."""
+    candidates = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
+    for folder in candidates:
+        if (folder / _DECLARED).is_file() or (_FOLDER.fullmatch(folder.name) and _first(folder, _SUMMARIES)):
+            yield folder
+
+
+def _read_point(reader: Reader, folder: Path) -> Point:
+    summary_path = _first(folder, _SUMMARIES)
+    summary = reader.json(summary_path) if summary_path else {}
+    if summary_path is None:
+        reader.problem("FILE-MISSING", "result_summary.json is missing", folder / _SUMMARIES[0])
+    record = reader.json(folder / POINT_FILE) if (folder / POINT_FILE).is_file() else {}
+    return Point(
+        folder=folder,
+        name=reader.name(folder),
+        declared=reader.yaml(folder / _DECLARED),
+        config=reader.yaml(folder / _CONFIG),
+        summary=summary,
+        system=reader.json(folder / _SYSTEM),
+        figures=Figures(
+            [*_figures(summary, reader.name(summary_path) if summary_path else ""), *_efficiency(reader, folder)]
+        ),
+        scores=tuple(_scores(reader, folder)),
+        histograms={name: histogram for name in ("ttft", "tpot") if (histogram := _histogram(part(summary, name)))},
+        record=record,
+        window_figures=Figures(_window_figures(record, reader.name(folder / POINT_FILE))),
+    )
+
+
+def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
+    tokens, duration = number(part(summary, "output_sequence_lengths"), "total"), number(summary, "duration_ns")
+    if duration:
+        yield Figure("duration", Seconds(duration / _NS_OF_S), Seconds.unit, Source(file, "duration_ns"))
+    if tokens is not None and duration:
+        yield Figure(
+            "system_tps",
+            TokensPerSecond(tokens / (duration / _NS_OF_S)),
+            TokensPerSecond.unit,
+            Source(file, "output_sequence_lengths.total / duration_ns"),
+        )
+    if (samples := number(summary, "n_samples_completed")) is not None:
+        yield Figure("samples", Samples(samples), Samples.unit, Source(file, "n_samples_completed"))
+    for name, value, key in times(summary, ("percentiles",)):
+        yield Figure(name, value, value.unit, Source(file, key))
+        if name == "tpot_p90" and value:  # rules §4.1
+            yield Figure(PER_USER, TokensPerSecond(1000 / value), TokensPerSecond.unit, Source(file, f"1000 / {key}"))
+
+
+def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
+    """Yield the figures over the window of the steady state, which cm4vllm computes from the client's events."""
+    figures = part(part(record, "steady_state"), "figures")
+    for name, key, unit in (
+        ("system_tps", "system_tps", TokensPerSecond),
+        ("ttft_p90", "ttft_p90_ms", Milliseconds),
+        ("tpot_p90", "tpot_p90_ms", Milliseconds),
+    ):
+        if (value := number(figures, key)) is not None:
+            yield Figure(name, unit(value), unit.unit, Source(file, f"steady_state.figures.{key}"))
+
+
+def _histogram(times: Mapping[str, Any]) -> Histogram | None:
+    """Return the histogram of a summary; None if it has none, an unknown form of it, or numbers that none can have."""
+    histogram = part(times, "histogram")
+    buckets, counted = histogram.get("buckets"), histogram.get("counts")
+    if not isinstance(buckets, list) or not isinstance(counted, list) or len(counted) != len(buckets) or not buckets:
+        return None
+    if not all(isinstance(bucket, list) and len(bucket) == 2 for bucket in buckets):
+        return None
+    stated = [magnitude(edge) for edge in (*(low for low, _ in buckets), buckets[-1][1])]
+    edges = tuple(edge / _NS_OF_MS for edge in stated if edge is not None)
+    counts = tuple(int(value) for value in map(magnitude, counted) if value is not None)
+    rising = all(low < high for low, high in pairwise(edges))
+    return Histogram(edges, counts) if rising and len(counts) == len(edges) - 1 == len(buckets) else None
+
+
+def _efficiency(reader: Reader, folder: Path) -> Iterator[Figure]:
+    """Yield the tokens/s per kW of a point, where the official checker has computed it."""
+    path = folder.parent / POWER_FILE
+    if not path.is_file():
+        return
+    value = number(part(part(reader.json(path), "points"), folder.name), "system_tps_per_kw")
+    if value is not None:
+        source = Source(reader.name(path), f"points.{folder.name}.system_tps_per_kw")
+        yield Figure("tps_per_kw", value, "tokens/s/kW", source)
+
+
+def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
+    if (path := _first(folder, _SCORES)) is None:
+        return
+    entries = reader.json(path).get("accuracy_scores")
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or entry.get("dataset_type") == _INLINE:
+            continue
+        dataset, score = str(entry.get("dataset_name", "")), entry.get("score")
+        samples = (count(entry, "unit_samples") or 0) * (count(entry, "num_repeats") or 1)
+        responses = part(entry, "response_counts")
+        issued, missing = count(responses, "issued"), count(responses, "missing")
+        empty = count(responses, "empty") or 0  # a request that failed has an empty answer
+        answered = None if issued is None or missing is None else issued - missing - empty
+        for metric, value in (score if isinstance(score, dict) else {"score": score}).items():
+            if (read := _score(value)) is not None:
+                source = Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}")
+                yield Score(dataset, str(metric), read, samples, source, answered)
+
+
+def _power(reader: Reader, parent: Path, points: list[Path]) -> Mapping[str, Any]:
+    """Return the power descriptor of the system: beside its models in a bundle, in a run folder otherwise."""
+    for folder in (parent.parent, parent, *points):
+        if (folder / _POWER).is_file():
+            return reader.json(folder / _POWER)
+    return {}
+
+
+def _first(folder: Path, names: tuple[Path, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _score(value: object) -> float | None:
+    """Return a score: the client writes some as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        read = float(value)
+    except ValueError:
+        return None
+    return read if math.isfinite(read) else None

@@ -1,0 +1,213 @@
+"""The verdict on a campaign in a few lines: the claims that hold, that do not hold, and that are unknown."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cm4vllm.common.number_texts import ms, number, percent
+from cm4vllm.records.accuracy import Score
+from cm4vllm.records.checker import CheckerRun
+from cm4vllm.records.described_system import label, not_stated
+from cm4vllm.results.campaign_results import Report
+from cm4vllm.results.figure_texts import counting_words, headroom, judgement, result_figure, target
+from cm4vllm.results.judgement.expected_findings import expected_words, unexpected_findings
+from cm4vllm.results.model import Result
+from cm4vllm.rules import Division, Scenario
+
+
+class Kind(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the verdict: its subject, whether it is good (OPEN: not known yet), and the text."""
+
+    subject: str
+    kind: Kind
+    text: str
+
+
+def headline(report: Report, *, published: bool = False) -> str:
+    """Return the verdict in one sentence; that of a `published` page leaves the checker's to its reader."""
+    if report.rehearsal:
+        return "A rehearsal, not a result"
+    all_findings = findings(report, published=published)
+    bad = list(dict.fromkeys(f.subject for f in all_findings if f.kind is Kind.BAD))
+    if bad:
+        return f"Not a valid submission: see {', '.join(bad)}"
+    where = f" in the {report.division} division" if report.division else ""
+    for beginning, words in (("DOUBTFUL", "DOUBTFUL"), ("not ", "not complete")):
+        open_ = dict.fromkeys(f.subject for f in all_findings if f.kind is Kind.OPEN and f.text.startswith(beginning))
+        if open_:
+            return f"Valid{where}, but {words}: see {', '.join(open_)}"
+    return f"A valid result{where}"
+
+
+def sentence(report: Report) -> str:
+    """Return the result in one plain sentence: what was measured, on what, and the figures."""
+    parts = []
+    for result in report.results:
+        part = result.performance
+        if part is None or part.metric is None:
+            continue
+        margins = [
+            f"{percent(latency.headroom)} of the {latency.name} limit left"
+            if latency.headroom > 0
+            else f"the {latency.name} limit exceeded by {percent(-latency.headroom)}"
+            for latency in part.latencies
+            if latency.headroom is not None
+        ]
+        margin = f" with {' and '.join(margins)}" if margins else ""
+        parts.append(f"{result_figure(part.metric)} in the {result.scenario} scenario{margin}")
+    came = ", and ".join(parts) or "no figure yet"
+    served = report.server.named
+    return f"{report.model.name}, served by {served} on {report.system_title}, reached {came}."
+
+
+def findings(report: Report, *, published: bool = False) -> list[Finding]:
+    """Return the verdict's lines: scenario by scenario, then the checker where the page is not a `published` one."""
+    all_findings: list[Finding] = []
+    for measurement in report.results:
+        doubts = measurement.performance.client_doubts if measurement.performance else ()
+        client = (Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}") for mark in doubts)
+        all_findings += [_performance(report, measurement), *client, _accuracy(report, measurement)]
+    all_findings += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
+    all_findings += [*_counting(report), *_prompts(report)]
+    all_findings += [Finding(f"{title} run", Kind.OPEN, f"shortened: {why}") for title, why in report.shortened.items()]
+    return all_findings if published else [*all_findings, _checker(report)]
+
+
+def missing_scenarios(report: Report) -> list[Scenario]:
+    """Return the scenarios that a closed result needs and that have no run; of alternatives, the first."""
+    measured = {measurement.scenario for measurement in report.results}
+    needed = report.benchmark.required[0]
+    alternatives = () if measured & set(needed.one_of) else needed.one_of[:1]
+    return [scenario for scenario in (*needed.all_of, *alternatives) if scenario not in measured]
+
+
+def missing(report: Report) -> list[str]:
+    """Return the facts that were neither stated nor recorded; these are gaps, not findings."""
+    gaps = [label(key) for key in not_stated(report.system)] if report.system else ["the description of the system"]
+    if report.submitter_stated != report.submitter and label("submitter") not in gaps:
+        gaps.append(label("submitter"))
+    facts = (
+        (report.campaign, "the command that started the runs"),
+        (report.model.sha256, "the model's SHA-256: its files are not on this machine"),
+        (report.model.parameters, "the model's number of parameters"),
+        (report.model.weight_data_types, "the data types of the model's weights"),
+        (report.server.argv, "the server's command: it was not started by cm4vllm"),
+    )
+    return [*gaps, *(name for known, name in facts if not known), *unchecked(report)]
+
+
+def unchecked(report: Report) -> list[str]:
+    """Return the facts that the server could not be asked for."""
+    return [f"not checked: {note}" for note in report.server.unchecked]
+
+
+def unexpected(report: Report) -> list[str]:
+    """Return the checkers' findings on a rehearsal beyond its short runs; none for other reports."""
+    return unexpected_findings(report.checker) if report.checker and report.rehearsal else []
+
+
+def score_in_words(score: Score) -> str:
+    """Return a metric, its value, its target and whether it is met."""
+    return f"{score.metric} {number(score.value)} ({target(score.lower, score.upper)}): {judgement(score.met)}"
+
+
+def _performance(report: Report, measurement: Result) -> Finding:
+    subject = f"{measurement.scenario} performance"
+    part = measurement.performance
+    if part is None:
+        return Finding(subject, Kind.OPEN, "not measured")
+    text = result_figure(part.metric)
+    text += "".join(
+        f"; {latency.name} p99 {ms(latency.p99)} ms"
+        + (f", {headroom(latency.headroom)}" if latency.headroom is not None else "")
+        for latency in part.latencies
+    )
+    if part.valid:
+        return Finding(subject, Kind.GOOD, f"valid: {text}")
+    # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
+    kind = Kind.OPEN if report.rehearsal and not part.faults else Kind.BAD
+    return Finding(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
+
+
+def _counting(report: Report) -> list[Finding]:
+    """Return the way in which tokens were counted where the server lists no ids; nothing where it does."""
+    dialect = report.run.settings.server.dialect
+    if dialect is None:
+        return []
+    closed = report.division is Division.CLOSED and bool(dialect.open_only)
+    return [Finding("Token counts", Kind.BAD if closed else Kind.OPEN, counting_words(report.runs))]
+
+
+def _prompts(report: Report) -> list[Finding]:
+    """Return that prompts are not those of the dataset's file, for each dataset of which they are not."""
+    kind = Kind.BAD if report.division is Division.CLOSED else Kind.OPEN
+    words = dict.fromkeys(run.settings.dataset.tokenised_again for run in report.runs)
+    return [Finding("Dataset", kind, text) for text in words if text]
+
+
+def _accuracy(report: Report, measurement: Result) -> Finding:
+    subject = f"{measurement.scenario} accuracy"
+    part = measurement.accuracy
+    if part is None:
+        return Finding(subject, Kind.OPEN, "not measured")
+    if part.faults:
+        return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.faults)})")
+    if part.record is None and report.run.settings.server.simulated is not None:
+        return Finding(subject, Kind.OPEN, "not scored: the answers of a simulated server mean nothing")
+    if part.record is None:
+        return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
+    scores, whole = part.record.scores, (part.run or report.run).settings.dataset.whole(report.benchmark.samples)
+    covered = f"{number(part.record.samples)} of {number(whole)} samples"
+    missed = [score.metric for score in scores if score.met is False]
+    totals = [score.metric for score in scores if score.met is None]
+    judged = len(scores) - len(totals)
+    unjudged = f"; {', '.join(totals)} is a total over all samples, and not judged" if totals else ""
+    unjudged += "".join(f"; {metric} is not scored: {why}" for metric, why in part.record.unscored.items())
+    if part.record.unscored and not missed:
+        return Finding(subject, Kind.OPEN, f"meets the {judged} targets that are scored on {covered}{unjudged}")
+    if not missed:
+        return Finding(subject, Kind.GOOD, f"meets all {judged} targets on {covered}{unjudged}")
+    text = f"misses {len(missed)} of {judged} closed-division targets on {covered}: {', '.join(missed)}{unjudged}"
+    if report.rehearsal:
+        return Finding(subject, Kind.OPEN, text)
+    if report.division is Division.OPEN:
+        return Finding(subject, Kind.OPEN, f"{text}; the open division allows that, if it is stated")
+    return Finding(subject, Kind.BAD, text)
+
+
+def _checker(report: Report) -> Finding:
+    subject, checker = "Official checker", report.checker
+    if checker is None:
+        return Finding(subject, Kind.OPEN, "not run")
+    if checker.unavailable:
+        return Finding(subject, Kind.OPEN, f"not run: {checker.unavailable}")
+    said = ", ".join(f"{run.name}: {_said(run)}" for run in checker.runs)
+    if report.rehearsal and not checker.passed:
+        defects = len(unexpected(report))
+        text = (
+            f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else expected_words(checker)
+        )
+        return Finding(subject, Kind.BAD if defects else Kind.GOOD, f"{text} ({said})")
+    return Finding(
+        subject,
+        Kind.GOOD if checker.passed else Kind.BAD,
+        f"{'passed' if checker.passed else 'refused'} for round {checker.round} ({said})",
+    )
+
+
+def _said(run: CheckerRun) -> str:
+    if run.own_fault:
+        return "no verdict, it ended by a fault of its own"
+    if run.crashed:
+        return "crashed"
+    return "passed" if run.passed else f"refused with {_counted(len(run.errors), 'error')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

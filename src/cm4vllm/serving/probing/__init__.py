@@ -1,0 +1,1 @@
+"""Servers asked over HTTP: what they are, what they answer, and their metrics."""

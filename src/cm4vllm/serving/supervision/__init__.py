@@ -1,0 +1,1 @@
+"""The processes of servers that were started here: kept alive, watched and ended."""

@@ -1,0 +1,1 @@
+"""The official checkers and their messages."""

@@ -1,0 +1,117 @@
+"""The sources of the official checker: mlcommons/inference at one commit, from a folder of the user's or from its home.
+
+Nothing of it is ever changed: the checker's files are copied out of git, or out of a folder whose files are as git has
+them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.files import bytes_of, sha256_of_tree
+from cm4vllm.common.git.git_objects import GitObjects, changed_files, objects_of, require_own
+from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
+
+#: mlcommons/inference of 2026-08-20: the first with round v6.1 whose checkers this project was built against.
+COMMIT = "b66003e10e2db4b8c36a448b0545ec90fcc6e9e9"
+URL = "https://github.com/mlcommons/inference"
+_TOOLS = "tools/submission"
+_REMEDY = (
+    "give a checkout or a git directory of mlcommons/inference that holds the commit: --inference_src=DIR\n"
+    f"(made elsewhere with: git clone --bare {URL})"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The place of the sources. `git` is their git directory, None for plain files; `commit` is their revision."""
+
+    path: Path
+    git: Path | None
+    commit: str
+
+
+def open_source(path: Path) -> Source:
+    """Return the sources in `path`: a bare git directory, a checkout, or plain files of one.
+
+    The pinned commit is taken from git where it is there, whatever is checked out. Raises SourceUnavailable otherwise,
+    and for a checkout of another commit whose checker was changed.
+    """
+    if not path.is_dir():
+        raise SourceUnavailable(f"no folder {path}", remedy=_REMEDY)
+    git = git_directory(path)
+    if git is not None:
+        with objects_of(git, remedy=_REMEDY) as objects:
+            if objects.commit(COMMIT) is not None:
+                return Source(path, git, COMMIT)
+            if git == path:
+                raise SourceUnavailable(f"{path} does not hold commit {COMMIT}", remedy=_REMEDY)
+            return Source(path, git, _checked_out(path, objects))
+    if not (path / _TOOLS / "submission_checker" / "main.py").is_file():
+        raise SourceUnavailable(
+            f"{path} holds no submission checker", cause=f"no {_TOOLS}/submission_checker in it", remedy=_REMEDY
+        )
+    require_own(path, f"it is no git directory with commit {COMMIT}, whose files can be compared", _REMEDY)
+    return Source(path, None, f"files with sha256 {sha256_of_tree(path / _TOOLS / 'submission_checker')}")
+
+
+def _checked_out(path: Path, objects: GitObjects) -> str:
+    """Return the commit of a checkout. Raises SourceUnavailable where it has no checker, or changed files of one."""
+    commit = objects.commit("HEAD")
+    if commit is None:
+        raise SourceUnavailable(f"{path} has no commit", cause="its HEAD names none that git can read", remedy=_REMEDY)
+    if changes := changed_files(path, objects, commit, [_TOOLS]):
+        raise SourceUnavailable(
+            f"the checker in {path} was changed",
+            cause=", ".join(changes),
+            remedy="undo the changes: a submission is judged by the unchanged checker",
+        )
+    return commit
+
+
+def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
+    """Fetch the checker's files at `commit`, and no more, into a sparse checkout at `folder`.
+
+    Raises SourceUnavailable, within seconds where the network does not answer.
+    """
+    if (folder / ".git").exists():
+        return open_source(folder)
+    patterns = (f"/{_TOOLS}/**/*.py", f"/{_TOOLS}/*.py")
+    fetch_checkout(folder, url, commit, patterns, title="the official checker's sources", remedy=_REMEDY)
+    return Source(folder, folder / ".git", commit)
+
+
+def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Path, str]:
+    """Copy a checker's Python files at `commit`, unchanged, under `target`; return their folder and the whole commit.
+
+    Without `commit` it is the one that the sources were opened at.
+
+    Raises SourceUnavailable when the sources are plain files of another commit, or a git directory without it.
+    """
+    git = source.git
+    if git is None:
+        _copy_folder(source, target, commit)
+        return target / _TOOLS, source.commit
+    wanted = commit or source.commit
+    with objects_of(git, remedy=_REMEDY) as objects:
+        if objects.commit(wanted) is None:
+            raise SourceUnavailable(
+                f"{git} does not hold {wanted}", remedy=_REMEDY, cause="the round's checker is taken from that commit"
+            )
+        names = [name for name in objects.files(wanted, [_TOOLS]) if name.endswith(".py")]
+    extract(git, wanted, names, target, remedy=_REMEDY)
+    return target / _TOOLS, wanted
+
+
+def _copy_folder(source: Source, target: Path, commit: str) -> None:
+    """Copy the checker's files out of plain files."""
+    if not source.commit.startswith(commit):
+        raise SourceUnavailable(
+            f"{source.path} holds the checker of one commit",
+            remedy=_REMEDY,
+            cause=f"the round is checked by the one at {commit}, too",
+        )
+    for file in (source.path / _TOOLS).rglob("*.py"):
+        copy = target / file.relative_to(source.path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(bytes_of(file))
