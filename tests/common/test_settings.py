@@ -62,3 +62,22 @@ def test_the_keys_are_told_in_the_order_of_the_fields():
         "fan": "CM_FAN",
         "rack": "CM_RACK",
     }
+
+
+class Exported(Settings, frozen=True, kw_only=True):
+    count: Annotated[int | None, Key("CM_COUNT")] = None
+    share: Annotated[float, Key("CM_SHARE")] = 0.1
+    wanted: Annotated[bool, Key("CM_WANTED")] = False
+    name: Annotated[str, Key("CM_NAME")] = ""
+    local: int = 3
+
+
+@pytest.mark.parametrize(
+    "settings", [Exported(), Exported(count=7, share=1 / 3, wanted=True, name="two words"), Exported(share=2.0)]
+)
+def test_what_is_written_is_read_again(settings):
+    assert Exported.of(settings.env()) == settings
+
+
+def test_a_value_that_is_not_given_is_left_out_and_an_empty_text_is_written():
+    assert Exported().env() == {"CM_SHARE": "0.1", "CM_WANTED": "no", "CM_NAME": ""}

@@ -1,4 +1,8 @@
-"""Typed settings out of a recipe's environment: a field says by `Key` which environment key gives it."""
+"""Typed settings from and to a recipe's environment: a field says by `Key` which environment key gives it.
+
+A hook of a recipe is the edge: it reads a Settings class out of the environment, hands it to a function of the package,
+and writes the Settings class that the function returns. No other function takes or reads an environment.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -67,6 +71,18 @@ class Settings(Record, frozen=True, kw_only=True):
         except msgspec.ValidationError as error:
             given_by = ", ".join(keys.values())
             raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {given_by}") from error
+
+    def env(self) -> dict[str, str]:
+        """Return the fields that have a `Key` as environment values, as `of` reads them; a field at None is left out."""
+        values = ((key, getattr(self, field)) for field, key in env_keys(type(self)).items())
+        return {key: _word(value) for key, value in values if value is not None}
+
+
+def _word(value: Any) -> str:
+    """Return a value as text of an environment; numbers keep their full precision."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return repr(value) if isinstance(value, float) else str(value)
 
 
 def require_above_zero(name: str, value: float | None, most: float = GREATEST) -> None:
