@@ -9,6 +9,7 @@ import pytest
 
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
 from cm4vllm.campaign.amendments import JOB, Amendments, StepInput, amendments
+from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.planning.expected_times import with_expected_times
 from cm4vllm.campaign.planning.run_targets import TARGET, TARGET_SOURCE
@@ -251,7 +252,7 @@ def test_answers_that_a_grader_judges_are_scored_with_its_record_where_it_can_ru
     wanted = "" if grader_lacks("mbxp") else "<<<CM_MLPERF_GRADER_MBXP>>>"
     assert steps["Offline accuracy: scores"].inputs["CM_MLPERF_GRADERS"] == wanted
     assert ("grader mbxp" in steps) is bool(wanted)
-    assert any("not scored: mbxp" in note for note in job.notes) is not bool(wanted)
+    assert any("not scored: mbxp" in note for note in job_notes(job)) is not bool(wanted)
 
 
 # --- `--adr` of the main job: settings of the job, inputs of its steps, and what the engine applies

@@ -53,6 +53,7 @@ _DESCRIPTIVE = frozenset(
         "variations_of",
         "input_changes",
         "examples",
+        "data",
     }
 )
 _NO_PART_OF_A_RECIPE = frozenset({"_cm.yaml", "_cm.json", "__pycache__", "docs", "tests", "dockerfiles"})
