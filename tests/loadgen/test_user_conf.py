@@ -261,8 +261,10 @@ def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(
         assert generated == ["64" if run_terms.loadgen.repeats_whole_datasets else "1"]
 
 
-@pytest.mark.parametrize("round_name", round_names())
-@pytest.mark.parametrize("scenario", [Scenario.OFFLINE, Scenario.SERVER])
+@pytest.mark.parametrize(
+    ("round_name", "scenario"),
+    [(name, (Scenario.OFFLINE, Scenario.SERVER)[place % 2]) for place, name in enumerate(round_names())],
+)
 def test_loadgen_applies_the_settings_of_a_compliance_test(tmp_path, make_settings, wheels, round_name, scenario):
     run_terms = terms(round_name, "llama2-70b-99.9", scenario, Mode.PERFORMANCE)
     conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=200, test_query_count=64, dataset_samples=64)

@@ -28,11 +28,15 @@ from text_server import MODEL, WORDS, TextServer, answer_words, prompt_text, sav
 
 
 @pytest.mark.parametrize(
-    "habits",
-    [{}, {"takes_ids": True, "refuses": (), "done": True}, {"counts": False}, {"counts_end": False}],
+    ("scenario", "habits"),
+    [
+        ("Server", {}),
+        ("Offline", {"takes_ids": True, "refuses": (), "done": True}),
+        ("Server", {"counts": False}),
+        ("Offline", {"counts_end": False}),
+    ],
     ids=["transformers serve", "takes ids", "no usage", "the end is not counted"],
 )
-@pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_an_accuracy_log_holds_what_the_tokenizer_makes_of_the_text(tmp_path, settings_for, scenario, habits):
     with TextServer(**habits) as server:
         record = run(settings_for(server, scenario), tmp_path / "run")
@@ -436,8 +440,7 @@ def test_what_was_saved_with_a_tokenizer_changes_neither_ids_nor_counts(tmp_path
     assert logged == {index: answer_ids(index) for index in range(SAVED_SAMPLES)}
 
 
-@pytest.mark.parametrize("save", SAVED)
-@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+@pytest.mark.parametrize(("scenario", "save"), [("Offline", cut_and_padded), ("Server", cut_to_110)])
 def test_the_tokens_of_a_server_that_counts_none_are_those_of_its_text(tmp_path, settings_of, save, scenario):
     with TextServer(counts=False) as server:
         record = run(settings_of(server, scenario, "performance", save), tmp_path / "run")
@@ -450,7 +453,7 @@ def test_the_tokens_of_a_server_that_counts_none_are_those_of_its_text(tmp_path,
         assert figures["tpot_mean"] > 0
 
 
-@pytest.mark.parametrize("save", SAVED)
+@pytest.mark.parametrize("save", [padded, cut_and_padded])
 def test_the_counts_of_a_server_agree_with_those_of_a_saved_tokenizer(tmp_path, settings_of, save):
     with TextServer() as server:
         record = run(settings_of(server, "Offline", "performance", save), tmp_path / "run")
