@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.results.check_command.tree_check import CheckedTree, check_tree
-from cm4vllm.results.findings import Finding, Severity
 
 
 def covered(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
