@@ -54,6 +54,7 @@ _DESCRIPTIVE = frozenset(
         "input_changes",
         "removed_inputs",
         "examples",
+        "data",
     }
 )
 _NO_PART_OF_A_RECIPE = frozenset({"_cm.yaml", "_cm.json", "__pycache__", "docs", "tests", "dockerfiles"})

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, Raw, amendments_of, split_tags, texts
-from cm4vllm.engine.format.documents import read_meta, with_texts
+from cm4vllm.engine.format.documents import with_texts
 from cm4vllm.engine.format.inputs import with_inputs, with_variations
+from cm4vllm.engine.format.meta_files import read_meta
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 
@@ -300,6 +301,7 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "input_changes",
     "removed_inputs",
     "examples",
+    "data",
 }
 
 
