@@ -38,6 +38,7 @@ PACKAGES = (
     "report",
     "endpoints",
     "campaign",
+    "doctor",
 )
 #: The parts of packages, in their order; what is not named, as the front of the engine, comes after them all.
 PARTS = {
