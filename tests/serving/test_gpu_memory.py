@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.hardware.gpus import nvml
-from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
+from cm4vllm.hardware.gpus.vendor import GpuUse
+from cm4vllm.hardware.gpus.vendors import nvml
+from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
 from gpu_replay import Replay
 
 GIB = 2**30
 
 
-def reading(used_gib: float, *processes: int) -> dict[str, GpuMemory]:
-    return {"GPU-1": GpuMemory("NVIDIA H100 80GB HBM3", int(used_gib * GIB), processes)}
+def reading(used_gib: float, *processes: int) -> dict[str, GpuUse]:
+    return {"GPU-1": GpuUse("NVIDIA H100 80GB HBM3", int(used_gib * GIB), frozenset(processes))}
 
 
 def test_memory_that_is_freed_in_time_is_waited_for(capsys):
@@ -45,7 +46,7 @@ def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):
     monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(driver))
     memory = list(gpu_memory().values())
     assert [gpu.used_bytes for gpu in memory] == [0, GIB, 2 * GIB, 3 * GIB]
-    assert [gpu.processes for gpu in memory] == [(), (), (12, 4711), ()] and memory[0].name == "NVIDIA L40S"
+    assert [gpu.processes for gpu in memory] == [set(), set(), {12, 4711}, set()] and memory[0].name == "NVIDIA L40S"
     driver = Replay({"answers": {}})
     assert gpu_memory() == {}
 

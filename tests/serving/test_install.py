@@ -6,10 +6,10 @@ import re
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, DiskFull, InstallError, UsageError
 from cm4vllm.common.programs import environments
@@ -212,7 +212,7 @@ def test_a_vllm_that_computes_on_another_device_than_it_is_for_is_no_installatio
     tmp_path, index, lock, tools, monkeypatch
 ):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm==0.32.0", code=ENGINE.format(tokens="[5]")))
-    monkeypatch.setitem(VARIANTS, "cuda", replace(VARIANTS["cuda"], space_bytes=0))
+    monkeypatch.setitem(VARIANTS, "cuda", replace(VARIANTS["cuda"], space_gib=0))
     with pytest.raises(InstallError, match="installed for cuda computes on cpu"):
         install(InstallSettings(variant="cuda"), tmp_path, lock)
     assert not (tmp_path / VLLM_FILE).exists()
@@ -263,10 +263,10 @@ def test_a_python_without_vllm_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("facts", "variant"),
     [
-        ({"cuda_devices": 4}, "cuda"),
+        ({"vendor": "NVIDIA"}, "cuda"),
         ({"vendor": "AMD"}, "rocm"),
         ({}, "cpu"),
-        ({"variant": "cpu", "cuda_devices": 4}, None),
+        ({"variant": "cpu", "vendor": "NVIDIA"}, None),
     ],
 )
 def test_the_variant_is_that_of_what_was_detected_unless_one_was_asked_for(facts, variant):
@@ -282,7 +282,7 @@ def test_a_machine_without_a_build_is_told_before_anything_is_downloaded(tmp_pat
 
 
 def test_a_full_disk_is_told_before_anything_is_downloaded(tmp_path, lock, monkeypatch):
-    monkeypatch.setitem(VARIANTS, "cpu", replace(VARIANTS["cpu"], space_bytes=2**60))
+    monkeypatch.setitem(VARIANTS, "cpu", replace(VARIANTS["cpu"], space_gib=2**30))
     with pytest.raises(DiskFull):
         install(CPU, tmp_path, lock)
     assert not (tmp_path / "venv").exists()

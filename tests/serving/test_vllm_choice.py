@@ -8,10 +8,9 @@ import pynvml
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware.gpus import nvml
 from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.gpus.vendors import amd, nvml
 from cm4vllm.hardware.machine_facts import gpu_env
-from cm4vllm.serving.installation import vllm_choice
 from cm4vllm.serving.installation.install import VARIANTS
 from cm4vllm.serving.installation.vllm_choice import Choice, choose, require_device
 from gpu_replay import Replay
@@ -26,7 +25,7 @@ def without_gpus(monkeypatch, tmp_path):
         yield None
 
     monkeypatch.setattr(nvml, "opened", opened)
-    monkeypatch.setattr(vllm_choice, "_KFD", tmp_path / "kfd")
+    monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def with_h100(monkeypatch, tmp_path):
         yield Replay(json.loads((RECORDINGS / "h100-sxm-x4.json").read_text()))
 
     monkeypatch.setattr(nvml, "opened", opened)
-    monkeypatch.setattr(vllm_choice, "_KFD", tmp_path / "kfd")
+    monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
 
 
 def test_a_device_that_is_there_is_accepted(with_h100):
@@ -46,7 +45,7 @@ def test_a_device_that_is_there_is_accepted(with_h100):
     require_device("cpu", {})
     choice = Choice.of(gpu_env(detect_gpus()))
     assert choose(choice) == {"CM_VLLM_CHOSEN_VARIANT": "cuda"}
-    assert choose(Choice(variant="cpu", cuda_devices=4)) == {}
+    assert choose(Choice(variant="cpu", vendor="NVIDIA")) == {}
     with pytest.raises(UsageError, match="no AMD GPU") as caught:
         require_device("rocm", {})
     assert "amdgpu" in caught.value.cause

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.hardware.gpus.nvml import gpus_of_processes
+from cm4vllm.hardware.gpus.gpu import gpus_of_processes
 from cm4vllm.records.machine import GpuFacts, MigFacts
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.submission.gpus_in_use import gpus_in_use, processes_of

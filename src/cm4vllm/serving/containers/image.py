@@ -88,7 +88,7 @@ def require_container(env: Mapping[str, Any]) -> None:
     require_ready(engine)
     if (hook := missing_hook(engine, device)) is not None:
         raise InstallError(
-            f"{engine.name} gives a container no {VENDORS[device]} GPU on this machine",
+            f"{engine.name} gives a container no {VENDORS[device].name} GPU on this machine",
             cause=f"found neither {' nor '.join([*hook.files, *hook.programs])}"
             + (f" with {hook.text}" if hook.text else ""),
             remedy=hook.remedy,
@@ -102,8 +102,8 @@ def asked_device(env: Mapping[str, Any]) -> str:
         return choice.variant
     if env.get("CM_MLPERF_DEVICE"):
         return str(env["CM_MLPERF_DEVICE"])
-    vendors = {gpu.vendor for gpu in detect_gpus()}
-    return next((device for device, vendor in VENDORS.items() if vendor in vendors), detected(choice)[0])
+    found = {gpu.vendor for gpu in detect_gpus()}
+    return next((device for device, vendor in VENDORS.items() if vendor.name in found), detected(choice)[0])
 
 
 def image_env(env: Mapping[str, Any]) -> dict[str, str]:
