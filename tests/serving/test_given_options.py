@@ -6,7 +6,7 @@ import pytest
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm.given_options import given_options, value_text, whole_number
-from cm4vllm.records.vllm.options import parse_help
+from cm4vllm.records.vllm.options import parsed_options
 from vllm_lines import LINES
 
 
@@ -24,7 +24,12 @@ def test_options_of_another_release_have_the_values_that_follow():
 
 
 def test_the_options_of_the_installation_decide():
-    options = parse_help("  --deep-parallel-size, -deep N\n  --switch, --no-switch\n  --names NAME [NAME ...]\n")
+    rest = '"type": "", "multiples": false, "choices": []'
+    options = parsed_options(
+        f"""[{{"flags": ["--deep-parallel-size", "-deep"], "nargs": null, {rest}}},
+        {{"flags": ["--switch", "--no-switch"], "nargs": 0, {rest}}},
+        {{"flags": ["--names"], "nargs": "+", {rest}}}]""".encode()
+    )
     words = ["-deep", "2", "--no-switch", "--names=a"]
     assert given_options(words, options) == {"deep-parallel-size": 2, "switch": False, "names": ["a"]}
 
@@ -57,3 +62,8 @@ def test_the_record_of_a_server_has_the_options_of_its_command_line(tmp_path):
     del stored["options"]  # as an earlier version wrote it
     (tmp_path / "server.json").write_bytes(msgspec.json.encode(stored))
     assert read_record(tmp_path / "server.json", ServerRecord) == record
+
+
+def test_an_option_has_one_name_in_records_however_a_release_spells_it():
+    for word in ("--cuda-graph-sizes=4", "--cudagraph-capture-sizes=4"):
+        assert list(given_options([word])) == ["cudagraph-capture-sizes"]

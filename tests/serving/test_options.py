@@ -1,4 +1,4 @@
-"""The options of an installed vLLM, from the help that vLLM 0.32.0 prints."""
+"""The options of an installed vLLM, as the parser of vLLM 0.32.0 has them."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ import pytest
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records.vllm import options as module
-from cm4vllm.records.vllm.options import HELP_FILE, Option, fitted, parse_help, read_options
+from cm4vllm.records.vllm.options import OPTIONS_FILE, Option, fitted, parsed_options, read_options, spelling
 
-HELP = Path(module.__file__).with_name(HELP_FILE)
+FILE = Path(module.__file__).with_name(OPTIONS_FILE)
 
 
 @pytest.fixture(scope="module")
 def options():
-    return parse_help(HELP.read_text())
+    return parsed_options(FILE.read_bytes())
 
 
 def test_every_option_is_found_by_each_of_its_names(options):
@@ -29,29 +29,6 @@ def test_every_option_is_found_by_each_of_its_names(options):
     assert not options["--no-enforce-eager"].takes_value
     assert "bfloat16" in options["--dtype"].choices
     assert options["--api-key"].takes_value
-    listed = {line.split()[0] for line in HELP.read_text().splitlines() if line.startswith("  -")}
-    assert {name.rstrip(",") for name in listed} <= set(options)
-
-
-@pytest.mark.parametrize(
-    ("line", "choices"),
-    [
-        ("  --parser {a,b} or name registered in --parser-plugin", ()),
-        ("  --traces {all,model,None} [{all,model,None} ...]", ()),
-        ("  --dtype {auto,half}, -d {auto,half}   what is computed in", ("auto", "half")),
-    ],
-)
-def test_words_after_the_choices_belong_to_the_value(line, choices):
-    words = line.partition("   ")[0].replace("--parser-plugin", "").split()
-    names = [word.rstrip(",") for word in words if word.startswith("-")]
-    assert [(name, option.takes_value, option.choices) for name, option in parse_help(line).items()] == [
-        (name, True, choices) for name in names
-    ]
-
-
-def test_the_help_of_python_3_13_shows_the_value_once():
-    options = parse_help("  --tensor-parallel-size, -tp N\n").values()
-    assert {(option.full_name, option.takes_value) for option in options} == {("tensor-parallel-size", True)}
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):
@@ -123,9 +100,18 @@ def test_no_translation_is_for_an_option_that_is_known_and_all_lead_to_known_one
         assert all(word.partition(".")[0] in options for word in renamed.now if word.startswith("-"))
 
 
-def test_an_installation_without_its_help_has_no_known_options(tmp_path):
+def test_an_installation_without_its_options_has_no_known_ones(tmp_path):
     assert read_options(tmp_path / "vllm.json") is None
-    (tmp_path / HELP_FILE).write_text("no options here\n")
-    assert read_options(tmp_path / "vllm.json") is None
-    (tmp_path / HELP_FILE).write_text(HELP.read_text())
+    for text in ("no options here\n", "[]"):
+        (tmp_path / OPTIONS_FILE).write_text(text)
+        assert read_options(tmp_path / "vllm.json") is None
+    (tmp_path / OPTIONS_FILE).write_bytes(FILE.read_bytes())
     assert len(read_options(tmp_path / "vllm.json")) > 400
+
+
+def test_each_release_gets_an_option_as_it_spells_it(options):
+    older = {"--cuda-graph-sizes": Option("--cuda-graph-sizes", True)}
+    words = ["model", "--cudagraph-capture-sizes=8", "--cuda_graph_sizes", "4"]
+    assert fitted(words, older)[0] == ["model", "--cuda-graph-sizes=8", "--cuda_graph_sizes", "4"]
+    assert fitted(words, options)[0] == ["model", "--cudagraph-capture-sizes=8", "--cudagraph-capture-sizes", "4"]
+    assert spelling("cudagraph-capture-sizes", older) == "cuda-graph-sizes"

@@ -1,10 +1,10 @@
 """The meta of a folder: its files, and the parts that a data file of this package states in one place.
 
-    data: {rounds: rules/data/rounds.yaml}                # a list of entries, each with a `name`
+    data: {builds: serving/installation/gpu_builds.yaml}    # a list of entries, each with a `name`
     inputs:
-      results_round: {values: [{names_of: rounds}], default: {default_of: rounds}}
+      device: {values: [cpu, {names_of: builds}], default: {default_of: builds}}
     variations:
-      <variation>: {each_of: rounds, default: true, env: {CM_MLPERF_ROUND: <name>}}
+      <name>: {each_of: builds, default: true, env: {CM_VLLM_VARIANT: <name>}}
 
 `names_of` stands for the names of all entries, `default_of` for the name of the one
 with `default: true`. A variation with `each_of` stands for one of each entry: a field's name in angle brackets is
@@ -106,8 +106,8 @@ def _variations(raw: Any, tables: _Tables) -> dict[str, Any]:
             continue
         for entry in tables[layer["each_of"]]:
             left_out = {"each_of"} if entry.get("default") else {"each_of", "default"}
-            one = _part({key: value for key, value in layer.items() if key not in left_out}, tables)
-            variations[_filled(name, entry).removeprefix("_")] = _filled(one, entry)
+            filled = _filled({key: value for key, value in layer.items() if key not in left_out}, entry)
+            variations[_filled(name, entry).removeprefix("_")] = _part(filled, tables)
     return variations
 
 

@@ -25,8 +25,8 @@ Drivers = Sequence[tuple[Vendor, Any]]
 def vendors() -> tuple[Vendor, ...]:
     """Return the vendors, one of each module of vendors/, in the order in which their GPUs are taken."""
     names = (module.name for module in pkgutil.iter_modules(modules.__path__, f"{modules.__name__}."))
-    found: list[Vendor] = [import_module(name).VENDOR for name in names]
-    return tuple(sorted(found, key=lambda vendor: vendor.order))
+    known: list[Vendor] = [import_module(name).VENDOR for name in names]
+    return tuple(sorted(known, key=lambda vendor: vendor.order))
 
 
 @contextmanager

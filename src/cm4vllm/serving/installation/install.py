@@ -30,7 +30,7 @@ from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE
 from cm4vllm.serving.supervision.logs import advice, telling_lines
 
 #: The name of the record's file in an installation's folder.
@@ -270,16 +270,19 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
 
 
 def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
-    """Let vLLM generate a token and keep its help; return its device and the versions of what computes."""
+    """Let vLLM generate a token and keep its options; return its device and the versions of what computes."""
     log = folder / "proof.log"
     env = {**PROOF_ENV, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
-    done = run([python, "-P", PROOF, folder / HELP_FILE, *_PACKAGES], log=log, env=env)
+    done = run([python, "-P", PROOF, *_PACKAGES], log=log, env=env)
     return proof_result(done.output if done.ok else "", log, "this vLLM")
 
 
 def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[str, dict[str, str]]:
-    """Return the device and the versions that a proof has printed. Raises InstallError where it printed none."""
-    lines = [line for line in output.splitlines() if line.startswith('{"device": ') and line.endswith("}}")]
+    """Return the device and the versions that a proof has printed, and keep the options beside its log.
+
+    Raises InstallError where it printed none.
+    """
+    lines = [line for line in output.splitlines() if line.startswith('{"device": ') and line.endswith("]}")]
     if not lines:
         cause = telling_lines(log) or "it printed nothing"
         raise InstallError(
@@ -288,4 +291,6 @@ def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[
             remedy="\n".join(filter(None, (advice(cause), f"the whole log: {log}{hint}"))),
         )
     report = json.loads(lines[-1])
+    if report["options"]:
+        write_text(log.with_name(OPTIONS_FILE), json.dumps(report["options"]))
     return str(report["device"]), {str(name): str(version) for name, version in report["packages"].items()}
