@@ -52,6 +52,7 @@ _DESCRIPTIVE = frozenset(
         "input_groups",
         "variations_of",
         "input_changes",
+        "removed_inputs",
         "examples",
         "data",
     }

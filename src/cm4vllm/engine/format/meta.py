@@ -200,6 +200,7 @@ class ScriptMeta(Value):
     wanted: Wanted
     input_mapping: Mapping[str, str]
     input_description: Raw
+    removed_inputs: Mapping[str, str]
     cache: bool
     can_force_cache: bool
     strict_input: bool
@@ -298,6 +299,7 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "input_groups",
     "variations_of",
     "input_changes",
+    "removed_inputs",
     "examples",
     "data",
 }
@@ -326,6 +328,7 @@ def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
         wanted=Wanted.of(raw),
         input_mapping=raw.get("input_mapping") or {},
         input_description=raw.get("input_description") or {},
+        removed_inputs={str(k): str(v) for k, v in (raw.get("removed_inputs") or {}).items()},
         cache=bool(raw.get("cache")),
         can_force_cache=bool(raw.get("can_force_cache")),
         strict_input=bool(raw.get("strict_input")),

@@ -43,6 +43,7 @@ _MAPPINGS = frozenset(
         "variations_of",
         "input_changes",
         "data",
+        "removed_inputs",
         "update_tags_from_env_with_prefix",
         *CONDITION_KEYS,
     }
