@@ -63,22 +63,10 @@ def test_the_help_of_python_3_13_shows_the_value_once():
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):
-    words = [
-        "model",
-        "--max_num_seqs",
-        "4",
-        "--seed=-1",
-        "--compilation-config.mode",
-        "3",
-        "-tp",
-        "2",
-        "-O3",
-        "--enforce-eager",
-        "--dtype=bfloat16",
-        "--allowed-origins",
-        "a",
-        "b",
-    ]
+    words = (
+        "model --max_num_seqs 4 --seed=-1 --compilation-config.mode 3 -tp 2 -O3 --enforce-eager "
+        "--dtype=bfloat16 --allowed-origins a b"
+    ).split()
     assert fitted(words, options) == (words, [])
 
 
