@@ -235,25 +235,10 @@ def test_each_file_of_the_kernel_may_be_unreadable(server, kind):
 
 
 #: Modules that read other files too, of their own, of a container engine, or those of a tree.
-OWN_FILES = {
-    "records/known_hardware.py",
-    "hardware/system_file.py",
-    "common/programs/containers.py",
-    "submission/privacy.py",
-}
-READS = {
-    "exists",
-    "glob",
-    "is_dir",
-    "is_file",
-    "iterdir",
-    "open",
-    "read_bytes",
-    "read_text",
-    "readlink",
-    "resolve",
-    "stat",
-}
+OWN_FILES = set(
+    "records/known_hardware.py hardware/system_file.py common/programs/containers.py submission/privacy.py".split()
+)
+READS = set("exists glob is_dir is_file iterdir open read_bytes read_text readlink resolve stat".split())
 KERNEL = re.compile(r"/?sys/(block|class|devices|firmware|fs|hypervisor)\b.*")
 
 

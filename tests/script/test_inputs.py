@@ -214,41 +214,13 @@ FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
 IN_QUOTES = re.compile(r"--(?:job|slurm_options)='([^']*)'")
 COMMAND = re.compile(r"cm (?:run|plan|show|docker|dockerfile) script [^`\n]*?--tags=([\w,.#<>/-]+)([^`\n]*)")
 #: Flags of other commands and programs that the docs name: other actions of cm, the benchmarks, vLLM, sbatch, ...
-OTHERS = {
-    "url",
-    "config",
-    "template",
-    "json",
-    "only",
-    "quick",
-    "rounds",
-    "samples",
-    "first",
-    "drift",
-    "settings",
-    "vllm",
-    "endpoints",
-    "cores",
-    "uds",
-    "tool",
-    "app",
-    "list",
-    "true_lengths",
-    "bind",
-    "reuid",
-    "real",
-    "nnodes",
-    "headless",
-    "exclusive",
-    "qos",
-    "constraint",
-    "command",
-    "ipc",
-    "network",
-    "rm",
-    "ulimit",
-    "volume",
-}
+OTHERS = set(
+    (
+        "url config template json only quick rounds samples first drift settings vllm endpoints cores "
+        "uds tool app list true_lengths bind reuid real nnodes headless exclusive qos constraint "
+        "command ipc network rm ulimit volume"
+    ).split()
+)
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]
 
