@@ -18,7 +18,7 @@ from cm4vllm.common.files import given_path
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.rules import PowerPrograms, round_names, round_terms
+from cm4vllm.rules import PowerPrograms, default_round, round_terms
 
 URL = "https://github.com/mlcommons/power-dev"
 #: The programs below the folder of the sources.
@@ -63,7 +63,7 @@ class ProgramInputs(Settings, frozen=True, kw_only=True):
     @property
     def programs(self) -> PowerPrograms:
         """The programs of the round."""
-        return round_terms(self.round or round_names()[-1]).power
+        return round_terms(self.round or default_round()).power
 
     @property
     def exports(self) -> dict[str, str]:

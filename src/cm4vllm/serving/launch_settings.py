@@ -17,6 +17,7 @@ from cm4vllm.records.access import Access
 from cm4vllm.records.published_server import container_words
 from cm4vllm.records.vllm.given_options import OptionValue, given_options
 from cm4vllm.records.vllm.server_needs import local_workers
+from cm4vllm.rules import default_round
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
@@ -64,12 +65,12 @@ class LaunchSettings(StartedServer, frozen=True, kw_only=True):
     dataset_record: input_types.DatasetRecordPath = ""
     performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
     compliance_dataset_record: input_types.ComplianceDatasetRecordPath = ""
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = default_round()
     benchmark: input_types.Benchmark = "llama3.1-8b"
     division: input_types.Division = "open"
     replicas: input_types.Replicas = None
     nodes: input_types.Nodes = ""
-    launcher: Annotated[Literal["auto", "local", "slurm", "ssh"], Key("CM_VLLM_SERVER_LAUNCHER")] = "auto"
+    launcher: Annotated[str, Key("CM_VLLM_SERVER_LAUNCHER")] = "auto"
     install_on_nodes: Annotated[bool, Key("CM_VLLM_SERVER_INSTALL_ON_NODES")] = False
     container: input_types.ContainerImage = ""
     image_record: Annotated[str, Key("CM_VLLM_IMAGE_RECORD")] = ""
