@@ -48,7 +48,7 @@ def code_facts() -> Mapping[str, Facts]:
     return known
 
 
-def _subclasses(cls: type) -> Iterator[type]:
+def _subclasses(cls: type[Settings]) -> Iterator[type[Settings]]:
     for each in cls.__subclasses__():
         yield each
         yield from _subclasses(each)
