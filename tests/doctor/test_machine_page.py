@@ -9,16 +9,12 @@ from cmind.cli import parse
 
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError
-<<<<<<< HEAD:tests/doctor/test_machine_page.py
-from cm4vllm.common.findings import Finding
 from cm4vllm.doctor import machine_page, questions
 from cm4vllm.doctor.machine_page import MachineSettings, benchmark_rows, report_machine
 from cm4vllm.doctor.questions import Device
-from cm4vllm.hardware.gpus.nvml import nvidia_gpus
-=======
 from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus
->>>>>>> main:tests/campaign/test_doctor_page.py
 from cm4vllm.rules import catalogue, round_names
 from cm4vllm.serving.fit.layout import GIB
 from gpu_replay import Replay

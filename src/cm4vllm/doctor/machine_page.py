@@ -14,8 +14,8 @@ from pathlib import Path
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored
 from cm4vllm.common import input_types
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import ModelError
-from cm4vllm.common.findings import Finding
 from cm4vllm.common.programs.containers import engines
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
@@ -90,48 +90,6 @@ def benchmark_rows(round_name: str, devices: Iterable[Device]) -> list[Row]:
     ]
 
 
-<<<<<<< HEAD:src/cm4vllm/doctor/machine_page.py
-=======
-def _devices() -> tuple[list[Device], list[Missing]]:
-    """Return the devices that vLLM can use here, and for each other device the reason why not."""
-    devices, lacking = [], []
-    gpus = detect_gpus()
-    for name in DEVICES:
-        try:
-            require_device(name)
-        except UsageError as error:
-            remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
-            lacking.append(Missing(f"device {name}", error.cause or error.what, remedy))
-            continue
-        own = gpus_to_plan([gpu for gpu in gpus if name in VENDORS and gpu.vendor == VENDORS[name].name], os.environ)
-        if own and not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            text = "no C compiler on PATH: vLLM compiles kernels for GPUs while it runs"
-            lacking.append(Missing(f"device {name}", text, "install gcc, for example: apt-get install gcc"))
-        if name == DEVICES[0]:
-            devices.append(Device(name, 0, float(free_memory())))
-        elif own:
-            devices.append(Device(name, len(own), least_memory(own)[0]))
-    return devices, lacking
-
-
-def _containers(devices: Iterable[Device]) -> tuple[list[str], list[Missing]]:
-    """Return the container engines that work here, with versions, and what others and GPUs in containers lack."""
-    usable, lacking = [], []
-    for engine in installed_engines():
-        try:
-            require_ready(engine)
-        except InstallError as error:
-            lacking.append(Missing(engine.name, f"{error.what}: {error.cause}", error.remedy))
-            continue
-        usable.append(f"{engine.name} {engine_version(engine)}".strip())
-        for device in devices:
-            if (hook := missing_hook(engine, device.name)) is not None:
-                text = f"{engine.name} gives no container a {VENDORS[device.name].name} GPU"
-                lacking.append(Missing(f"device {device.name} in containers", text, hook.remedy))
-    return usable, lacking
-
-
->>>>>>> main:src/cm4vllm/campaign/doctor_page.py
 def _row(benchmark: BenchmarkTerms, device: Device) -> Row:
     """Return the benchmark's own model where it fits the device, else the first published quantised one that does."""
     own = catalogue().benchmark(benchmark.name).model

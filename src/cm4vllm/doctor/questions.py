@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.files import free_bytes
-from cm4vllm.common.findings import Finding
 from cm4vllm.common.programs.containers import engine_version, installed_engines, missing_hook, require_ready
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.tools.doctor import diagnose
@@ -57,7 +57,7 @@ def usable_devices() -> tuple[list[Device], list[Finding]]:
             remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
             lacking.append(Finding(field=f"device {name}", what=error.cause or error.what, remedy=remedy))
             continue
-        own = gpus_to_plan([gpu for gpu in gpus if gpu.vendor == VENDORS.get(name)], os.environ)
+        own = gpus_to_plan([gpu for gpu in gpus if name in VENDORS and gpu.vendor == VENDORS[name].name], os.environ)
         if name == DEVICES[0]:
             devices.append(Device(name, 0, float(free_memory())))
         elif own:
@@ -77,7 +77,7 @@ def usable_containers(devices: Iterable[Device]) -> tuple[list[str], list[Findin
         usable.append(f"{engine.name} {engine_version(engine)}".strip())
         for device in devices:
             if (hook := missing_hook(engine, device.name)) is not None:
-                text = f"{engine.name} gives no container a {VENDORS[device.name]} GPU"
+                text = f"{engine.name} gives no container a {VENDORS[device.name].name} GPU"
                 lacking.append(Finding(field=f"device {device.name} in containers", what=text, remedy=hook.remedy))
     return usable, lacking
 
