@@ -20,7 +20,7 @@ from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Bounds, Key, Settings
 from cm4vllm.records.assets import DatasetRecord, ModelRecord, QuantizationRecord
 from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint, unset_scales
 
@@ -60,7 +60,7 @@ class QuantizationSettings(Settings, frozen=True, kw_only=True):
     python: Annotated[str, Key("CM_LLM_COMPRESSOR_PYTHON_BIN_WITH_PATH")] = ""
     model_record: input_types.ModelRecordPath = ""
     calibration_record: Annotated[str, Key("CM_CALIBRATION_DATASET_RECORD")] = ""
-    samples: Annotated[int, Key("CM_CALIBRATION_SAMPLES")] = 512
+    samples: Annotated[int, Key("CM_CALIBRATION_SAMPLES"), Bounds()] = 512
 
     @property
     def calibrated(self) -> bool:
@@ -165,8 +165,6 @@ def require_scheme(settings: QuantizationSettings) -> None:
             f"the scheme {settings.scheme} alone quantises nothing",
             remedy=f"add {KV_FP8}, or take another scheme: fp8-dynamic",
         )
-    if settings.samples < 1:
-        raise UsageError(f"--calibration_samples={settings.samples} is not usable", cause="it must be above zero")
 
 
 def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:

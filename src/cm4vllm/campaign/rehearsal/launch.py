@@ -14,7 +14,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import GREATEST, Key, Settings, env_keys, require_above_zero
+from cm4vllm.common.settings import Bounds, Key, Settings, env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api, Simulation
 from cm4vllm.rules import catalogue
@@ -57,7 +57,7 @@ class SimulatedSettings(Settings, frozen=True, kw_only=True):
     """
 
     profile: input_types.Rehearse
-    seed: Annotated[int, Key("CM_MLPERF_REHEARSE_SEED")] = 0
+    seed: Annotated[int, Key("CM_MLPERF_REHEARSE_SEED"), Bounds(zero=True)] = 0
     faults: Annotated[str, Key("CM_MLPERF_REHEARSE_FAULTS")] = ""
     model_record: input_types.ModelRecordPath = ""
     folder: input_types.ServerDir = ""
@@ -99,14 +99,6 @@ def simulation_of(env: Mapping[str, str]) -> Simulation:
 def _settings(env: Mapping[str, Any]) -> SimulatedSettings:
     """Return the settings of a simulated server. Raises UsageError, also for numbers and faults that none can have."""
     settings = SimulatedSettings.of(env)
-    require_above_zero("--max_num_seqs", settings.max_num_seqs)
-    require_above_zero("--max_num_batched_tokens", settings.max_num_batched_tokens)
-    if not 0 <= settings.seed <= GREATEST:
-        raise UsageError(
-            f"--rehearse_seed={settings.seed} is not usable",
-            cause=f"it must be 0 or more, and {GREATEST:,} at most",
-            remedy="give a value in this range, or leave it out",
-        )
     if settings.action not in ("start", "describe"):
         raise UsageError(
             f"a simulated server has no action {settings.action}",
