@@ -10,7 +10,7 @@ from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 #: These read and write ASCII alone. Their text identifies a cached vLLM or model (`made_by`): it would be made again.
-ASCII_ONLY = {"compression.py", "compressor.py", "training.py", "install.py", "bounded_tables.py", "verification.py"}
+ASCII_ONLY = {"compression.py", "compressor.py", "install.py", "bounded_tables.py", "verification.py"}
 FILES = sorted(
     path
     for folder in ("src", "script", "automation")

@@ -138,7 +138,7 @@ def _model(facts: _Facts) -> _Breaches:
             "" if over_network(job.division) else f"leave --api_server out; {remedy}",
         )
     elif source == catalogue().benchmark(job.benchmark.name).stand_in:
-        yield "the model is the stand-in, a tiny model that is trained here", remedy
+        yield "the model is the stand-in, a tiny model that comes with cm4vllm", remedy
     elif job.sources.dummy:
         yield "the model has random weights (_dummy)", remedy
     elif source == "path":

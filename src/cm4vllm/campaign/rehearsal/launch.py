@@ -165,7 +165,7 @@ def _require_simulated(benchmark: str, env: Mapping[str, Any]) -> None:
         raise UsageError(
             f"{benchmark} cannot be rehearsed on a simulated server",
             cause=f"its samples carry media ({media}), and a simulated server has no {api.path}",
-            remedy="leave --rehearse out: a tiny model is trained here in minutes and served by vLLM",
+            remedy="leave --rehearse out: the tiny model of cm4vllm is served by vLLM",
         )
 
 
