@@ -5,12 +5,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 
+from cm4vllm.campaign.execution import recipes_of
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
+from cm4vllm.common.errors import EnvironmentBroken
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.loadgen.process.kept_answers import file_of, kept_answers
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
@@ -158,3 +160,16 @@ def test_a_server_that_was_started_again_is_accepted_only_where_that_is_asked(st
         assert job.start(*job.given).wait(90) == 0, job.log.read_text()
     assert job.states()["Offline accuracy"].last.state is State.KEPT
     assert job.record("accuracy")["files"] == record["files"]
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_an_environment_that_is_found_broken_is_made_again_once(broken):
+    """The recipe raises EnvironmentBroken where the second one is broken, too."""
+    codes = iter([EnvironmentBroken.exit_code] * broken + [0])
+
+    def run(asked):
+        return {"return": next(codes), "error": "no token", "new_env": {"CM_SERVER": "yes"}}
+
+    recipes = recipes_of(run, {})
+    with pytest.raises(EnvironmentBroken) if broken > 1 else nullcontext():
+        assert recipes("run,vllm-server", {}) == {"CM_SERVER": "yes"}

@@ -18,8 +18,9 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import bytes_of, text_of
 from cm4vllm.common.records import Record
 
-#: The name of the help's file in an installation's folder.
+#: The name of the help's file in an installation's folder, and the help of the release that is stored here.
 HELP_FILE = "serve-help.txt"
+STORED_HELP, STORED_RELEASE = Path(__file__).with_name(HELP_FILE), "0.32.0"
 
 _ENTRY = re.compile(r"^  (-\S.*?)(?:  .*)?$")
 _NAME = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)(?: (?P<value>\S.*?))?(?:, (?=-)|$)")
@@ -116,7 +117,7 @@ def read_options(installation: Path) -> Options | None:
 @cache
 def stored_options() -> Options:
     """Return the options of vLLM 0.32.0."""
-    return parse_help(text_of(Path(__file__).with_name(HELP_FILE)))
+    return parse_help(text_of(STORED_HELP))
 
 
 def parse_help(text: str) -> dict[str, Option]:
