@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
+from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.planning.run_targets import TARGET, TARGET_SOURCE
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Step
@@ -244,4 +245,4 @@ def test_answers_that_a_grader_judges_are_scored_with_its_record_where_it_can_ru
     wanted = "" if grader_lacks("mbxp") else "<<<CM_MLPERF_GRADER_MBXP>>>"
     assert steps["Offline accuracy: scores"].inputs["CM_MLPERF_GRADERS"] == wanted
     assert ("grader mbxp" in steps) is bool(wanted)
-    assert any("not scored: mbxp" in note for note in job.notes) is not bool(wanted)
+    assert any("not scored: mbxp" in note for note in job_notes(job)) is not bool(wanted)

@@ -1,9 +1,11 @@
 """The job settings: checked against the rules before anything else happens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys
@@ -11,7 +13,8 @@ from cm4vllm.rules import ExecutionMode, Mode, Scenario
 
 
 def job(**fields):
-    return Job.of(CampaignSettings(**fields))
+    made = Job.of(CampaignSettings(**fields))
+    return replace(made, notes=job_notes(made))
 
 
 def test_the_default_is_a_rehearsal_of_both_scenarios_and_modes():
@@ -133,7 +136,7 @@ def test_the_published_v41_command_is_understood():
     same = Job.of(CampaignSettings.of(env))
     assert (same.round.name, same.benchmark.name, same.settings.num_workers) == ("v4.1", "llama2-70b-99", 12)
     assert same.scenarios == (Scenario.OFFLINE, Scenario.SERVER)
-    assert [note.split(":")[0].split("=")[0] for note in same.notes] == [
+    assert [note.split(":")[0].split("=")[0] for note in job_notes(same)] == [
         "--implementation",
         "_all-scenarios overrides --scenario",
         "a rehearsal has runs of about 10 s or 256 samples, fewer where it would take more than 15 minutes; a result "
