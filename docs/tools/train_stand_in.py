@@ -1,7 +1,7 @@
 """Train the weights of a tiny model that is part of cm4vllm, or let a model answer its evaluation set.
 
     PYTHONPATH=src PYTHON docs/tools/train_stand_in.py NAME FOLDER               trains the model into FOLDER
-    PYTHONPATH=src PYTHON docs/tools/train_stand_in.py NAME FOLDER --answers=N   prints N answers with references as JSON
+    PYTHONPATH=src PYTHON docs/tools/train_stand_in.py NAME FOLDER --answers=N   prints N answers and their references
 
 NAME is cm4vllm-tiny, cm4vllm-tiny-whisper or cm4vllm-tiny-vision; configuration and tokenizer are those of its folder
 in src/cm4vllm/assets/tiny/models. PYTHON is the one of vLLM's environment, which has torch and transformers. One thread

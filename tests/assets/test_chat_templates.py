@@ -1,14 +1,16 @@
 """Prompts with pictures are counted as a server counts them: by chat template, tokenizer and picture processor."""
 
 import json
+import shutil
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from cm4vllm.assets.samples.chat_templates import ChatTokens, PictureGrid
-from cm4vllm.assets.tiny.vision_training import CHAT_TEMPLATE, SPECIAL
+from cm4vllm.assets.tiny.stand_ins import MODELS
 from cm4vllm.common.errors import ModelError
 
+VISION = MODELS / "cm4vllm-tiny-vision"
 #: Tokens that vLLM 0.32.0 counted of pictures of these sizes for Qwen3-VL's own settings (patches of 16, merged by 2).
 SIZES = {
     (640, 480): 300,
@@ -49,9 +51,10 @@ def model(tmp_path):
     """A folder with a tokenizer of words, and the chat template of the stand-in."""
     tokenizer = Tokenizer(models.WordLevel({"?": 0, "system": 1, "user": 2, "assistant": 3}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
+    marks = json.loads((VISION / "tokenizer_config.json").read_text())["additional_special_tokens"]
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in marks])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    shutil.copy(VISION / "chat_template.jinja", tmp_path)
     return processor(tmp_path)
 
 

@@ -15,8 +15,8 @@ from cm4vllm.common.files import require_space, sha256_of
 from cm4vllm.common.folders.owned_folders import staged_folder
 
 #: The folders of the models, and the digests of their files as sha256sum writes them.
-_MODELS = Path(__file__).parent / "models"
-_DIGESTS = _MODELS / "SHA256SUMS"
+MODELS = Path(__file__).parent / "models"
+_DIGESTS = MODELS / "SHA256SUMS"
 _SPACE_BYTES = 4 * 2**20
 
 
@@ -41,7 +41,7 @@ class StandIn:
         """
         require_space(folder, _SPACE_BYTES, self.title)
         with staged_folder(folder) as staging:
-            shutil.copytree(_MODELS / self.name, staging, dirs_exist_ok=True)
+            shutil.copytree(MODELS / self.name, staging, dirs_exist_ok=True)
             self.require_digests(staging)
 
     def require_digests(self, folder: Path) -> None:
@@ -53,8 +53,8 @@ class StandIn:
         if differing:
             raise ModelError(
                 f"{self.title} is not the one that belongs to cm4vllm",
-                cause=f"missing or changed in {_MODELS}: {', '.join(differing)}",
-                remedy=f"install cm4vllm again; in a checkout: git checkout -- {_MODELS}",
+                cause=f"missing or changed in {MODELS}: {', '.join(differing)}",
+                remedy=f"install cm4vllm again; in a checkout: git checkout -- {MODELS}",
             )
 
 
