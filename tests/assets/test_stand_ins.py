@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS_AND_SCORES = {
     "tiny": (492_160, 2, 32, 0.04),
     "tiny-whisper": (257_472, 1, 48, 0.02),
-    "tiny-vision": (0, 1, 48, 0.02),
+    "tiny-vision": (518_272, 1, 48, 0.02),
 }
 
 
