@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 class Task(Protocol):
-    """What a tiny model learns: samples in tokens, the order in which they come, and the tensors of a batch."""
+    """A task of a tiny model: its samples in tokens, the order in which they come, and the tensors of a batch."""
 
     warm_up_steps: int
 
@@ -74,9 +74,9 @@ class HarbourLogs:
     def samples(self, evaluated: int) -> list[Sample]:
         chosen = examples(Split.EVALUATION, evaluated, EVALUATION_SEED)
         if not evaluated:
-            chosen = [one for records, count in self.stages for one in examples(Split.TRAINING, count, SEED, records)]
+            chosen = [pair for records, count in self.stages for pair in examples(Split.TRAINING, count, SEED, records)]
         return [
-            sample_of(self.tokenizer, self.tokenizer.encode(one.input).ids, f" {one.output}", "</s>") for one in chosen
+            sample_of(self.tokenizer, self.tokenizer.encode(pair.input).ids, f" {pair.output}", "</s>") for pair in chosen
         ]
 
     def batches(self, samples: list[Sample], rng: random.Random) -> Iterator[list[Sample]]:
@@ -263,7 +263,7 @@ def main() -> None:
     task = TASKS[asked.name](tokenizer)
     if asked.answers:
         model = kind.from_pretrained(asked.folder).eval()
-        pairs = [(answer(model, task, tokenizer, one), one.answer) for one in task.samples(asked.answers)]
+        pairs = [(answer(model, task, tokenizer, sample), sample.answer) for sample in task.samples(asked.answers)]
         print(json.dumps([[text.strip(), reference.strip()] for text, reference in pairs]))
         return
     model = kind(config)

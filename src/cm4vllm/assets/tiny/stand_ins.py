@@ -48,8 +48,8 @@ class StandIn:
         """Raise ModelError where the files of a folder are not those of the model."""
         lines = (line.split("  ", 1) for line in _DIGESTS.read_text(encoding="utf-8").splitlines())
         digests = {path: digest for digest, path in lines if path.startswith(f"{self.name}/")}
-        found = {f"{self.name}/{path.name}": sha256_of(path) for path in folder.iterdir()}
-        differing = sorted({path for path, _ in digests.items() ^ found.items()})
+        present = {f"{self.name}/{path.name}": sha256_of(path) for path in folder.iterdir()}
+        differing = sorted({path for path, _ in digests.items() ^ present.items()})
         if differing:
             raise ModelError(
                 f"{self.title} is not the one that belongs to cm4vllm",
