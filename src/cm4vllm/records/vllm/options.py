@@ -191,7 +191,8 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
 
 def _as_spelled(option: GivenOption, options: Options) -> GivenOption:
     """Return an option as this release spells it."""
-    name = f"--{spelling(neutral_name(option.name.removeprefix('--')), options)}"
+    off = "no-" if option.name.startswith("--no-") else ""
+    name = f"--{off}{spelling(neutral_name(option.name.removeprefix(f'--{off}')), options)}"
     if option.name in options or name not in options:
         return option
     first, *values = option.words
