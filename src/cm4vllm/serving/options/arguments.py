@@ -15,7 +15,7 @@ from cm4vllm.hardware.gpus.used_gpus import server_variables
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.records.vllm.given_options import given_options
-from cm4vllm.records.vllm.options import split_options, spelling
+from cm4vllm.records.vllm.options import spelling, split_options
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.serving.options.fixed_options import refuse_fixed
 from cm4vllm.serving.options.fp8 import fp8_env
