@@ -11,10 +11,11 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.secrets.command_lines import given_words, refuse_secrets
 from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero, require_share
+from cm4vllm.hardware.gpus.used_gpus import server_variables
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.records.vllm.given_options import given_options
-from cm4vllm.records.vllm.options import split_options
+from cm4vllm.records.vllm.options import spelling, split_options
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.serving.options.fixed_options import refuse_fixed
 from cm4vllm.serving.options.fp8 import fp8_env
@@ -206,7 +207,7 @@ def server_argv(
         "--generation-config",
         "vllm",
         "--disable-uvicorn-access-log",
-        *(word for name, value in settings.required.items() for word in (f"--{name}", value)),
+        *(word for name, value in settings.required.items() for word in (f"--{spelling(name)}", value)),
     ]
     extra, _ = _extra(settings.extra)
     options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)
@@ -300,9 +301,8 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
             **({} if settings.container else fp8_env(Path(settings.model))),
         }
     )
-    # vLLM ends where both are set on ROCm and differ: one may be inherited.
-    names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if settings.device == "rocm" else ("CUDA_VISIBLE_DEVICES",)
-    visible = dict.fromkeys(names, settings.gpus)
+    # All names of the variable: vLLM ends where one that is inherited differs.
+    visible = dict.fromkeys(server_variables(settings.device), settings.gpus)
     paths = [cpu.pop("PYTHONPATH", ""), *_media_paths(settings)]
     packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
     return {
