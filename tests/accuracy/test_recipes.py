@@ -47,7 +47,7 @@ def test_a_run_is_scored(cm, accuracy_run):
     assert code == 0, output
     record = read_record(folder / "accuracy.json", AccuracyRecord)
     assert record.values["rouge1"] == 50.0
-    assert record.verified == 2
+    assert record.scorer.endswith(", rouge-score 0.1.2")
 
 
 def test_a_missing_sentence_model_is_told(cm, accuracy_run, tmp_path):

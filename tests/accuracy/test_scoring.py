@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.accuracy.scoring import score_run
-from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed
+from cm4vllm.accuracy.scoring import require_scorable, score_run
+from cm4vllm.common.errors import CmError, DatasetError, InstallError, ModelError, RunFailed
 from cm4vllm.common.records import read_record
 from cm4vllm.records.accuracy import AccuracyRecord
+from cm4vllm.records.run import RunRecord
 from cm4vllm.rules import Mode, Scenario, terms
 
 OUTPUTS = ["the ship from Riga landed . ", "the ship sailed on Monday .", "ten tons of salt"]
@@ -115,3 +116,15 @@ def test_another_dataset_than_the_runs_is_refused(accuracy_run):
     (folder / "dataset.json").write_text('[{"output": "x"}]')
     with pytest.raises(DatasetError, match="dataset.json has changed since its record was made"):
         score_run(folder)
+
+
+def test_what_scoring_would_lack_is_reported_before_the_run(accuracy_run, tmp_path, monkeypatch):
+    import nltk.data
+
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "none")])
+    folder = accuracy_run.write(["salt"], [(0, "salt")], sentences="punkt_tab")
+    with pytest.raises(InstallError, match="punkt_tab"):
+        require_scorable(read_record(folder / "run.json", RunRecord).settings)
+    accuracy_run.write(["salt"], [(0, "salt")], tokenizer_sha256="0" * 64)
+    with pytest.raises(ModelError, match="tokenizer"):
+        require_scorable(read_record(folder / "run.json", RunRecord).settings)
