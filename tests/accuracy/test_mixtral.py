@@ -1,8 +1,5 @@
 """Scores of mixtral-8x7b are those of its reference script, whose main program runs beside ours."""
 
-import ast
-import contextlib
-import io
 import json
 import random
 import re
@@ -11,8 +8,6 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from nltk.tokenize.punkt import PunktSentenceTokenizer
-from rouge_score import rouge_scorer
 
 from cm4vllm.accuracy.gsm8k import number_in, solved
 from cm4vllm.accuracy.metric_families import Samples, rouge_gsm8k_and_mbxp
@@ -62,14 +57,10 @@ REFERENCES = ["40", "-7", "1200", "0.5", "3", "0.25", "18", "12", "18.0", "5600"
 
 
 @pytest.fixture(scope="module")
-def reference(official_file):
+def reference(printed_by):
     """The main program of the reference script: the numbers that it prints for rows and answers."""
 
     import pandas as pd
-
-    tree = ast.parse(official_file(COMMIT, SCRIPT))
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    code = compile(tree, SCRIPT, "exec")
 
     class CodePoints:
         """In the place of the model's tokenizer: a token is a character."""
@@ -80,11 +71,6 @@ def reference(official_file):
         def decode(self, answer, skip_special_tokens):
             return "".join(map(chr, answer))
 
-    def compute(predictions, references, use_stemmer, use_aggregator):
-        scorer = rouge_scorer.RougeScorer(list(TYPES), use_stemmer=use_stemmer)
-        scores = [scorer.score(wanted, given) for wanted, given in zip(references, predictions, strict=True)]
-        return {type_: [score[type_].fmeasure for score in scores] for type_ in TYPES}
-
     def printed(folder, rows, answers):
         pd.DataFrame(rows).rename(columns={"output": "gt_output"}).to_pickle(folder / "dataset.pkl")
         entries = [
@@ -92,34 +78,13 @@ def reference(official_file):
             for n, text in enumerate(answers)
         ]
         (folder / "log.json").write_text(json.dumps(entries))
-        names = {
-            "re": re,
-            "np": np,
-            "pd": pd,
-            "json": json,
-            "argparse": __import__("argparse"),
-            "nltk": SimpleNamespace(download=lambda name: None, sent_tokenize=PunktSentenceTokenizer().tokenize),
-            "evaluate": SimpleNamespace(load=lambda name: SimpleNamespace(compute=compute)),
-            "AutoTokenizer": SimpleNamespace(from_pretrained=lambda *_, **__: CodePoints()),
-        }
-        exec(code, names)
         programs = ModuleType("evaluate_mbxp")
         programs.evaluate_mbxp = lambda results, workers: -1.0
-        out = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        files = [f"--dataset-file={folder / 'dataset.pkl'}", f"--mlperf-accuracy-file={folder / 'log.json'}"]
+        tokenizer = SimpleNamespace(from_pretrained=lambda *_, **__: CodePoints())
+        with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "evaluate_mbxp", programs)
-            patch.setattr(
-                sys,
-                "argv",
-                [
-                    SCRIPT,
-                    "--checkpoint-path=x",
-                    f"--dataset-file={folder / 'dataset.pkl'}",
-                    f"--mlperf-accuracy-file={folder / 'log.json'}",
-                ],
-            )
-            names["main"]()
-        return ast.literal_eval(out.getvalue().strip().splitlines()[-1])
+            return printed_by(COMMIT, SCRIPT, ["--checkpoint-path=x", *files], re=re, pd=pd, AutoTokenizer=tokenizer)
 
     return printed
 
