@@ -186,12 +186,12 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
 
 def _scoring_time(terms: Terms) -> Duration | None:
     """Return how long ROUGE of a whole dataset takes on this machine; None where nothing is scored by it."""
-    types = scorer_of(terms).rouge
-    if not types or not terms.mean_tokens:
+    types, tokens = scorer_of(terms).rouge, terms.mean_tokens or terms.generation.max_tokens
+    if not types or not tokens:
         return None
-    answers = f"{terms.samples:,} answers of {terms.mean_tokens:,.0f} tokens on {usable_processors()} cores"
-    seconds = expected_seconds(terms.samples, terms.mean_tokens, types)
-    return Duration(seconds=seconds, source=f"rouge-score takes about that for {answers}")
+    answers = f"{terms.samples:,} answers of {tokens:,.0f} tokens on {usable_processors()} cores"
+    seconds = expected_seconds(terms.samples, tokens, types)
+    return Duration(seconds=seconds, source=f"estimated for ROUGE of {answers}")
 
 
 def _performance(
