@@ -10,7 +10,8 @@ import msgspec
 
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
-from cm4vllm.campaign.job_checks.division_checks import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
+from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.job_checks.machine_needs import machine_notes
 from cm4vllm.campaign.job_checks.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.ledger import read_ledger
@@ -27,7 +28,7 @@ from cm4vllm.common.secrets.command_lines import stored_command
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
-from cm4vllm.serving.launch_settings import node_notes
+from cm4vllm.serving.launch_settings import LaunchSettings, node_notes
 
 #: No changes by --adr.
 UNCHANGED = Amendments()
@@ -49,8 +50,8 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
     require_rehearsal(env)
     require_files(env)
     job = replace(Job.of(CampaignSettings.of(env)), step_inputs=changes.inputs)
-    faults = division_faults(job, env)
-    job = replace(job, faults=faults, notes=(*published_notes(env), *job.notes, *fault_notes(job, faults)))
+    findings = division_findings(job, env)
+    job = replace(job, findings=findings, notes=(*published_notes(env), *job_notes(job), *finding_notes(job, findings)))
     steps = schedule(job)
     _require_steps(job, steps)
     for sentence in changes.without_effect(steps):
@@ -58,14 +59,14 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
     if job.space is not None:
         job.space.require_free(env)
     try:
-        require_division_rules(job, faults)
+        require_division_rules(job, findings)
         read = preflight(env, job)
         needed = machine_notes(env, job, machine_limits())
     except CmError:
         for note in job.notes:
             say(f"note: {note}")
         raise
-    return replace(job, notes=(*job.notes, *read, *node_notes(env), *needed)), changed
+    return replace(job, notes=(*job.notes, *read, *node_notes(LaunchSettings.of(env)), *needed)), changed
 
 
 def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:
@@ -91,7 +92,7 @@ def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[st
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
     job, changed = prepared(env, changes)
     steps, times = with_expected_times(job, schedule(job))
-    for note in (*job.notes, *times, *(f"this machine: {finding.words}" for finding in unready())):
+    for note in (*job.notes, *times, *(f"{finding.field}: {finding.what}; {finding.remedy}" for finding in unready())):
         say(f"note: {note}")
     return {
         "adr": changes.rest,
@@ -121,7 +122,7 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str, changes: Ame
 
     job, changed = prepared(env, changes)
     for finding in unready(load=load_sample()):
-        warn(f"this machine: {finding.words}")
+        warn(f"{finding.field}: {finding.what}; {finding.remedy}")
     run(job, lambda tags, inputs: recipes(tags, {**changed, **inputs}), command, {**env, **changed})
     return _results(job)
 

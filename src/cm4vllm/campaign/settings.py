@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
@@ -15,12 +16,11 @@ from cm4vllm.campaign.job_checks.capabilities import (
     require_runnable,
     require_scored,
 )
-from cm4vllm.campaign.job_checks.division_checks import Fault
-from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
 from cm4vllm.common import input_types
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import GREATEST, Key, require_above_zero
@@ -35,6 +35,7 @@ from cm4vllm.rules import (
     Scenario,
     Terms,
     benchmark_terms,
+    default_round,
     division_rules,
     round_terms,
     terms,
@@ -74,7 +75,7 @@ REHEARSAL_MINUTES = 15.0
 class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     """The flags and variations of the entry recipe, as given."""
 
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = default_round()
     scenario: input_types.Scenario = ""
     all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
     modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"
@@ -117,6 +118,16 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     power_supplies: input_types.PowerSupplies = ""
     power_port: input_types.PowerPort = 4950
 
+    @property
+    def targets(self) -> Mapping[Scenario, float | None]:
+        """The targets that were given: queries/s, or the expected ms of an answer where queries come one by one."""
+        return {
+            Scenario.OFFLINE: self.offline_target_qps,
+            Scenario.SERVER: self.server_target_qps,
+            Scenario.INTERACTIVE: self.server_target_qps,
+            Scenario.SINGLE_STREAM: self.singlestream_target_latency,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ScheduledJob):
@@ -132,7 +143,7 @@ class Job(ScheduledJob):
     tests: tuple[str, ...]
     sources: Sources
     quantisation: str = ""
-    faults: tuple[Fault, ...] = ()
+    findings: tuple[Finding, ...] = ()
     space: Space | None = None
     step_inputs: tuple[StepInput, ...] = ()
 
@@ -145,15 +156,15 @@ class Job(ScheduledJob):
             return f"{SIMULATED_NOTICE}: the power of --power=simulated is made up, and no result may hold it"
         if set(self.modes) != set(Mode):
             return "it needs an accuracy and a performance run of each scenario"
-        broken = dict.fromkeys(fault.rule.code for fault in self.faults)
+        broken = dict.fromkeys(finding.code for finding in self.findings)
         words = f"the job does not keep these rules of the {self.division} division: {', '.join(broken)}"
         return words if broken else ""
 
     @property
     def proves_model(self) -> bool:
         """Return True if the model is to be compared with the benchmark's published digests."""
-        rule = division_rules(self.division, self.category).get(_MODEL_RULE)
-        return rule is not None and all(fault.rule != rule for fault in self.faults)
+        known = _MODEL_RULE in division_rules(self.division, self.category)
+        return known and all(finding.code != _MODEL_RULE for finding in self.findings)
 
     @property
     def title(self) -> str:
@@ -221,7 +232,7 @@ class Job(ScheduledJob):
         asset_sources = sources(settings)
         modes = _modes(settings, asset_sources, execution_mode)
         require_scored(benchmark, modes, execution_mode, settings.livecodebench_path)
-        job = cls(
+        return cls(
             settings=settings,
             round=round_,
             benchmark=benchmark,
@@ -244,7 +255,6 @@ class Job(ScheduledJob):
                 simulated=bool(settings.rehearse),
             ),
         )
-        return replace(job, notes=job_notes(job))
 
 
 def _require_values(settings: CampaignSettings) -> None:

@@ -226,8 +226,8 @@ def _known() -> dict[tuple[str, str], Any]:
 _KNOWN = _known()
 
 
-class _Unpickler(pickle.Unpickler):
-    """Builds stand-ins: it can call only the functions in _KNOWN. No extensions of copyreg are registered here."""
+class _Unpickler(pickle.Unpickler):  # noqa: S301 - it can call only the functions in _KNOWN
+    """Builds stand-ins. No extensions of copyreg are registered in this process."""
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _KNOWN:

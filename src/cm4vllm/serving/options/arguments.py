@@ -3,12 +3,15 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
+
+from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.secrets.command_lines import given_words, refuse_secrets
-from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero, require_share
+from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.hardware.gpus.used_gpus import server_variables
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.records.vllm.given_options import given_options
@@ -46,8 +49,8 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
-    model: input_types.VllmModelName
-    name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")]
+    model: input_types.VllmModelName = ""
+    name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")] = ""
     host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK
     port: input_types.ServerPort = 0
     dtype: Annotated[str, Key("CM_VLLM_SERVER_DTYPE")] = ""
@@ -74,7 +77,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     kv_cache_gib: input_types.KvCacheSpace = None
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: input_types.ExtraArgs = ""
-    speech_packages: Annotated[str, Key("CM_SPEECH_PACKAGES")] = ""
+    speech_packages: input_types.SpeechPackages = ""
     vision_packages: input_types.VisionPackages = ""
     container: input_types.ContainerImage = ""
     required: dict[str, str] = {}
@@ -106,43 +109,35 @@ _OPTION_FIELDS: Mapping[str, str] = {
 }
 
 
-def read_server_settings(env: Mapping[str, Any]) -> ServerSettings:
-    """Read the settings of a server; an option in --extra_args counts as the setting of its own, which it replaces.
+def with_extra_options(settings: ServerSettings) -> ServerSettings:
+    """Return the settings with each option in --extra_args as the setting of its own, which it replaces.
 
     Raises UsageError.
     """
-    settings = ServerSettings.of(env)
     said = given_options(given_words("--extra_args", settings.extra))
+    fields = {field: said[option] for option, field in _OPTION_FIELDS.items() if option in said}
     keys = env_keys(ServerSettings)
-    extra = {keys[field]: said[option] for option, field in _OPTION_FIELDS.items() if option in said}
-    return ServerSettings.of({**env, **extra})
-
-
-def given_settings(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of an environment that are settings of a server, as text; empty ones are left out."""
-    keys = env_keys(ServerSettings).values()
-    return {key: str(env[key]) for key in keys if env.get(key) not in (None, "")}
+    read = ServerSettings.of({keys[field]: value for field, value in fields.items()})
+    return replace(settings, **{field: getattr(read, field) for field in fields})
 
 
 #: The least context that is asked for, so that the server is of use beyond one dataset.
 _LEAST_MODEL_LEN = 2048
 
 
-def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -> dict[str, str]:
-    """Return environment values completed by what is known of the model: where it lies, its name, type and context.
+def fit_to_model(asked: ServerSettings, model: ModelRecord | None, longest: int) -> ServerSettings:
+    """Return the settings completed by what is known of the model: where it lies, its name, type and context.
 
     `longest` is the number of tokens of the longest prompt with its answer, 0 where no dataset is known. A model whose
     context is much longer than that is served with less, because vLLM keeps memory for one request of full length.
     Raises ModelError when the context is too short.
     """
-    done, keys = dict(env), env_keys(ServerSettings)
-    if model is None or not model.path or done.get(keys["model"]) not in (None, "", model.name, model.path):
-        return done
-    done[keys["model"]] = model.path
+    if model is None or not model.path or asked.model not in ("", model.name, model.path):
+        return asked
     checkpoint = read_checkpoint(Path(model.path))
-    given = read_server_settings({keys["name"]: model.name, **done}).max_model_len
+    given = with_extra_options(asked).max_model_len
     require_context(checkpoint.max_positions if given is None else given, longest, model.name)
-    known = {"name": model.name}
+    known: dict[str, str | int] = {"name": model.name}
     if checkpoint.weight_data_types == "fp32":
         # vLLM's `auto` lowers fp32 weights to half precision; what was described is what is served.
         known["dtype"] = "float32"
@@ -150,29 +145,9 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
         known["kv_cache_dtype"] = "fp8"
     needed = max(_LEAST_MODEL_LEN, 1 << (longest - 1).bit_length()) if longest else 0
     if needed and checkpoint.max_positions is not None and checkpoint.max_positions > needed:
-        known["max_model_len"] = str(needed)
-    for field, value in known.items():
-        if not done.get(keys[field]):
-            done[keys[field]] = value
-    return done
-
-
-def require_possible_sizes(
-    *, gpu_memory_utilization: float | None, kv_cache_gib: int | None, **counts: int | None
-) -> None:
-    """Refuse sizes with which no server starts; `counts` are whole numbers by their flags, None is one not given.
-
-    Raises UsageError.
-    """
-    for flag, number in counts.items():
-        require_above_zero(f"--{flag}", number)
-    require_share("--gpu_memory_utilization", gpu_memory_utilization, "the GPU's memory")
-    if kv_cache_gib is not None and kv_cache_gib < 0:
-        raise UsageError(
-            f"--kv_cache_space={kv_cache_gib} is not usable",
-            cause="it is a number of GiB",
-            remedy="give 0 or more, or leave it out",
-        )
+        known["max_model_len"] = needed
+    missing = {field: value for field, value in known.items() if getattr(asked, field) in (None, "")}
+    return replace(asked, model=model.path, **missing)
 
 
 def require_context(context: int | None, longest: int, model: str) -> None:
@@ -308,9 +283,8 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
             **({} if settings.container else fp8_env(Path(settings.model))),
         }
     )
-    # vLLM ends where both are set on ROCm and differ: one may be inherited.
-    names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if settings.device == "rocm" else ("CUDA_VISIBLE_DEVICES",)
-    visible = dict.fromkeys(names, settings.gpus)
+    # All names of the variable: vLLM ends where one that is inherited differs.
+    visible = dict.fromkeys(server_variables(settings.device), settings.gpus)
     paths = [cpu.pop("PYTHONPATH", ""), *_media_paths(settings)]
     packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
     return {

@@ -1,0 +1,242 @@
+"""The page of `doctor,mlperf`: what this machine can run, what is missing, and the remedy for it.
+
+The page decides nothing itself. Benchmarks are those of `capabilities`, devices those of `serving.choice`, sums those
+of the fit advisor, and what is missing comes from the checks that a run makes too.
+"""
+
+import math
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from cm4vllm.campaign.asset_sources import AssetInputs, sources
+from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored
+from cm4vllm.common import input_types
+from cm4vllm.common.checking.findings import Finding
+from cm4vllm.common.errors import ModelError
+from cm4vllm.common.programs.containers import engines
+from cm4vllm.common.progress import say_text
+from cm4vllm.common.settings import Settings
+from cm4vllm.doctor.questions import Device, Wanted, disturbances, downloads, usable_containers, usable_devices
+from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
+from cm4vllm.hardware.host import detect_host
+from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
+from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, default_round, round_terms
+from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
+from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
+
+_WIDTH = 100
+#: Tokens of a prompt for which a request must have room. An assumption: the dataset decides once it is read.
+_PROMPT_TOKENS = 2048
+
+
+#: Machines that are named where a model is too large for this one: GPUs and GiB of each (H100, H200, B200).
+_LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
+
+
+class MachineSettings(Settings, frozen=True, kw_only=True):
+    """The round whose benchmarks are listed."""
+
+    round: input_types.Round = default_round()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A benchmark on a device: the model that fits, or the benchmark's own where none does."""
+
+    benchmark: str
+    scenarios: tuple[str, ...]
+    device: str
+    model: str
+    precision: str
+    fits: bool
+    why: str
+    command: str
+    weight_bytes: int = 0
+    gate: str = ""
+    performance_only: bool = False
+
+
+def report_machine(settings: MachineSettings, home: Path, installed: Iterable[Finding]) -> dict[str, object]:
+    """Print the page and return its content as plain objects. `installed` are the findings on the installation.
+
+    Raises UsageError for a round that cannot be run.
+    """
+    round_ = round_terms(settings.round)
+    devices, lacking = usable_devices()
+    rows = benchmark_rows(round_.name, devices)
+    containers, unusable = usable_containers(devices)
+    wanted = [Wanted(row.model, row.weight_bytes, row.gate) for row in rows if row.fits]
+    missing = [*lacking, *unusable, *downloads(wanted, home, os.environ), *installed, *disturbances()]
+    for line in _page(round_.name, devices, containers, rows, missing):
+        say_text(line)
+    return {
+        "round": round_.name,
+        "devices": [asdict(device) for device in devices],
+        "container_engines": containers,
+        "benchmarks": [asdict(row) for row in rows],
+        "missing": [{"subject": lack.field, "text": lack.what, "remedy": lack.remedy} for lack in missing],
+    }
+
+
+def benchmark_rows(round_name: str, devices: Iterable[Device]) -> list[Row]:
+    """Return a row for each benchmark of a round that can be run, on each of the devices."""
+    listed = tuple(devices)
+    return [
+        _row(benchmark_terms(round_name, name), device) for name in runnable_benchmarks(round_name) for device in listed
+    ]
+
+
+def _row(benchmark: BenchmarkTerms, device: Device) -> Row:
+    """Return the benchmark's own model where it fits the device, else the first published quantised one that does."""
+    own = catalogue().benchmark(benchmark.name).model
+    derived = [name for name, entry in catalogue().models.items() if entry.base == own]
+    rows = [_row_of(benchmark, device, name) for name in (own, *derived)]
+    return next((row for row in rows if row.fits), rows[0])
+
+
+def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
+    entry, fit, weights = catalogue().model(model), None, 0
+    try:
+        asked = _asked(benchmark, device, model)
+        weights = round(asked.architecture.weight_bytes(asked.precision))
+        fit, why = advise(asked), ""
+    except ModelError as error:
+        needed = f"its weights are {weights / GIB:.0f} GiB" if weights else error.what
+        why = f"{needed}, {_room(device)}"
+    return Row(
+        benchmark=benchmark.name,
+        scenarios=tuple(str(scenario) for scenario in benchmark.scenarios if scenario not in benchmark.refused),
+        device=device.name,
+        model=model,
+        precision=entry.precision,
+        fits=fit is not None,
+        why=why if fit is None else f"{_used(fit, device)}, {_layout(fit, device)}",
+        command=_advice(benchmark, model) if fit is None else _command(benchmark, device, entry.hub, asked, fit),
+        weight_bytes=weights,
+        gate=" ".join(sources(AssetInputs(model=benchmark.name, vllm_model_name=entry.hub)).model_notes),
+        performance_only=bool(unscored(benchmark)),
+    )
+
+
+def _asked(benchmark: BenchmarkTerms, device: Device, model: str) -> Asked:
+    """Return the question to the fit advisor: room for one request of full length."""
+    asked = asked_of(
+        AdviceSettings(
+            model=model,
+            gpus=device.gpus,
+            gpu_memory_gib=device.memory_bytes / GIB,
+            max_model_len=benchmark.max_tokens + _PROMPT_TOKENS,
+        )
+    )
+    if device.gpus:
+        return asked
+    cache_bytes = asked.architecture.kv_bytes_per_token(2, 1) * asked.max_model_len
+    return replace(asked, memory_bytes=device.memory_bytes, kv_cache_bytes=max(1, math.ceil(cache_bytes / GIB)) * GIB)
+
+
+def _room(device: Device) -> str:
+    if not device.gpus:
+        return f"{device.memory_bytes / GIB:.1f} GiB free"
+    if not device.memory_bytes:
+        return f"the memory of {device.gpus} GPUs is not detected: --gpu_memory of advise,vllm-fit takes it"
+    return f"{device.gpus} x {device.memory_bytes / GIB:.1f} GiB"
+
+
+def _used(fit: Fit, device: Device) -> str:
+    used = f"{fit.used_bytes / GIB:.1f}"
+    if not device.gpus:
+        return f"{used} GiB of {_room(device)}"
+    return f"{used} of {device.memory_bytes / GIB:.1f} GiB on each of {device.gpus} GPUs"
+
+
+def _layout(fit: Fit, device: Device) -> str:
+    if not device.gpus:
+        return f"{fit.max_num_seqs} requests of full length at a time"
+    return f"tensor {fit.tensor_parallel} x pipeline {fit.pipeline_parallel} x data {fit.data_parallel}"
+
+
+def _command(benchmark: BenchmarkTerms, device: Device, hub: str, asked: Asked, fit: Fit) -> str:
+    flags = {
+        "model": benchmark.name,
+        "vllm_model_name": hub,
+        "device": device.name,
+        "kv_cache_space": 0 if device.gpus else round(asked.kv_cache_bytes / GIB),
+        "tp_size": fit.tensor_parallel,
+        "pp_size": fit.pipeline_parallel,
+        "dp_size": fit.data_parallel,
+    }
+    words = [f"--{flag}={value}" for flag, value in flags.items() if value not in (0, 1)]
+    return " ".join([f"cm run script --tags={_tags(benchmark.round)}", *words, "--plan"])
+
+
+def _tags(round_name: str) -> str:
+    """Return the tags of the main job in a round."""
+    variation = "" if round_name == default_round() else f",{round_terms(round_name).variation}"
+    return f"run-mlperf,inference,_vllm{variation}"
+
+
+def _advice(benchmark: BenchmarkTerms, model: str) -> str:
+    """Return the command that shows the layout on the smallest of some larger machines."""
+    for gpus, memory in _LARGER:
+        try:
+            advise(_asked(benchmark, Device("", gpus, memory * GIB), model))
+        except ModelError:
+            continue
+        break
+    return f"cm run script --tags=advise,vllm-fit --vllm_model_name={model} --gpus={gpus} --gpu_memory={memory}"
+
+
+def _page(
+    round_name: str,
+    devices: Sequence[Device],
+    containers: Sequence[str],
+    rows: Sequence[Row],
+    missing: Sequence[Finding],
+) -> Iterator[str]:
+    host = detect_host()
+    yield "This machine"
+    for line in (
+        *host_lines(host),
+        *cpu_lines(detect_cpu(), host),
+        *(f"GPU: {line}" for line in (*gpu_lines(detect_gpus()), *silent_gpus())),
+    ):
+        yield from _wrapped(line, "  ")
+    yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"
+    none = f"none of {', '.join(engines())} can be used: no vLLM from an image"
+    yield f"  engines for containers: {', '.join(containers) or none}"
+    yield f"\nWhat it can run: round {round_name}, open division"
+    yield "  every benchmark as a rehearsal with the stand-in model, which needs no download"
+    yield f"      cm run script --tags={_tags(round_name)} --model=BENCHMARK"
+    for row in rows:
+        mark = "fits" if row.fits else "too large for this machine; the command shows one that it fits"
+        yield f"  {row.benchmark} on {row.device}: {mark}"
+        part = "; its accuracy is scored in part: a valid run measures the performance alone"
+        words = f"{row.model}, {row.precision}: {row.why}{part if row.performance_only else ''}"
+        yield from _wrapped(f"{words} ({', '.join(row.scenarios)})", "      ")
+        yield from _wrapped(row.command, "      ", " \\")
+    yield from _wrapped(
+        f"Sums of the fit advisor, with room for a request of the benchmark's longest answer and {_PROMPT_TOKENS:,} "
+        "tokens of prompt (an assumption). Whether it is fast enough for a scenario's latency limits is measured.",
+        "  ",
+    )
+    yield f"\nWhat is missing: {'nothing was found' if not missing else len(missing)}"
+    for lack in missing:
+        yield from _wrapped(f"{lack.field}: {lack.what}", "  ")
+        yield from _wrapped(lack.remedy, "      ")
+
+
+def _wrapped(text: str, indent: str, ending: str = "") -> list[str]:
+    """Return a text in lines of the page's width; `ending` joins the lines of a command."""
+    lines = textwrap.wrap(
+        " ".join(text.split()),
+        _WIDTH - len(ending),
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [*(f"{line}{ending}" for line in lines[:-1]), *lines[-1:]]

@@ -1,0 +1,269 @@
+"""The checks of a curve of MLPerf Endpoints: what the official checker passes without a finding."""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
+from cm4vllm.results.endpoints.curves import Curve, Point
+from cm4vllm.results.endpoints.endpoints_harness import impossible_in_summary
+from cm4vllm.results.file_values import count, part
+from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
+
+_LARGEST_SEED = 2**63 - 1
+#: A stated window may be longer than the run by as much as its figures are rounded.
+_ROUNDING_S = 0.01
+
+
+@check(
+    "CURVE-MODEL",
+    source="§3.2; the official checker only warns that an unknown name has no accuracy thresholds",
+    remedy="name the benchmark model in point.yaml; a rehearsal of another model is no submission",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def known_model(curve: Curve) -> Iterator[Fault]:
+    """The points name one benchmark model of MLPerf Endpoints."""
+    if _benchmark(curve) is None and curve.points:
+        names = ", ".join(benchmark.name for benchmark in endpoints_benchmarks())
+        yield Fault(
+            "the model is no benchmark model: no accuracy was checked", curve.name, "model_name", curve.model, names
+        )
+
+
+@check(
+    "CURVE-DATASET",
+    source="§6.4; the official checker counts samples only where `dataset` is one of its words",
+    remedy="measure the whole dataset, and name it as the benchmark does",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def whole_dataset(curve: Curve) -> Iterator[Fault]:
+    """Each point names the dataset of its benchmark and answers each sample of it."""
+    if (benchmark := _benchmark(curve)) is None:
+        return
+    for point in curve.points:
+        if point.declared.get("dataset") != benchmark.dataset:
+            yield Fault(
+                "the dataset has another name than the benchmark's: samples were not counted",
+                f"{point.name}/point.yaml",
+                "dataset",
+                point.declared.get("dataset", ""),
+                benchmark.dataset,
+            )
+        completed = count(point.summary, "n_samples_completed") or 0
+        if completed < benchmark.samples:
+            yield Fault(
+                "not each sample of the dataset was answered",
+                point.name,
+                "n_samples_completed",
+                f"{completed:,}",
+                f"{benchmark.samples:,} at least",
+            )
+        elif completed % benchmark.samples:
+            yield Fault(
+                "the samples are no whole passes over the dataset",
+                point.name,
+                "n_samples_completed",
+                f"{completed:,}",
+                f"a multiple of {benchmark.samples:,}",
+            )
+
+
+@check(
+    "POINT-WHOLE",
+    source="§6.4; the client exits with 0 and `complete: true` after an interrupt, also in an accuracy run",
+    remedy="make the run again",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def whole_run(curve: Curve) -> Iterator[Fault]:
+    """Each run issued the samples that it was configured with, and all were answered."""
+    for point in curve.points:
+        wanted = count(part(part(point.config, "settings"), "runtime"), "n_samples_to_issue")
+        issued, completed = point.samples_issued, count(point.summary, "n_samples_completed")
+        failed = count(point.summary, "n_samples_failed")
+        if wanted is not None and issued is not None and issued < wanted:
+            yield Fault("the run ended early", point.name, "n_samples_issued", f"{issued:,}", f"{wanted:,}")
+        if issued is not None and completed is not None and completed < issued:
+            yield Fault("samples were not answered", point.name, "n_samples_completed", f"{completed:,}", f"{issued:,}")
+        if failed:
+            yield Fault("requests failed", point.name, "n_samples_failed", f"{failed:,}", "0")
+        if point.summary and point.summary.get("complete") is not True:
+            yield Fault("the run calls itself incomplete", point.name, "complete", point.summary.get("complete"), True)
+        for score in {score.dataset: score for score in point.scores}.values():
+            if score.answered is not None and score.answered < score.samples:
+                yield Fault(
+                    "samples of the accuracy run were not answered",
+                    score.source.file,
+                    "response_counts",
+                    f"{score.answered:,}",
+                    f"{score.samples:,}",
+                )
+
+
+@check(
+    "POINT-IMPOSSIBLE",
+    source="a design rule of cm4vllm; the official checker compares none of them with another",
+    remedy="publish the summary as the client wrote it, or make the run again",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def possible_figures(curve: Curve) -> Iterator[Fault]:
+    """The client's figures are those of a run: above 0, and each distribution in the order of its percentiles."""
+    for point in curve.points:
+        for value in impossible_in_summary(point.summary):
+            yield Fault(value.what, point.name, value.key, value.value, value.expected)
+
+
+@check(
+    "POINT-WINDOW",
+    source="§4.4; the official checker compares the claim with itself alone",
+    remedy="compute the window from the client's events: run,mlperf,endpoints,point does",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def claimed_window(curve: Curve) -> Iterator[Fault]:
+    """A claimed window of the steady state has the passes, samples and seconds that its run has."""
+    least, benchmark = endpoints_rules().window.passes, _benchmark(curve)
+    for point in curve.fixed:
+        window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
+        samples, size = count(window, "n_samples"), count(window, "super_pass_size")
+        completed = count(point.summary, "n_samples_completed")
+        official = point.steady_state.get("status") == "windowable"
+        if samples is not None and completed is not None and samples > completed:
+            yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)
+        if official and samples is not None and size and samples < least * size:
+            yield Fault("the window is too short for its status", file, "window.n_samples", samples, least * size)
+        if official and benchmark and completed is not None and completed < least * benchmark.samples:
+            yield Fault(
+                "the run has fewer passes than a window needs",
+                file,
+                "status",
+                f"{completed:,} samples",
+                f"{least * benchmark.samples:,} at least",
+            )
+        seconds, duration = window.get("duration_s"), point.figures.value("duration")
+        if isinstance(seconds, int | float) and duration is not None and seconds > duration + _ROUNDING_S:
+            yield Fault(
+                "the window is longer than its run", file, "window.duration_s", seconds, f"{duration:.1f} at most"
+            )
+
+
+@check(
+    "CURVE-OFFLINE",
+    source="§5.7.2; the official checker lets it cover one",
+    remedy="add a point at fixed concurrency in the region",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
+    """A dedicated Offline run fills no region."""
+    values = [point.concurrency for point in curve.fixed if point.concurrency is not None]
+    if len(curve.fixed) == len(curve.points) or not values or curve.c_max is None:
+        return
+    for region in regions(c_min=min(values), c_max=curve.c_max).required:
+        if not any(value in region for value in values):
+            yield Fault(
+                "the dedicated Offline run alone lies in a region",
+                curve.name,
+                region.name,
+                ", ".join(map(str, values)),
+                f"a point from {region.start} to {region.end}",
+            )
+
+
+@check(
+    "SCORE-FRACTION",
+    source="the official checker reads a percentage of at most 1 as a fraction (context.py)",
+    remedy="state the score as the client computed it",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def scores_in_percent(curve: Curve) -> Iterator[Fault]:
+    """Scores of an accuracy run are stated in the unit of the benchmark's targets."""
+    if (benchmark := _benchmark(curve)) is None:
+        return
+    targets = {target.label.lower(): target for target in endpoints_targets(benchmark)}
+    for point in curve.points:
+        for score in point.scores:
+            target = targets.get(score.metric.lower())
+            if target is not None and target.reference > 1 and 0 < score.value <= 1:
+                yield Fault(
+                    f"{score.metric} is at most 1, and is taken for a fraction",
+                    score.source.file,
+                    score.source.field,
+                    score.value,
+                    f"a number such as {target.reference:g}",
+                )
+
+
+@check(
+    "POINT-SEEDS",
+    source="§4.6; vLLM takes a seed of at most 2^63 - 1",
+    remedy="run the client with the seeds of the set; leave the model's seed out of model_params",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def seeds(curve: Curve) -> Iterator[Fault]:
+    """The client ran with the seeds that the point declares, and no seed is too large for a server."""
+    sets: Mapping[str, SeedSet] = {entry.name: entry for entry in endpoints_rules().seed_sets}
+    for point in curve.points:
+        file, runtime = f"{point.name}/config.yaml", part(part(point.config, "settings"), "runtime")
+        expected = sets.get(str(point.declared.get("seed_set", "")))
+        for key, value in (
+            ("scheduler_random_seed", expected.scheduler if expected else None),
+            ("dataloader_random_seed", expected.sample_index if expected else None),
+        ):
+            if value is not None and runtime and runtime.get(key) != value:
+                yield Fault("the client ran with another seed", file, key, runtime.get(key, "none"), value)
+        model_seed = part(point.config, "model_params").get("seed")
+        if isinstance(model_seed, int) and model_seed > _LARGEST_SEED:
+            yield Fault("the seed is too large for a server", file, "model_params.seed", model_seed, _LARGEST_SEED)
+
+
+@check(
+    "CURVE-SOFTWARE",
+    source="§4.3, §8.5: one system, one benchmark model, one dataset; not checked officially",
+    remedy="measure all points of the curve with the same software",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def one_software(curve: Curve) -> Iterator[Fault]:
+    """All points of a curve were measured with one client, one model and one software stack."""
+    for before, after in pairwise(curve.points):
+        for name, value in _software(after).items():
+            if (other := _software(before).get(name)) and value and value != other:
+                yield Fault(f"it was measured with another {name} than {before.name}", after.name, name, value, other)
+
+
+@check(
+    "POINT-CLIENT",
+    source="§2.1: the reference client, unmodified",
+    remedy="run the client from a checkout, as get,mlperf,endpoints installs it",
+    severity=Severity.WARNING,
+    stage=Stage.CURVE,
+    each=whole,
+)
+def known_client(curve: Curve) -> Iterator[Fault]:
+    """Each run was made by the reference client from a checkout, so that its commit is recorded."""
+    for point in curve.points:
+        if point.summary and not point.summary.get("git_sha"):
+            yield Fault("the commit of the client is not recorded", point.name, "git_sha", "none", "a commit")
+
+
+def _benchmark(curve: Curve) -> EndpointsBenchmark | None:
+    return next((entry for entry in endpoints_benchmarks() if entry.name == curve.model), None)
+
+
+def _software(point: Point) -> dict[str, str]:
+    nodes = point.system.get("node_types")
+    node = nodes[0] if isinstance(nodes, list) and nodes and isinstance(nodes[0], dict) else {}
+    return {
+        "client": str(point.summary.get("git_sha") or ""),
+        "model": str(part(point.config, "model_params").get("name") or ""),
+        "serving framework": str(point.system.get("serving_framework") or ""),
+        "driver": str(node.get("driver") or ""),
+        "operating system": str(node.get("operating_system") or ""),
+        "software stack": str(node.get("other_software_stack") or ""),
+    }
