@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.accuracy.scorer_needs import SENTENCES
+from cm4vllm.accuracy.scoring import require_scorable
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.tiny.stand_ins import stand_in_named, variation_of
@@ -205,11 +205,13 @@ def make_run(env: Mapping[str, Any]) -> Path:
     """
     inputs = RunInputs.of(env)
     audit_text = audit_config(inputs.compliance_test, inputs.model)
-    watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
+    require = partial(require_scorable, nltk_data=env.get("CM_NLTK_DATA"))
     if env.get(UNDER_POWER):
-        return make_powered_run(inputs, env, lambda run_inputs: measure(run_inputs, watch, audit_config=audit_text)[1])
+        return make_powered_run(
+            inputs, env, lambda run_inputs: measure(run_inputs, require, audit_config=audit_text)[1]
+        )
     if env.get(RESULTS):
-        return measure(inputs, watch, audit_config=audit_text)[1]
+        return measure(inputs, require, audit_config=audit_text)[1]
     folder = inputs.folder
     if inputs.server_record and env.get("CM_MLPERF_INFERENCE_API_SERVER"):
         _check_server({**env, _DIVISION: inputs.division})
@@ -222,7 +224,7 @@ def make_run(env: Mapping[str, Any]) -> Path:
         else:
             if earlier.why_not:
                 say(f"done again: {earlier.why_not}")
-            measure(inputs, watch, audit_config=audit_text)
+            measure(inputs, require, audit_config=audit_text)
     print(run_table(folder), flush=True)
     return folder / RUN_FILE
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from cm4vllm import SIMULATED_POWER_NOTICE
+from cm4vllm.accuracy.rouge import expected_seconds
+from cm4vllm.accuracy.scoring import scorer_of
 from cm4vllm.campaign.amendments import amended
 from cm4vllm.campaign.planning.asset_steps import asset_steps, steps_before
 from cm4vllm.campaign.planning.computed_targets import LATENCY_QUERIES
@@ -39,9 +41,10 @@ from cm4vllm.campaign.planning.run_targets import (
 from cm4vllm.campaign.planning.steps import FOLDER, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.powered_run import step_inputs
 from cm4vllm.campaign.settings import Job
+from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
-from cm4vllm.rules import Division, Mode, Scenario
+from cm4vllm.rules import Division, Mode, Scenario, Terms
 
 #: yes: a stopped accuracy run continues with the answers that it had, as in the open division.
 KEEP = "CM_MLPERF_KEEP_ANSWERS"
@@ -173,11 +176,22 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
         tags="process,mlperf,accuracy",
         gives=f"{gives}/accuracy.json",
         product=Product.SCORES,
+        duration=None if job.rehearsal else _scoring_time(job.terms(scenario, Mode.ACCURACY)),
         inputs={
             "CM_MLPERF_ACCURACY_RESULTS_DIR": folder,
             "CM_MLPERF_GRADERS": ",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders),
         },
     )
+
+
+def _scoring_time(terms: Terms) -> Duration | None:
+    """Return how long ROUGE of a whole dataset takes on this machine; None where nothing is scored by it."""
+    types, tokens = scorer_of(terms).rouge, terms.mean_tokens or terms.generation.max_tokens
+    if not types or not tokens:
+        return None
+    answers = f"{terms.samples:,} answers of {tokens:,.0f} tokens on {usable_processors()} cores"
+    seconds = expected_seconds(terms.samples, tokens, types)
+    return Duration(seconds=seconds, source=f"estimated for ROUGE of {answers}")
 
 
 def _performance(
