@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.hardware.gpus import amd
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys
-from cm4vllm.hardware.gpus.amd import amd_gpus, opened
 from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory, visible_gpus
+from cm4vllm.hardware.gpus.vendors import amd
+from cm4vllm.hardware.gpus.vendors.amd import amd_gpus, opened
 from cm4vllm.hardware.machine_facts import gpu_lines
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.gpus.nvml import gpus_of_processes
+from cm4vllm.hardware.gpus.gpu import gpus_of_processes
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.records.described_system import KEYS
 from cm4vllm.records.machine import GpuFacts, MigFacts
