@@ -10,22 +10,21 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.common.settings import env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.serving.options.arguments import (
     ServerSettings,
-    completed,
+    fit_to_model,
     niceness,
     preset_options,
-    read_server_settings,
     secret_env,
     server_argv,
     server_env,
+    with_extra_options,
 )
 from cm4vllm.serving.options.presets import Preset
 
-KEYS = env_keys(ServerSettings)
+NONE = ServerSettings()
 
 
 def argv(**more) -> list[str]:
@@ -173,10 +172,9 @@ def test_no_other_secret_goes_into_the_servers_command_line(extra):
 
 
 def test_an_option_among_the_further_words_is_the_setting_of_its_own():
-    keys = env_keys(ServerSettings)
-    given = {keys["model"]: "m", keys["name"]: "n", keys["max_num_seqs"]: "8", keys["max_model_len"]: "4096"}
+    given = ServerSettings(model="m", name="n", max_num_seqs=8, max_model_len=4096)
     extra = "--max_num_seqs=64 -tp 2 --pipeline_parallel_size=2 --no-enforce-eager --max-model-len 1k"
-    settings = read_server_settings(given | {keys["extra"]: extra})
+    settings = with_extra_options(replace(given, extra=extra))
     assert (settings.max_num_seqs, settings.workers, settings.enforce_eager) == (64, 4, False)
     assert settings.max_model_len == 1000
     words = server_argv(Path("python"), settings)
@@ -196,41 +194,40 @@ def test_no_secret_of_the_environment_is_recorded(monkeypatch):
 
 
 def test_the_models_path_name_and_data_type_are_filled_in(model, tmp_path):
-    given = completed({}, model(), 0)
-    assert given == {KEYS["model"]: str(tmp_path), KEYS["name"]: "my-model", KEYS["dtype"]: "float32"}
-    assert KEYS["dtype"] not in completed({}, model("BF16"), 0)
+    assert fit_to_model(NONE, model(), 0) == ServerSettings(model=str(tmp_path), name="my-model", dtype="float32")
+    assert fit_to_model(NONE, model("BF16"), 0).dtype == ""
 
 
 def test_what_the_user_says_wins(model):
-    given = completed({KEYS["name"]: "mine", KEYS["dtype"]: "bfloat16", KEYS["max_model_len"]: "300"}, model(), 200)
-    assert (given[KEYS["name"]], given[KEYS["dtype"]], given[KEYS["max_model_len"]]) == ("mine", "bfloat16", "300")
+    given = fit_to_model(ServerSettings(name="mine", dtype="bfloat16", max_model_len=300), model(), 200)
+    assert (given.name, given.dtype, given.max_model_len) == ("mine", "bfloat16", 300)
 
 
 @pytest.mark.parametrize(
     ("context", "longest", "expected"),
     [
         (131072, 0, None),
-        (131072, 500, "2048"),
-        (131072, 2048, "2048"),
-        (131072, 2049, "4096"),
+        (131072, 500, 2048),
+        (131072, 2048, 2048),
+        (131072, 2049, 4096),
         (2048, 500, None),
         (3000, 2500, None),
     ],
 )
 def test_a_long_context_is_cut_to_what_the_dataset_needs(model, context, longest, expected):
-    assert completed({}, model(context=context), longest).get(KEYS["max_model_len"]) == expected
+    assert fit_to_model(NONE, model(context=context), longest).max_model_len == expected
 
 
 def test_a_dataset_that_is_longer_than_the_models_context_is_refused(model):
     with pytest.raises(ModelError, match="does not fit") as caught:
-        completed({}, model(context=512), 513)
+        fit_to_model(NONE, model(context=512), 513)
     assert "512" in caught.value.cause
     assert "513" in caught.value.cause
 
 
 def test_another_model_than_the_recorded_one_is_left_alone(model):
-    given = {KEYS["model"]: "owner/other"}
-    assert completed(given, model(), 0) == given
+    given = ServerSettings(model="owner/other")
+    assert fit_to_model(given, model(), 0) == given
 
 
 @pytest.mark.parametrize("given", [{"model": "--speculative-config={}"}, {"name": "-sc"}])

@@ -20,7 +20,6 @@ from cm4vllm.common.errors import ModelError, ServerUnsuitable, UsageError
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.secrets.redaction import Vault
-from cm4vllm.common.settings import env_keys
 from cm4vllm.records.access import Access
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.server import Api, ServerRecord
@@ -74,7 +73,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
         folder=str(tmp_path / "server"),
         dataset_record=str(tmp_path / "dataset.json"),
     )
-    record, path = launch(settings, {env_keys(ServerSettings)["max_num_seqs"]: "32"})
+    record, path = launch(replace(settings, server=ServerSettings(max_num_seqs=32)))
     try:
         assert path == tmp_path / "server" / SERVER_FILE
         assert read_record(path, ServerRecord) == record
@@ -110,8 +109,7 @@ def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
             folder=str(tmp_path / "server"),
             installation=installation,
             api=api,
-        ),
-        {},
+        )
     )
     end(str(path))
     assert record.api is asked
@@ -123,7 +121,7 @@ def test_a_server_of_few_cores_is_started_with_few_processes(
     tmp_path, monkeypatch, capsys, python, model_record, cores, few
 ):
     monkeypatch.setattr("cm4vllm.serving.planned_servers.usable_processors", lambda: cores)
-    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
+    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")))
     end(str(path))
     assert ("--distributed-executor-backend uni" in " ".join(record.argv)) is few
     assert record.env.get("OMP_NUM_THREADS") == ("1" if few else None)
@@ -131,7 +129,7 @@ def test_a_server_of_few_cores_is_started_with_few_processes(
 
 
 def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, model_record):
-    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
+    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")))
     end(str(path))
     assert record.api is Api.COMPLETIONS
 
@@ -149,7 +147,7 @@ def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
         api="generate",
     )
     with pytest.raises(UsageError, match="--api=generate") as caught:
-        launch(settings, {})
+        launch(settings)
     assert "no option --enable-scale-out" in caught.value.cause
     assert "leave --api out" in caught.value.remedy
     assert not (tmp_path / "server").exists()
@@ -160,7 +158,7 @@ def test_a_wrong_option_is_an_error_before_anything_starts(tmp_path, python, mod
         python=python, model_record=model_record, folder=str(tmp_path / "server"), installation=installation
     )
     with pytest.raises(UsageError, match="no option --max-num-batched-tokenz") as caught:
-        launch(settings, {env_keys(ServerSettings)["extra"]: "--max-num-batched-tokenz=8"})
+        launch(replace(settings, server=ServerSettings(extra="--max-num-batched-tokenz=8")))
     assert "did you mean '--max-num-batched-tokens'?" in caught.value.remedy
     assert not (tmp_path / "server").exists()
 
@@ -175,8 +173,7 @@ def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
         installation=installation,
         preset="llama2-70b-fp8-4xh100",
     )
-    env = {env_keys(ServerSettings)["max_num_seqs"]: "8", env_keys(ServerSettings)["device"]: "cuda"}
-    record, path = launch(settings, env)
+    record, path = launch(replace(settings, server=ServerSettings(max_num_seqs=8, device="cuda")))
     end(str(path))
     options = dict(zip(record.argv, record.argv[1:], strict=False))
     assert (options["--tensor-parallel-size"], options["--max-num-seqs"]) == ("4", "8")
@@ -186,18 +183,18 @@ def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
 
 def test_a_given_server_is_only_checked(tmp_path):
     with peer.running() as url:
-        record, path = launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})
+        record, path = launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))
         end(str(path))
         assert read_record(path, ServerRecord) == record
         assert record.owned is False
         assert record.api is Api.COMPLETIONS
-        assert launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})[0] == record
+        assert launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))[0] == record
     assert [entry.name for entry in (tmp_path / "server").iterdir()] == [SERVER_FILE]
 
 
 def test_a_given_server_that_cannot_be_measured_leaves_no_record(tmp_path):
     with peer.running("token-short") as url, pytest.raises(ServerUnsuitable):
-        launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})
+        launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))
     assert not (tmp_path / "server" / SERVER_FILE).exists()
 
 
@@ -205,17 +202,17 @@ def test_a_model_that_changed_or_is_gone_is_not_served(tmp_path, python, model_r
     settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"))
     (tmp_path / "tiny" / "config.json").write_text('{"max_position_embeddings": 8192}')
     with pytest.raises(ModelError, match="have changed"):
-        launch(settings, {})
+        launch(settings)
     (tmp_path / "tiny").rename(tmp_path / "elsewhere")
     with pytest.raises(ModelError, match="does not exist any more"):
-        launch(settings, {})
+        launch(settings)
 
 
 def test_without_model_or_vllm_it_says_what_is_missing(tmp_path, python):
     with pytest.raises(UsageError, match="no vLLM"):
-        launch(LaunchSettings(folder=str(tmp_path)), {})
+        launch(LaunchSettings(folder=str(tmp_path)))
     with pytest.raises(UsageError, match="no model"):
-        launch(LaunchSettings(python=python, folder=str(tmp_path)), {})
+        launch(LaunchSettings(python=python, folder=str(tmp_path)))
 
 
 #: Says when it waits for Ctrl-C: one that came before would not be waited for.
@@ -228,7 +225,7 @@ def watched(record, reason=module.death_reason):
     print("waiting", flush=True)
     return reason(record)
 module.death_reason = watched
-_, path = launch(LaunchSettings(python=sys.argv[1], model_record=sys.argv[2], folder=sys.argv[3]), {})
+_, path = launch(LaunchSettings(python=sys.argv[1], model_record=sys.argv[2], folder=sys.argv[3]))
 try:
     wait_in_foreground(str(path), "llama3.1-8b")
 finally:
@@ -262,7 +259,7 @@ def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, mod
 def test_a_model_without_weights_is_served_with_random_ones(tmp_path, python):
     provide(ModelSettings(source="dummy", location="llama3.1-8b", layers=1), tmp_path)
     settings = LaunchSettings(python=python, model_record=str(tmp_path / MODEL_FILE), folder=str(tmp_path / "server"))
-    record, path = launch(settings, {})
+    record, path = launch(settings)
     end(str(path))
     assert record.argv[record.argv.index("--load-format") + 1] == "dummy"
     assert record.model_name == "llama-3.1-8b-instruct-dummy-1-layers"

@@ -28,7 +28,7 @@ from cm4vllm.common.secrets.command_lines import stored_command
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
-from cm4vllm.serving.launch_settings import node_notes
+from cm4vllm.serving.launch_settings import LaunchSettings, node_notes
 
 #: No changes by --adr.
 UNCHANGED = Amendments()
@@ -66,7 +66,7 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
         for note in job.notes:
             say(f"note: {note}")
         raise
-    return replace(job, notes=(*job.notes, *read, *node_notes(env), *needed)), changed
+    return replace(job, notes=(*job.notes, *read, *node_notes(LaunchSettings.of(env)), *needed)), changed
 
 
 def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:

@@ -10,7 +10,7 @@ from cm4vllm.records.assets import ModelRecord
 from cm4vllm.serving.fit import advice
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of, with_host_memory
 from cm4vllm.serving.launch_settings import LaunchSettings
-from cm4vllm.serving.options.arguments import ServerSettings, read_server_settings, server_env
+from cm4vllm.serving.options.arguments import ServerSettings, server_env, with_extra_options
 from cm4vllm.serving.planned_servers import _with_host_memory
 
 GIB = 2**30
@@ -62,8 +62,7 @@ def test_the_requests_at_a_time_may_be_an_option_of_vllm(tmp_path, monkeypatch, 
     model = ModelRecord(name="m", path=str(tmp_path), source="", sha256="", weight_data_types="bf16")
     write_record(tmp_path / "model.json", model)
     settings = LaunchSettings(model_record=str(tmp_path / "model.json"))
-    env = {"CM_VLLM_SERVER_MODEL_NAME": "m", "CM_VLLM_SERVER_SERVED_MODEL_NAME": "m"}
-    server = read_server_settings({**env, "CM_VLLM_SERVER_EXTRA_ARGS": extra})
+    server = with_extra_options(ServerSettings(model="m", name="m", extra=extra))
     assert _with_host_memory(settings, server, None).kv_cache_gib == gib
 
 
