@@ -77,7 +77,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given as target_qps"
     test_query_count: input_types.TestQueryCount = None
     #: Why the main job gives a count of its own.
-    shortened: Annotated[str, Key("CM_MLPERF_SHORTENED")] = ""
+    shortened: input_types.ShortenedWhy = ""
     max_test_duration: input_types.MaxTestDuration = None
     max_in_flight: input_types.MaxInFlight = None
     stream_interval: Annotated[int | None, Key("CM_VLLM_STREAM_INTERVAL")] = None

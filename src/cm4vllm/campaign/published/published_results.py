@@ -11,7 +11,7 @@ from cm4vllm.campaign.published.published_fit import fit_lines
 from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
-from cm4vllm.common.settings import env_keys
+from cm4vllm.common.settings import env_keys, setting_text
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.installation.install import OLDEST_RELEASE
 from cm4vllm.serving.options.arguments import ServerSettings
@@ -157,8 +157,3 @@ def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _can_be_measured(release: str) -> bool:
     return bool(release) and tuple(map(int, release.split("."))) >= OLDEST_RELEASE
-
-
-def setting_text(value: bool | int | float | str) -> str:
-    """Return the value of a setting as it is typed."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

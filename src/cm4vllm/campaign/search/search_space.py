@@ -149,6 +149,25 @@ def asked_space(search: str, minutes: float | None, *, given: bool, simulated: b
     return space
 
 
+class SettingsInputs(Settings, frozen=True, kw_only=True):
+    """Inputs that the recipe reads from its environment, beside those of a server and of a run."""
+
+    search: input_types.Search
+    minutes: input_types.SearchMinutes = None
+    scenarios: Annotated[str, Key("CM_MLPERF_SEARCH_SCENARIOS")]
+    results_dir: input_types.ResultsDir = ""
+    output_dir: input_types.OutputDir = ""
+    dataset_record: input_types.DatasetRecordPath = ""
+    performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
+    model_record: input_types.ModelRecordPath = ""
+    rehearse: input_types.Rehearse = ""
+
+    @property
+    def most_minutes(self) -> float:
+        """The minutes after which no further evaluation begins."""
+        return SEARCH_MINUTES if self.minutes is None else self.minutes
+
+
 def words_of(candidate: Candidate) -> list[str]:
     """Return a candidate as words for `vllm serve`."""
     return option_words(dict(candidate))

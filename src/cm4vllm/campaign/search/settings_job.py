@@ -39,25 +39,6 @@ from cm4vllm.serving.planned_servers import PLANNED_FILE
 _INPUTS_FILE = "inputs.sha256"
 
 
-class SettingsInputs(Settings, frozen=True, kw_only=True):
-    """Inputs that the recipe reads from its environment, beside those of a server and of a run."""
-
-    search: input_types.Search
-    minutes: input_types.SearchMinutes = None
-    scenarios: Annotated[str, Key("CM_MLPERF_SEARCH_SCENARIOS")]
-    results_dir: input_types.ResultsDir = ""
-    output_dir: input_types.OutputDir = ""
-    dataset_record: input_types.DatasetRecordPath = ""
-    performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
-    model_record: input_types.ModelRecordPath = ""
-    rehearse: input_types.Rehearse = ""
-
-    @property
-    def most_minutes(self) -> float:
-        """The minutes after which no further evaluation begins."""
-        return SEARCH_MINUTES if self.minutes is None else self.minutes
-
-
 def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     """Search; return what the recipe exports. Raises UsageError, ServerUnsuitable and the errors of a run."""
     inputs = SettingsInputs.of(env)
