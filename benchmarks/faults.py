@@ -31,7 +31,7 @@ MOMENT_S = 10.0
 #: The samples of a run of the real job: its accuracy runs take some seconds, so that a fault can come within them.
 REAL_SAMPLES = 200
 
-#: The columns of the table, which is printed in the form of docs/measurements.md.
+#: The columns of the table, which is printed in Markdown.
 COLUMNS = ("seed", "fault", "at", "step under way", "process killed", "exit code", "attempts", "wrong")
 
 REAL_JOB = JobKind(

@@ -7,6 +7,7 @@ import pytest
 import chain_picture
 import structure_picture
 from benchmarks_page import benchmarks_page
+from measurements_page import measurements_page
 from published_page import published_page
 from recipes_page import recipes_page
 
@@ -26,6 +27,7 @@ def matrix_page() -> str:
     [
         ("benchmarks.md", benchmarks_page, "python docs/tools/benchmarks_page.py > docs/benchmarks.md"),
         ("matrix.md", matrix_page, "python benchmarks/matrix.py --list --page=docs/matrix.md"),
+        ("measurements.md", measurements_page, "python docs/tools/measurements_page.py"),
         ("published.md", published_page, "python docs/tools/published_page.py > docs/published.md"),
         (
             "pictures/structure.svg",
@@ -39,7 +41,7 @@ def matrix_page() -> str:
             "python docs/tools/recipes_page.py script > docs/recipes.md",
         ),
     ],
-    ids=["benchmarks", "matrix", "published", "structure", "chain", "recipes"],
+    ids=["benchmarks", "matrix", "measurements", "published", "structure", "chain", "recipes"],
 )
 def test_a_generated_page_is_of_this_version(name, page, command):
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page(), f"write it again: {command}"

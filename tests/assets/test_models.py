@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check_unchanged, model_env, provide
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check_unchanged, model_exports, provide
 from cm4vllm.assets.tiny.stand_ins import STAND_INS
 from cm4vllm.assets.tiny.training import STAND_IN
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
@@ -37,7 +37,7 @@ def test_a_local_folder_is_described_and_recorded(model, entry):
     assert record.path == str(model)
     assert record.sha256 == sha256_of_tree(model)
     assert (record.parameters, record.weight_data_types, record.min_tokens) == (42, "bf16", 1)
-    env = model_env(record, entry)
+    env = model_exports(record, entry).env()
     assert read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord) == record
     assert env["CM_ML_MODEL_TOKENIZER_SHA256"] == hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()
 

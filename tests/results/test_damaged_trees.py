@@ -9,15 +9,14 @@ from pathlib import Path
 import good_tree
 import pytest
 
+from cm4vllm.common.checks import Check, Fault, Stage, whole
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.findings import Finding, Rule, Severity
 from cm4vllm.report.comparison_texts import report_comparison
 from cm4vllm.results import file_listing
-from cm4vllm.results.check_command import kept_findings
 from cm4vllm.results.check_command.tree_check import check_tree, report_checks
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.checks.check import Check, Fault, Stage
-from cm4vllm.results.checks.subjects import results, whole
-from cm4vllm.results.findings import Finding, Rule, Severity
+from cm4vllm.results.checks.subjects import results
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.result_index import read_index
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
@@ -40,9 +39,9 @@ def found_in(home: Path) -> dict[str, Finding]:
     return by_code
 
 
-def reported(home: Path, sarif: Path) -> Mapping[str, object]:
+def reported(home: Path) -> Mapping[str, object]:
     try:
-        return report_checks(home.parents[1], sarif=sarif)
+        return report_checks(home.parents[1])
     except SubmissionError as error:
         return error.state
 
@@ -72,18 +71,13 @@ def test_a_number_too_long_for_json_makes_the_file_unreadable(home: Path, tmp_pa
 
 
 @pytest.mark.parametrize("place", ["src", str(RESULT / "Server" / "accuracy"), "systems", "measurements", "."])
-def test_a_name_that_is_not_utf8_is_a_finding(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    monkeypatch.setattr(kept_findings, "_LARGE", 1)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_name_that_is_not_utf8_is_a_finding(home: Path, tmp_path: Path, place: str) -> None:
     (home / place).mkdir(exist_ok=True)
     Path(os.fsdecode(os.fsencode(home / place / "caf") + b"\xe9.json")).write_text("{}")
-    state = json.loads(json.dumps(reported(home, tmp_path / "found.sarif"), ensure_ascii=False).encode())
+    state = json.loads(json.dumps(reported(home), ensure_ascii=False).encode())
     named = [finding for finding in state["findings"] if finding["file"].endswith("caf\\xe9.json")]
     assert "FILE-UNEXPECTED" in {finding["code"] for finding in named}
     assert "README-UNFILLED" in {finding["code"] for finding in state["findings"]}
-    assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
     assert explored(home, tmp_path / "kept") == 2
 
 
@@ -93,7 +87,7 @@ def test_names_of_systems_and_submitters_that_are_not_utf8_are_checked(home: Pat
     shutil.copytree(home, other)
     Path(other, RESULT.parent).rename(Path(other, "results", system))
     Path(other, "systems", f"{good_tree.SYSTEM}.json").rename(Path(other, "systems", f"{system}.json"))
-    checked = check_tree(home.parents[1], keep=tmp_path / "kept")
+    checked = check_tree(home.parents[1])
     files = {finding.file for finding in checked.findings if finding.code == "README-UNFILLED"}
     assert f"closed/Z\\xfcrich/results/Syst\\xe8me/{good_tree.MODEL}/Offline/README.md" in files
     assert explored(home, tmp_path / "kept") == 4

@@ -11,9 +11,10 @@ from typing import Any
 import good_tree
 import pytest
 
+from cm4vllm.common.checks import Stage
 from cm4vllm.engine.format.documents import read_yaml
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.results.checks import CHECKS, Stage
+from cm4vllm.results.checks import CHECKS
 
 MUTATIONS = read_yaml(Path(__file__).with_name("mutations.yaml"))
 RESULT = f"results/{good_tree.SYSTEM}/{good_tree.MODEL}"

@@ -1,4 +1,4 @@
-"""The findings in the published v4.1 tree: the same as in docs/checks-published.md, code by code."""
+"""The findings in the published v4.1 tree: the same as in benchmarks/checks-published.md, code by code."""
 
 import re
 from collections import Counter
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import published_findings
+from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.results.findings import Finding, Severity
 
-PAGE = Path(__file__).parents[2] / "docs" / "checks-published.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "checks-published.md"
 ROW = re.compile(r"^- `([A-Z-]+)` \((error|warning|note), (\d+)\): ", re.MULTILINE)
 
 

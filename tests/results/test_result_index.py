@@ -10,6 +10,8 @@ import pytest
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.records.logs.detail_log import read_detail_log
+from cm4vllm.results import file_listing
+from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_index, read_indexes, require_published
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -65,6 +67,20 @@ def test_what_has_not_changed_is_not_read_again(neural_magic: Path, kept: Path, 
     assert (changed.read, len(list(kept.iterdir()))) == (1, 2)
     next(iter(sorted(kept.iterdir()))).write_text("{")
     assert read_index(tmp_path, kept).rows == changed.rows
+
+
+def test_files_that_may_still_change_and_links_to_folders_elsewhere_prove_no_state(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tree / "open" / "NeuralMagic"
+    (home / "documentation" / "inside").symlink_to(home / "code")
+    assert list_files(tree, home).state
+    (tmp_path / "elsewhere").mkdir()
+    (home / "documentation" / "outside").symlink_to(tmp_path / "elsewhere")
+    assert not list_files(tree, home).state
+    (home / "documentation" / "outside").unlink()
+    monkeypatch.setattr(file_listing, "RECENT_S", 60.0)
+    assert not list_files(tree, home).state
 
 
 def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index, tree: Path, tmp_path: Path) -> None:

@@ -18,14 +18,17 @@ def tree(neural_magic, tmp_path):
     return tmp_path
 
 
-def test_findings_are_printed_and_errors_end_with_60(cm, tree, tmp_path):
-    done = cm(
-        "run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--quiet", f"--sarif={tmp_path}/found.sarif"
-    )
+def test_findings_are_printed_and_errors_end_with_60(cm, tree):
+    done = cm("run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--quiet")
     done.refused_with(
         SubmissionError.exit_code, "error FILE-MISSING", "mlperf_log_detail.txt: is missing", "docs/checks.md"
     )
-    assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
+
+
+@pytest.mark.parametrize("tags", ["check,mlperf,results", "check,mlperf,endpoints"])
+def test_the_removed_log_is_refused_with_what_takes_its_place(cm, tree, tags):
+    done = cm("run", "script", f"--tags={tags}", f"--input={tree}", "--quiet", "--sarif=found.sarif")
+    done.refused_with(UsageError.exit_code, "--sarif", "--out=json")
 
 
 def test_json_has_all_findings_whatever_the_exit_code(cm, tree, tmp_path):

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
@@ -25,7 +26,6 @@ from cm4vllm.records.described_system import NETWORK_KEYS, folder_name
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.results.findings import Severity
 from cm4vllm.rules import Division, Mode, Scenario, over_network, terms
 from cm4vllm.submission.checker.official_checker import run_checkers
 from cm4vllm.submission.log_truncation import truncate_tree

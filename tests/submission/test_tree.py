@@ -11,11 +11,11 @@ import cm4vllm
 from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.programs import own_program
 from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.records.assets import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.results.findings import Severity
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission import published_program
 from cm4vllm.submission import tree as tree_module

@@ -35,6 +35,7 @@ from cm4vllm.rules import (
     Scenario,
     Terms,
     benchmark_terms,
+    default_round,
     division_rules,
     round_terms,
     terms,
@@ -74,7 +75,7 @@ REHEARSAL_MINUTES = 15.0
 class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     """The flags and variations of the entry recipe, as given."""
 
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = default_round()
     scenario: input_types.Scenario = ""
     all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
     modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"

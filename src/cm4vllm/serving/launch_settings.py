@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.programs.containers import engine_for
-from cm4vllm.common.settings import Key, Settings, require_above_zero
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.access import Access
 from cm4vllm.records.published_server import container_words
 from cm4vllm.records.vllm.given_options import OptionValue, given_options
 from cm4vllm.records.vllm.server_needs import local_workers
+from cm4vllm.rules import default_round
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
@@ -64,12 +65,12 @@ class LaunchSettings(StartedServer, frozen=True, kw_only=True):
     dataset_record: input_types.DatasetRecordPath = ""
     performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
     compliance_dataset_record: input_types.ComplianceDatasetRecordPath = ""
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = default_round()
     benchmark: input_types.Benchmark = "llama3.1-8b"
     division: input_types.Division = "open"
     replicas: input_types.Replicas = None
     nodes: input_types.Nodes = ""
-    launcher: Annotated[Literal["auto", "local", "slurm", "ssh"], Key("CM_VLLM_SERVER_LAUNCHER")] = "auto"
+    launcher: Annotated[str, Key("CM_VLLM_SERVER_LAUNCHER")] = "auto"
     install_on_nodes: Annotated[bool, Key("CM_VLLM_SERVER_INSTALL_ON_NODES")] = False
     container: input_types.ContainerImage = ""
     image_record: Annotated[str, Key("CM_VLLM_IMAGE_RECORD")] = ""
@@ -125,7 +126,6 @@ def require_usable(settings: LaunchSettings) -> None:
     if settings.action != "start":
         return
     chosen = chosen_server(settings)
-    require_sensible(chosen, settings.patience_s)
     options = asked_options(settings)
     require_access(settings)
     if settings.container:
@@ -238,18 +238,6 @@ def require_without(flag: str, **others: tuple[object, str]) -> None:
                 cause=cause,
                 remedy=f"leave one of --{flag} and --{other} out",
             )
-
-
-def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:
-    """Refuse numbers with which no server starts. Raises UsageError."""
-    require_above_zero("--ready_timeout", ready_timeout_s)
-    arguments.require_possible_sizes(
-        max_model_len=chosen.max_model_len,
-        max_num_seqs=chosen.max_num_seqs,
-        max_num_batched_tokens=chosen.max_num_batched_tokens,
-        gpu_memory_utilization=chosen.gpu_memory_utilization,
-        kv_cache_gib=chosen.kv_cache_gib,
-    )
 
 
 def require_no_replicas(settings: LaunchSettings) -> None:

@@ -1,10 +1,12 @@
 """All GPUs of the machine, whoever made them. A machine without a driver has none, which is no error."""
 
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import json_text
 from cm4vllm.common.folders.owned_folders import write_noted
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus import amd, nvml
 from cm4vllm.hardware.gpus.nvml_recording import Recorder
 from cm4vllm.records.machine import GpuFacts
@@ -21,6 +23,12 @@ def silent_gpus() -> list[str]:
     """Return in words the GPUs that a driver counts and that do not respond."""
     with nvml.opened() as library:
         return nvml.silent_gpus(library) if library is not None else []
+
+
+class RecordingInputs(Settings, frozen=True, kw_only=True):
+    """The path that the drivers' answers are recorded in; empty for none."""
+
+    folder: Annotated[str, Key("CM_GPU_RECORDING")] = ""
 
 
 def record_gpus(path: Path) -> None:
