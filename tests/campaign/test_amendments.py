@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
-from cm4vllm.campaign.amendments import JOB, Amendments, StepInput, amendments
+from cm4vllm.campaign.amendments import JOB, Amendments, amendments
 from cm4vllm.campaign.planning.schedule import schedule
-from cm4vllm.campaign.planning.steps import RECIPES, names_of
+from cm4vllm.campaign.planning.steps import RECIPES, StepInput, names_of
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 
@@ -66,8 +66,8 @@ def test_a_step_gets_its_input_and_refuses_what_the_job_gives_it():
         return {step.name: step for step in schedule(replace(Job.of(CampaignSettings()), step_inputs=applied.inputs))}
 
     with_seed = steps({"seed": "7"})
-    assert with_seed["server"].inputs["CM_VLLM_SERVER_SEED"] == "7"
-    assert [name for name, step in with_seed.items() if "CM_VLLM_SERVER_SEED" in step.inputs] == ["server"]
+    assert with_seed["server"].env()["CM_VLLM_SERVER_SEED"] == "7"
+    assert [name for name, step in with_seed.items() if "CM_VLLM_SERVER_SEED" in step.env()] == ["server"]
     with pytest.raises(UsageError, match="--adr.vllm-server.output_dir cannot be given"):
         steps({"output_dir": "/x"})
 

@@ -5,6 +5,7 @@ import pytest
 from pyarrow import parquet
 
 from cm4vllm.campaign.endpoints.job import plan_job
+from cm4vllm.campaign.endpoints.settings import EndpointsSettings
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import endpoints_benchmark, endpoints_benchmarks
 
@@ -12,14 +13,13 @@ from cm4vllm.rules import endpoints_benchmark, endpoints_benchmarks
 def plan(tmp_path, **given):
     stated = tmp_path / "submitter.yaml"
     stated.write_text("node: {driver: none, filesystem: ext4, host_processor_vcpu_count: 4}\n")
-    return plan_job(
-        {
-            "CM_MLPERF_OUTPUT_DIR": str(tmp_path / "out"),
-            "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated),
-            "CM_VLLM_SERVER_MODEL_NAME": "meta-llama/Llama-3.1-8B-Instruct",
-            **given,
-        }
-    )
+    env = {
+        "OUTPUT_BASE_DIR": str(tmp_path / "out"),
+        "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated),
+        "CM_VLLM_SERVER_MODEL_NAME": "meta-llama/Llama-3.1-8B-Instruct",
+        **given,
+    }
+    return plan_job(EndpointsSettings.of(env))
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8000", "localhost:8000,http://[::1]:8001"])

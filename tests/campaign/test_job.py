@@ -12,6 +12,7 @@ from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE, JobState, StatusRecord
 from cm4vllm.campaign.planning.computed_targets import target_of
 from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.step_values import Values
 from cm4vllm.campaign.planning.steps import MeasuredTarget
 from cm4vllm.campaign.settings import CampaignSettings, Job
@@ -243,7 +244,7 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
     record = searched()
     (job.out / "search" / "Server").mkdir(parents=True)
     write_record(job.out / "search" / "Server" / SEARCH_FILE, record)
-    values = Values(job.out, {}, {step.name: step for step in schedule(job)})
+    values = Values(job.out, StepEnvironment(), {step.name: step for step in schedule(job)})
     targets = [values.target(MeasuredTarget(step="Server search", searched=True, lowered=times)) for times in range(3)]
     assert [target.value for target in targets] == [100, 98.52, 95.63]
     assert targets[0].source == f"Server search: {record.words}"
@@ -253,7 +254,7 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
 def test_why_a_run_is_repeated_is_said_once_to_the_user(tmp_path, monkeypatch, capsys):
     job = Job.of(CampaignSettings(output_dir=str(tmp_path), execution_mode="valid", scenario="Offline"))
     steps = {step.name: step for step in schedule(job)}
-    values = Values(job.out, {}, steps)
+    values = Values(job.out, StepEnvironment(), steps)
     short = SimpleNamespace(duration=Seconds(271.5), min_duration=Seconds(600.0))
     monkeypatch.setattr("cm4vllm.campaign.planning.step_values.read_performance", lambda folder: short)
     repeated = [step.condition for name, step in steps.items() if name.startswith("Offline performance again")]

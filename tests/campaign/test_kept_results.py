@@ -1,6 +1,7 @@
 """Results of an earlier command are recognised by what they were made from."""
 
 from cm4vllm.campaign.kept_results import kept_result
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.common.records import write_record
 from cm4vllm.common.settings import env_keys
@@ -35,4 +36,4 @@ def test_the_run_of_a_test_is_known_by_the_benchmarks_own_audit(tmp_path):
     settings = run_settings_of(RunInputs.of(env))
     assert settings.audit_config == audit_config("TEST01", "whisper") != ""
     step = Step(name="Offline TEST01", tags="app,mlperf,inference,vllm", product=Product.RUN)
-    assert kept_result(step, {}, env, "").digest == settings_sha256(settings)
+    assert kept_result(step, step.inputs, StepEnvironment(env), "").digest == settings_sha256(settings)

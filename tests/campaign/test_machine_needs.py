@@ -28,7 +28,7 @@ RATE, WORKERS, EXTRA = (
 
 
 def notes(env, **limits):
-    return machine_notes(env, Job.of(CampaignSettings.of(env)), MachineLimits(**MANY | limits))
+    return machine_notes(Job.of(CampaignSettings.of(env)), MachineLimits(**MANY | limits))
 
 
 def test_a_rehearsal_needs_no_more_than_the_queries_that_it_has():

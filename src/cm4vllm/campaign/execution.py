@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cm4vllm.campaign.exports import SearchExports
 from cm4vllm.campaign.job_checks.preflight import require_results_folder
 from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
 from cm4vllm.campaign.ledger import LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State
@@ -25,7 +26,6 @@ from cm4vllm.campaign.planning.step_environment import Records, StepEnvironment
 from cm4vllm.campaign.planning.step_inputs import RunStep, Shortened
 from cm4vllm.campaign.planning.step_values import CHECKS, Values
 from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, ScheduledJob, Step, StepInputs, names_of
-from cm4vllm.campaign.search.probing import SearchExports
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
@@ -80,8 +80,8 @@ def run_schedule(
 ) -> R:
     """Take the steps in their order, with a live view, and return what `finish` returns after the last.
 
-    `environment` holds the inputs of all steps, and gets what they export. `record` writes the record of the job as soon as it can, and says whether it did. `minutes` bound a rehearsal.
-    Raises CmError for what failed.
+    `environment` holds the inputs of all steps, and gets what they export. `record` writes the record of the job
+    as soon as it can, and says whether it did. `minutes` bound a rehearsal. Raises CmError for what failed.
     """
     for note in job.notes:
         say(f"note: {note}")
@@ -199,9 +199,7 @@ class Execution:
             return None
         return self.minutes.as_before(Shortened.of(state.last.inputs))
 
-    def _sized(
-        self, step: Step, inputs: StepInputs, before: Shortened | None, digest: str
-    ) -> tuple[StepInputs, str]:
+    def _sized(self, step: Step, inputs: StepInputs, before: Shortened | None, digest: str) -> tuple[StepInputs, str]:
         """Return the inputs of a run, as short as the minutes of the job ask for, and their digest. Raises CmError."""
         whole = self.values.inputs(step)
         if self.minutes is None or step.product is not Product.RUN or not isinstance(whole, RunStep):
@@ -233,7 +231,9 @@ class Execution:
         """Return the seconds that the server of the job took to start, 0 where this command did not start it."""
         if self.server is not None and self.server.was_needed:
             with contextlib.suppress(CmError):
-                return read_record(Path(self.environment.read(Records).server_record), ServerRecord).ready_after_s or 0.0
+                return (
+                    read_record(Path(self.environment.read(Records).server_record), ServerRecord).ready_after_s or 0.0
+                )
         return 0.0
 
     def _need_server(self, step: Step) -> None:
@@ -306,7 +306,10 @@ class Execution:
             state = State.FAILED if isinstance(error, Exception) else State.ABORTED
             with contextlib.suppress(CmError, OSError):  # whatever failed first is what is reported
                 left = set_aside(
-                    self.job.out, step.name, inputs.result_folder, server_died=isinstance(error, ServerDied | ServerStuck)
+                    self.job.out,
+                    step.name,
+                    inputs.result_folder,
+                    server_died=isinstance(error, ServerDied | ServerStuck),
                 )
                 self._enter(
                     step,
@@ -350,13 +353,9 @@ class Execution:
         self.minutes.measured(step, rate, (took_s or 0.0) - record.duration_s)
 
     def _enter(
-        self,
-        step: Step,
-        state: State,
-        *,
-        inputs: StepInputs | None = None,
-        took_s: float | None = None,
-        **fields: Any,
+        self, step: Step, state: State, *, inputs: StepInputs | None = None, took_s: float | None = None, **fields: Any
     ) -> None:
         took_s = None if took_s is None else round(took_s, 3)
-        self.file.enter(step.name, state, tags=step.tags, took_s=took_s, inputs=step.env(inputs) if inputs else {}, **fields)
+        self.file.enter(
+            step.name, state, tags=step.tags, took_s=took_s, inputs=step.env(inputs) if inputs else {}, **fields
+        )

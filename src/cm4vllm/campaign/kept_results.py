@@ -9,20 +9,32 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from cm4vllm import __version__
+from cm4vllm.accuracy.scorer_needs import ScoreInputs
+from cm4vllm.campaign.exports import (
+    CurveExports,
+    PointExports,
+    RunExports,
+    ScoresExports,
+    SearchExports,
+    VerdictExports,
+)
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
-from cm4vllm.campaign.planning.steps import Product, Step, key_of
-from cm4vllm.campaign.powered_run import lacks_session
-from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
+from cm4vllm.campaign.planning.steps import Product, ResultFolders, Step, StepInputs, key_of
+from cm4vllm.campaign.powered_run import PowerInputs, lacks_session
+from cm4vllm.campaign.search.settings_job import SettingsJob, exports_of, inputs_digest
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import altered_files
 from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import Settings
 from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.endpoints.curve_search import CurveInputs, curve_identity, earlier_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, point_setup
@@ -38,6 +50,7 @@ from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 
+S = TypeVar("S", bound=Settings)
 _CHANGED = "its inputs have changed"
 #: The files that a killed and a failed run leave beside the folder of their result.
 _LEFT = (".partial", ".failed")
@@ -56,8 +69,11 @@ class KeptResult:
     why_not: str = ""
 
 
-#: Reads settings as the recipe of a step reads them.
-Read = Callable[[type[S]], S]
+class Read(Protocol):
+    """Reads settings as the recipe of a step reads them."""
+
+    def __call__(self, kind: type[S], /) -> S:
+        """Return settings of this class."""
 
 
 def kept_result(step: Step, inputs: StepInputs, environment: StepEnvironment, known: str) -> KeptResult:
@@ -103,7 +119,7 @@ def _server_settings(read: Read, known: str) -> KeptResult:
 
 
 def _scores(read: Read, known: str) -> KeptResult:
-    folder = Path(read(ResultFolders).accuracy_dir).absolute()
+    folder = Path(read(ResultFolders).result_dir).absolute()
     run = read_record(folder / RUN_FILE, RunRecord)
     log = run.files[ACCURACY_LOG]
 
@@ -112,11 +128,13 @@ def _scores(read: Read, known: str) -> KeptResult:
         whole = record.log_sha256 == log and bool(record.files) and not altered_files(folder, record.files)
         return ScoresExports(record=str(folder / ACCURACY_FILE)) if whole else None
 
-    return _of_file(folder / ACCURACY_FILE, _digest(_content(run), log, read(SentenceData).nltk_data), known, exports)
+    return _of_file(
+        folder / ACCURACY_FILE, _digest(_content(run), log, read(ScoreInputs).nltk_data or ""), known, exports
+    )
 
 
 def _verdict(read: Read, known: str) -> KeptResult:
-    folder = Path(read(ResultFolders).compliance_dir).absolute()
+    folder = Path(read(ResultFolders).test_dir).absolute()
     run = read_record(folder / RUN_FILE, RunRecord)
     log = run.files[ACCURACY_LOG]
 

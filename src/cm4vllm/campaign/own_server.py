@@ -1,15 +1,18 @@
 """The server that the job starts: as late as a step needs it, and again where it has ended."""
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable
 from pathlib import Path
 
-from cm4vllm.campaign.planning.steps import Recipes, Step
+from cm4vllm.campaign.planning.step_environment import Records, StepEnvironment
+from cm4vllm.campaign.planning.steps import Recipes, Step, StepInputs
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.identity import serves_alike
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import ServerRecord
+from cm4vllm.serving.launch import LaunchExports
+from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.server import SERVER_FILE, stop
 
 #: The variation of the server's recipe that is asked for the record of what it would start.
@@ -53,14 +56,14 @@ class OwnServer:
         if not (folder / SERVER_FILE).exists():
             self.was_needed = True
             return False
-        planned = ServerExports.of(recipes(f"{self.step.tags},{DESCRIBE}", inputs)).planned or ""
+        planned = LaunchExports.of(recipes(f"{self.step.tags},{DESCRIBE}", inputs)).planned or ""
         path = earlier_server(folder, planned, environment.read(Records).model_record)
         self._waits = path is not None
         if path is not None:
             say("server: not started until a step needs it: the one of an earlier command was the same")
             record = read_record(path, ServerRecord)
             environment.take(
-                ServerExports(record=str(path), endpoint=record.endpoint, model_folder=record.model_folder)
+                LaunchExports(record=str(path), endpoint=record.endpoint, model_folder=record.model_folder)
             )
         self.was_needed = not self._waits
         return self._waits

@@ -68,7 +68,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     """Inputs that the recipes read from their environment. Paths are those of records that other recipes wrote."""
 
     scenario: input_types.Scenario
-    mode: Annotated[str, Key("CM_MLPERF_LOADGEN_MODE")]
+    mode: input_types.RunMode
     round: input_types.Round = default_round()
     model: input_types.Benchmark = "llama3.1-8b"
     division: input_types.Division = "open"
@@ -93,7 +93,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     pythonpath: Annotated[str, Key("CM_MLPERF_LOADGEN_PYTHONPATH")] = ""
     compliance_test: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE_TEST")] = ""
     keep_answers: Annotated[bool, Key("CM_MLPERF_KEEP_ANSWERS")] = False
-    accept_restarted_server: Annotated[bool, Key("CM_MLPERF_ACCEPT_RESTARTED_SERVER")] = False
+    accept_restarted_server: input_types.AcceptRestarted = False
     #: Where a search puts the full-length run that passed.
     search_result_dir: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT_DIR")] = ""
 

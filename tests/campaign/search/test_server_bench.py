@@ -2,9 +2,8 @@
 
 import pytest
 
-from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.search.server_bench import ServerBench
-from cm4vllm.campaign.search.settings_job import _keep_what_was_made_from
+from cm4vllm.campaign.search.settings_job import SettingsJob, _keep_what_was_made_from
 from cm4vllm.common.files import write_text
 from cm4vllm.common.folders.owned_folders import begun_folder
 from cm4vllm.common.records import read_record, write_record
@@ -33,7 +32,8 @@ def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tm
     records = {f"{name}_record": str(tmp_path / f"{name}.json") for name in ("model", "dataset")}
     inputs = RunInputs(scenario="Offline", mode="performance", num_workers=1, **records)
     env = {"CM_MLPERF_REHEARSE": str(tmp_path / "machine.yaml"), "CM_ML_MODEL_RECORD": records["model_record"]}
-    bench = ServerBench(tmp_path / "search", launch.act, env, [inputs], inputs)
+    job = SettingsJob.of(env)
+    bench = ServerBench(tmp_path / "search", lambda *place: job.start(*place).record, "", [inputs], inputs)
     try:
         made = bench.measure(1, {"max-num-seqs": 2}, 0, 8.0)
         server = read_record(tmp_path / "search" / "candidate-001" / "server" / "server.json", ServerRecord)

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cm4vllm.assets.model_identity import differences, is_from
 from cm4vllm.assets.samples.audio_dataset import digest_of_clips
@@ -29,17 +28,15 @@ from cm4vllm.serving.options.fixed_options import speculative_options
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.system_records import runs_here
 
-#: The environment keys that are checked here and are not settings of the campaign.
-_EXTRA, _SYSTEM_FILE = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_MLPERF_SYSTEM_FILE"
 _ECC_KEYS = {"host": "host_memory_configuration", "accelerators": "accelerator_memory_configuration"}
 
 
-def division_faults(job: Job, env: Mapping[str, Any], root: Path = Path("/")) -> tuple[Fault, ...]:
+def division_faults(job: Job, root: Path = Path("/")) -> tuple[Fault, ...]:
     """Return all that is known to be against the rules of a job's division; nothing in a division without rules.
 
     `root` holds the /proc and /sys of this machine.
     """
-    facts = _Facts(job, env, root)
+    facts = _Facts(job, root)
     return tuple(
         Fault(rule, fact, remedy)
         for code, rule in division_rules(job.division, job.category).items()
@@ -83,16 +80,15 @@ def fault_notes(job: Job, faults: tuple[Fault, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Facts:
-    """The job, and the environment and the machine that it is checked in."""
+    """The job, and the machine that it is checked on."""
 
     job: Job
-    env: Mapping[str, Any]
     root: Path
 
     @property
     def stated(self) -> Mapping[str, str]:
         """The statements of the system file, empty without one."""
-        path = str(self.env.get(_SYSTEM_FILE) or "")
+        path = self.job.settings.system_file
         return read_system_file(typed_path(path)).stated if path else {}
 
     @property
@@ -204,7 +200,7 @@ def _speculation(facts: _Facts) -> _Breaches:
             else "leave --api_server out: a server that is started has no speculative decoding",
         )
     try:
-        given = speculative_options(shlex.split(str(facts.env.get(_EXTRA) or "")))
+        given = speculative_options(shlex.split(job.settings.servers.server.extra))
     except ValueError:  # what starts the server says why
         return
     listed = [

@@ -67,7 +67,9 @@ def _full_length(job: Job, step: Step, rates: dict[bool, Rate]) -> Step:
     terms, run = run_terms(job, step), run_of(step)
     if (rate := rates.get(terms.one_by_one)) is None:
         return step
-    is_searched = step.product is Product.SEARCH or (isinstance(run.target_qps, MeasuredTarget) and run.target_qps.searched)
+    is_searched = step.product is Product.SEARCH or (
+        isinstance(run.target_qps, MeasuredTarget) and run.target_qps.searched
+    )
     size = run_size(job, step, rate.value, replace(run, target_qps=rate.value) if is_searched else run)
     seconds = max(size.seconds, step.duration.seconds if step.duration and step.product is Product.RUN else 0.0)
     source = f"{size.queries:,} queries by {rate.words} in the rehearsal"

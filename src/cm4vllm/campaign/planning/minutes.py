@@ -144,7 +144,7 @@ class Minutes:
         return shortened
 
     def as_before(self, made: Shortened) -> Shortened | None:
-        """Return by what a run was shorter in an earlier command, by the ledger; None where there are more minutes now."""
+        """Return by what an earlier command shortened a run, `made`; None where there are more minutes now."""
         return made if made.rehearsal_minutes is not None and made.rehearsal_minutes >= self.minutes else None
 
     def expected(self, step: Step) -> Duration | None:

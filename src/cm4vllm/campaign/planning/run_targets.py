@@ -18,7 +18,6 @@ from cm4vllm.records.campaign import TARGET_FLAGS
 from cm4vllm.rules import Mode, RateUse, Scenario
 
 
-
 class Target(NamedTuple):
     """What a run aims at, in queries/s, with its source: None where it aims at nothing."""
 

@@ -1,6 +1,6 @@
 """The schedule of a job: its steps in their order, as data. The job executes this list, and --plan prints it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 from msgspec.structs import replace
@@ -34,7 +34,7 @@ from cm4vllm.campaign.planning.run_targets import (
     target_of_runs,
     target_share,
 )
-from cm4vllm.campaign.planning.step_environment import JobInputs
+from cm4vllm.campaign.planning.step_environment import NOTHING, JobInputs, StepEnvironment
 from cm4vllm.campaign.planning.step_inputs import RunStep, ScoresStep, TreeStep, VerdictStep
 from cm4vllm.campaign.planning.steps import Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.settings import Job
@@ -42,6 +42,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario
+from cm4vllm.serving.installation.vllm_choice import Choice
 
 #: The number of times that a full-length run which misses a limit at the rate found is made again at a lower rate.
 BACK_OFFS = 2
@@ -72,6 +73,13 @@ class CommonInputs(JobInputs, frozen=True, kw_only=True):
             api_server=settings.api_server,
             results_dir=str(job.out),
         )
+
+
+def environment_of(job: Job, typed: Mapping[str, str] = NOTHING) -> StepEnvironment:
+    """Return the environment of the job's steps before the first; `typed` is what the user set by --env."""
+    settings, given = job.settings, bool(job.settings.api_server)
+    variant = Choice(variant="" if given else settings.device)
+    return StepEnvironment(typed, variant, settings, common=CommonInputs.of_job(job))
 
 
 def schedule(job: Job) -> tuple[Step, ...]:
@@ -172,8 +180,7 @@ def _accuracy(job: Job, scenario: Scenario, target: Target) -> Iterator[Step]:
         gives=f"{gives}/accuracy.json",
         product=Product.SCORES,
         inputs=ScoresStep(
-            accuracy_dir=folder,
-            graders=",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders),
+            result_dir=folder, graders=",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders)
         ),
     )
 
@@ -187,9 +194,7 @@ def _performance(job: Job, scenario: Scenario, target: Target, *, searched: bool
     first = FOUND_BY_SEARCH if searched and not job.rehearsal else duration
     yield _measurement(name, inputs, gives, duration=first, notes=_power_notes(job))
     if is_sized(job, scenario) and given_target(job, scenario) is None and not job.rehearsal:
-        measured = MeasuredTarget(
-            step=name, share=target_share(job, scenario), one_by_one=is_one_by_one(job, scenario)
-        )
+        measured = MeasuredTarget(step=name, share=target_share(job, scenario), one_by_one=is_one_by_one(job, scenario))
         again = replace(inputs, target_qps=measured)
         yield _measurement(
             f"{name} again", again, gives, duration=duration, condition=Condition(need=Need.TOO_SHORT, of=(name,))
@@ -207,7 +212,7 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Target) -> Iter
         tags="process,mlperf,compliance",
         gives=f"{gives}/compliance.json",
         product=Product.VERDICT,
-        inputs=VerdictStep(compliance_dir=folder),
+        inputs=VerdictStep(test_dir=folder),
         report_first=True,
     )
 
@@ -309,12 +314,7 @@ def _submission(job: Job) -> Iterator[Step]:
     """Yield the steps that build the tree and check it, where one is made."""
     if job.no_tree:
         return
-    yield Step(
-        name="submission",
-        tags="generate,mlperf,inference,submission",
-        inputs=TreeStep(),
-        gives="submission/",
-    )
+    yield Step(name="submission", tags="generate,mlperf,inference,submission", inputs=TreeStep(), gives="submission/")
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")
     if job.settings.run_checker:
         source = Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None

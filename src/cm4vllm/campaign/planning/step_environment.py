@@ -2,15 +2,19 @@
 
 from collections import ChainMap
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
 
 from msgspec.structs import replace
 
 from cm4vllm.campaign.planning.steps import Step, StepInputs
 from cm4vllm.common import input_types
-from cm4vllm.common.settings import Settings, env_keys, parts_of
+from cm4vllm.common.settings import Key, Settings, env_keys, parts_of
 
 S = TypeVar("S", bound=Settings)
+#: Nothing is set by --env.
+NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_SETTINGS = Settings()
 
 
 class JobInputs(Settings, frozen=True, kw_only=True):
@@ -35,16 +39,25 @@ class Records(Settings, frozen=True, kw_only=True):
     execution_mode: input_types.ExecutionMode = "test"
 
 
+class Names(Settings, frozen=True, kw_only=True):
+    """The names of the system and of the model, by which results are filed; empty before they are known."""
+
+    system: Annotated[str, Key("CM_SUT_NAME")] = ""
+    model: input_types.ModelName = ""
+
+
 class StepEnvironment:
     """What the steps of a job find in their environment: the job's settings, and what the steps so far have exported.
 
-    `typed` is what the user set by --env, `settings` are those of the job, and `common` what they stand for.
+    `typed` is what the user set by --env, `given` are settings, of which those count that differ from their defaults,
+    and `common` is what they stand for.
     """
 
-    def __init__(self, typed: Mapping[str, str], settings: Settings, *common: Settings) -> None:
-        self._values = {**typed, **differing(settings)}
-        for inputs in common:
-            self._values |= inputs.env()
+    def __init__(self, typed: Mapping[str, str] = NOTHING, *given: Settings, common: Settings = NO_SETTINGS) -> None:
+        self._values = dict(typed)
+        for settings in given:
+            self._values |= differing(settings)
+        self._values |= common.env()
 
     def take(self, exports: Settings | Mapping[str, str]) -> None:
         """Add what a step has exported."""
@@ -54,9 +67,14 @@ class StepEnvironment:
         """Return the environment of a step, whose `inputs` are its own with all values filled in."""
         return {**self._values, **step.env(inputs)}
 
-    def read(self, kind: type[S], *more: Mapping[str, str]) -> S:
+    def read(self, kind: type[S], more: Mapping[str, str] | None = None) -> S:
         """Return settings as the recipes of the steps read them, with `more` values. Raises UsageError."""
-        return kind.of(ChainMap(*map(dict, more), self._values))
+        return kind.of({**self._values, **(more or {})})
+
+    @property
+    def values(self) -> dict[str, str]:
+        """All values so far, for the plan of the engine."""
+        return dict(self._values)
 
     def exported(self, key: str) -> str:
         """Return the value of a key, empty where no step has exported it."""

@@ -1,20 +1,23 @@
 """The typed inputs of the steps of jobs: each is a field of the settings that the step's recipe reads."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from msgspec.structs import asdict, replace
 
-from cm4vllm.campaign.planning.steps import MeasuredTarget, ResultFolders, Step, StepInputs
+from cm4vllm.accuracy.scorer_needs import ScoreInputs
+from cm4vllm.campaign.planning.steps import MeasuredTarget, Step, StepInputs
 from cm4vllm.campaign.power_client import ClientSettings
 from cm4vllm.campaign.powered_run import PowerInputs
 from cm4vllm.campaign.search.search_space import SettingsInputs
 from cm4vllm.common import input_types
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Settings
+from cm4vllm.compliance.verification import VerificationInputs
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.rules import ExecutionMode, Mode, Scenario
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.submission.system_records import SystemSettings
+from cm4vllm.submission.tree_inputs import TreeSettings
 
 
 class Shortened(Settings, frozen=True, kw_only=True):
@@ -60,12 +63,6 @@ def run_of(step: Step) -> RunStep:
     return step.inputs
 
 
-class Graders(Settings, frozen=True, kw_only=True):
-    """The records of graders, separated by commas."""
-
-    graders: Annotated[str, Key("CM_MLPERF_GRADERS")] = ""
-
-
 class ServerStep(StepInputs, frozen=True, kw_only=True):
     """A server for the steps after it; an empty name takes that of the job away: the model's record stands for it."""
 
@@ -92,18 +89,18 @@ class SettingsSearchStep(StepInputs, frozen=True, kw_only=True):
 class ScoresStep(StepInputs, frozen=True, kw_only=True):
     """The scores of an accuracy run, with the records of its graders."""
 
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (ResultFolders, Graders)
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (ScoreInputs,)
 
-    accuracy_dir: str
+    result_dir: str
     graders: str
 
 
 class VerdictStep(StepInputs, frozen=True, kw_only=True):
     """The verification of a compliance test's run."""
 
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (ResultFolders,)
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (VerificationInputs,)
 
-    compliance_dir: str
+    test_dir: str
 
 
 class SystemStep(StepInputs, frozen=True, kw_only=True):
@@ -122,24 +119,9 @@ class PreflightStep(StepInputs, frozen=True, kw_only=True):
     before_tree: bool
 
 
-class JobPart(Settings, frozen=True, kw_only=True):
-    """What recipes of a job are told of it: that a tree is made in it, that a scheme needs no calibration set."""
-
-    in_job: Annotated[bool, Key("CM_MLPERF_SUBMISSION_IN_JOB")] = False
-    calibrated: Annotated[bool, Key("CM_ML_MODEL_QUANTIZATION_CALIBRATED")] = True
-
-
-class QuantisationStep(StepInputs, frozen=True, kw_only=True):
-    """The quantisation of the model by a scheme that needs no calibration set."""
-
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (JobPart,)
-
-    calibrated: bool = False
-
-
 class TreeStep(StepInputs, frozen=True, kw_only=True):
     """The submission tree of the job."""
 
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (JobPart,)
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (TreeSettings,)
 
     in_job: bool = True

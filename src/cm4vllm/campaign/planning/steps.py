@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.common import input_types
 from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key, Settings, env_keys, setting_text
+from cm4vllm.common.settings import Settings, env_keys, setting_text
 from cm4vllm.common.units import four_digits
 from cm4vllm.rules import ExecutionMode
 
@@ -173,13 +173,13 @@ class ResultFolders(Settings, frozen=True, kw_only=True):
     """The folder of a step's result, by the key of its kind."""
 
     output_dir: input_types.OutputDir = ""
-    accuracy_dir: Annotated[str, Key("CM_MLPERF_ACCURACY_RESULTS_DIR")] = ""
-    compliance_dir: Annotated[str, Key("CM_MLPERF_COMPLIANCE_RESULTS_DIR")] = ""
+    result_dir: input_types.ScoredDir = ""
+    test_dir: input_types.VerifiedDir = ""
 
     @property
     def folder(self) -> Path | None:
         """The folder, None where none is given."""
-        given = self.output_dir or self.accuracy_dir or self.compliance_dir
+        given = self.output_dir or self.result_dir or self.test_dir
         return Path(given) if given else None
 
 
@@ -223,10 +223,11 @@ class StepInput:
 class Step(Record, frozen=True, kw_only=True):
     """One recipe that the job runs, by its `tags`.
 
-    `inputs` are those beside the inputs of the whole job, `amended` those that --adr adds. `gives` says what it leaves among the results, or provides.
-    `duration` is None where it is not known. A step that fails ends the job: at once, or with `report_first` after the
-    report. Where `without` says what the job then lacks, it goes on if only the source of something cannot be reached.
-    A step without `product` is taken by each command: it takes seconds, or its recipe keeps what it made.
+    `inputs` are those beside the inputs of the whole job, `amended` those that --adr adds. `gives` says what it leaves
+    among the results, or provides. `duration` is None where it is not known. A step that fails ends the job: at once,
+    or with `report_first` after the report. Where `without` says what the job then lacks, it goes on if only the source
+    of something cannot be reached. A step without `product` is taken by each command: it takes seconds, or its recipe
+    keeps what it made.
     """
 
     name: str

@@ -6,7 +6,6 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlsplit
 
 from cm4vllm.common import input_types
@@ -27,7 +26,7 @@ from cm4vllm.common.programs.environments import (
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import Record, write_record
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Settings
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.records.vllm.options import HELP_FILE
 from cm4vllm.serving.supervision.logs import advice, telling_lines
@@ -98,9 +97,9 @@ class InstallSettings(Settings, frozen=True, kw_only=True):
 
     variant: input_types.VllmVariant
     version: input_types.VllmVersion = ""
-    index_url: Annotated[str, Key("CM_VLLM_INDEX_URL")] = ""
-    extra_index_url: Annotated[str, Key("CM_VLLM_EXTRA_INDEX_URL")] = ""
-    wheel: Annotated[str, Key("CM_VLLM_WHEEL")] = ""
+    index_url: input_types.VllmIndexUrl = ""
+    extra_index_url: input_types.VllmExtraIndexUrl = ""
+    wheel: input_types.VllmWheel = ""
     system_python: input_types.SystemPython = ""
 
     @property
