@@ -16,18 +16,11 @@ import cm4vllm
 from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
-HABITS = [
-    "LICENSE",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "SECURITY.md",
-    "CITATION.cff",
-    ".pre-commit-config.yaml",
-    ".github/workflows/checks.yml",
-    ".github/ISSUE_TEMPLATE/bug_report.md",
-    ".github/ISSUE_TEMPLATE/feature_request.md",
-    ".github/ISSUE_TEMPLATE/config.yml",
-]
+HABITS = (
+    "LICENSE CONTRIBUTING.md CHANGELOG.md SECURITY.md CITATION.cff .pre-commit-config.yaml "
+    ".github/workflows/checks.yml .github/ISSUE_TEMPLATE/bug_report.md "
+    ".github/ISSUE_TEMPLATE/feature_request.md .github/ISSUE_TEMPLATE/config.yml"
+).split()
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 #: A path of one machine, and hosts that packages come from: neither is the same for the next reader.
 PRIVATE = re.compile(r"(?<![\w.<}])/(?:work|home|root|Users|mnt)/|pypi\.|pythonhosted|/simple\b|index-url=http")
@@ -157,12 +150,18 @@ def test_the_licence_is_the_whole_apache_licence():
 def test_the_workflow_and_pre_commit_call_make_alone():
     (job,) = yaml.safe_load(read(".github/workflows/checks.yml"))["jobs"].values()
     steps = [step["run"] for step in job["steps"] if step.get("run", "").startswith("make ")]
-    assert steps == ["make check", "make test"]
+    assert steps == ["make check", "make test", "make coverage"]
     (repo,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
     assert (repo["repo"], [hook["entry"] for hook in repo["hooks"]]) == ("local", ["make check", "make test"])
     targets = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
     assert targets is not None
     assert {"check", "test"} <= set(targets[1].split())
+
+
+def test_the_files_that_a_report_of_a_bug_asks_for_are_written_by_the_program():
+    named = re.findall(r"`(?:\w+/)?([\w-]+\.(?:jsonl?|log))`", read(".github/ISSUE_TEMPLATE/bug_report.md"))
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    assert len(named) > 5 and [name for name in named if f'"{name}"' not in code] == []
 
 
 def test_the_least_python_that_is_named_is_one_that_the_workflow_runs():

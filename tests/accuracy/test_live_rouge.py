@@ -19,22 +19,7 @@ from cm4vllm.common.errors import InstallError, ModelError
 from cm4vllm.common.records import read_record
 from cm4vllm.records.run import RunRecord
 
-WORDS = [
-    "the",
-    "ship",
-    "from",
-    "Riga",
-    "Oslo",
-    "landed",
-    "sailed",
-    "late",
-    "ten",
-    "tons",
-    "of",
-    "salt",
-    "silk",
-    "timber",
-]
+WORDS = "the ship from Riga Oslo landed sailed late ten tons of salt silk timber".split()
 
 
 def texts(count, seed):

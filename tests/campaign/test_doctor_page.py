@@ -13,7 +13,7 @@ from cm4vllm.campaign.doctor_page import Device, MachineSettings, Missing, bench
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware.gpus.nvml import nvidia_gpus
+from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus
 from cm4vllm.rules import catalogue, round_names
 from cm4vllm.serving.fit.layout import GIB
 from gpu_replay import Replay

@@ -10,6 +10,7 @@ import pytest
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.records.logs.detail_log import read_detail_log
+from cm4vllm.records.searches.rate_search import Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.results import file_listing
 from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_index, read_indexes, require_published
@@ -168,3 +169,58 @@ def test_an_outlier_is_far_from_the_median_of_its_like() -> None:
     assert [index.outlier(row) for row in rows] == ["", "", "", f"2.1 times the median of 5 on {H100}", ""]
     assert index.outlier(index.rows[5]) == ""  # too few of its like
     assert made(100.0, unit="ms").per_accelerator is None and made(5, accelerators=0).per_accelerator is None
+
+
+# --- the result of a search in one line says what run the rate was tried in
+
+
+def made_search(*, queries, rehearsal, confirmed=True):
+    limit = LimitRecord(name="TPOT", limit_ms=100, over=0, within=1, low=0.9, high=1, p99_ms=8)
+    probe = ProbeRecord(
+        number=1,
+        rate=600,
+        planned_s=10,
+        took_s=4,
+        warm_up_s=0,
+        queries=queries,
+        limits=[limit],
+        verdict=Verdict.PASSES,
+        ended_early=False,
+        sure=True,
+    )
+    return SearchRecord(
+        scenario="Server",
+        benchmark="llama3.1-8b",
+        rate=600,
+        confirmed=confirmed,
+        lowest_failing=None,
+        low=600,
+        high=None,
+        binding="TPOT",
+        cause="",
+        boundary=Boundary.UNKNOWN,
+        precision=0.01,
+        start=100,
+        start_source="a test",
+        stopped="",
+        cost_s=6,
+        rehearsal=rehearsal,
+        probes=[probe] if confirmed else [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        (made_search(queries=6000, rehearsal=False), "600 queries/s pass a full-length run; "),
+        (made_search(queries=600, rehearsal=True), "600 queries/s pass a rehearsal's run of 600 queries; "),
+        (made_search(queries=64, rehearsal=True), "run of 64 queries, too few for LoadGen's test; "),
+        (made_search(queries=0, rehearsal=True, confirmed=False), "no rehearsal's run passed, the probes point to 600"),
+        (
+            made_search(queries=0, rehearsal=False, confirmed=False),
+            "no full-length run passed, the probes point to 600",
+        ),
+    ],
+)
+def test_a_run_of_a_rehearsal_is_not_called_full_length(search, words):
+    assert words in search.words

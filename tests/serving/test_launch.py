@@ -1,7 +1,11 @@
 """The recipe of the server, with a program in place of vLLM's Python that understands its command line."""
 
+import contextlib
 import json
+import os
+import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -10,6 +14,13 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+
+from cm4vllm.common.errors import PortInUse
+from cm4vllm.hardware.gpus.vendor import GpuUse
+from cm4vllm.hardware.gpus.vendors import nvml
+from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
+from cm4vllm.serving.ports import free_port, listens, reachable
+from gpu_replay import Replay
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -23,7 +34,7 @@ from cm4vllm.common.secrets.redaction import Vault
 from cm4vllm.records.access import Access
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.server import Api, ServerRecord
-from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE
 from cm4vllm.serving.launch import end, launch, use_words
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
@@ -89,7 +100,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
 
 @pytest.fixture
 def installation(tmp_path):
-    (tmp_path / HELP_FILE).write_text(resources.files("cm4vllm.records.vllm").joinpath(HELP_FILE).read_text())
+    (tmp_path / OPTIONS_FILE).write_text(resources.files("cm4vllm.records.vllm").joinpath(OPTIONS_FILE).read_text())
     return str(tmp_path / "vllm.json")
 
 
@@ -100,7 +111,7 @@ def installation(tmp_path):
 def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
     tmp_path, python, model_record, installation, api, known, asked
 ):
-    helped = tmp_path / HELP_FILE
+    helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--enable-scale-out" if known else "--new"))
     record, path = launch(
         LaunchSettings(
@@ -137,7 +148,7 @@ def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, 
 def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
     tmp_path, python, model_record, installation
 ):
-    helped = tmp_path / HELP_FILE
+    helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--new"))
     settings = LaunchSettings(
         python=python,
@@ -282,3 +293,76 @@ def test_the_shown_request_to_a_server_with_a_key_names_the_variable_and_can_be_
     record = ServerRecord(endpoint="http://a", model_name="m", max_model_len=1, version="", owned=True)
     shown = use_words(replace(record, access=Access(key_env="VLLM_API_KEY")), "b")
     assert ' -H "Authorization: Bearer ${VLLM_API_KEY:?}" ' in Vault({"VLLM_API_KEY": "a-key-of-mine"}).clean(shown)
+
+
+# --- the wait for a server's GPU memory to be freed, with readings in NVML's form; no GPU is needed
+
+
+GIB = 2**30
+
+
+def reading(used_gib: float, *processes: int) -> dict[str, GpuUse]:
+    return {"GPU-1": GpuUse("NVIDIA H100 80GB HBM3", int(used_gib * GIB), frozenset(processes))}
+
+
+def test_memory_that_is_freed_in_time_is_waited_for(capsys):
+    readings = iter([reading(70, 12), reading(70, 12), reading(1.1)])
+    assert wait_until_freed(reading(1), lambda: next(readings), timeout_s=30)
+    assert capsys.readouterr().out == ""
+
+
+def test_memory_that_stays_is_told_with_its_holder(capsys):
+    assert not wait_until_freed(reading(1, 1), lambda: reading(71, 1, os.getpid()), timeout_s=0.1)
+    said = capsys.readouterr().out
+    assert "70.0 GiB more" in said
+    assert f"({os.getpid()})" in said
+    assert "(1)" not in said
+
+
+def test_without_a_gpu_there_is_nothing_to_wait_for():
+    assert wait_until_freed({}, lambda: pytest.fail("nobody needs to look"), timeout_s=30)
+
+
+def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):
+    recording = json.loads((Path(__file__).parents[1] / "hardware/recordings/l40s-x4.json").read_text())
+    answers = {f"nvmlDeviceGetMemoryInfo(gpu{place})": {"total": 48 * GIB, "used": place * GIB} for place in range(4)}
+    answers["nvmlDeviceGetComputeRunningProcesses(gpu2)"] = [{"pid": 4711}, {"pid": 12}]
+    driver = Replay({"answers": {**recording["answers"], **answers}})
+    monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(driver))
+    memory = list(gpu_memory().values())
+    assert [gpu.used_bytes for gpu in memory] == [0, GIB, 2 * GIB, 3 * GIB]
+    assert [gpu.processes for gpu in memory] == [set(), set(), {12, 4711}, set()] and memory[0].name == "NVIDIA L40S"
+    driver = Replay({"answers": {}})
+    assert gpu_memory() == {}
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
+def test_a_machine_without_a_driver_has_no_gpu_memory():
+    assert gpu_memory() == {}
+
+
+# --- ports for servers that will listen only after many seconds
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "0.0.0.0"])
+def test_a_chosen_port_is_none_that_the_kernel_gives_to_others_meanwhile(host):
+    if host == "::1" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for _ in range(20):
+        port = free_port(host, 0)
+        assert not first <= port <= last
+        assert not listens(f"http://{reachable(host)}:{port}")
+
+
+def test_two_choices_are_seldom_the_same():
+    assert len({free_port("127.0.0.1", 0) for _ in range(20)}) > 15
+
+
+def test_a_port_that_is_taken_is_not_chosen_and_not_given():
+    with socket.create_server(("127.0.0.1", free_port("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        assert listens(f"http://127.0.0.1:{port}")
+        with pytest.raises(PortInUse, match=str(port)) as caught:
+            free_port("127.0.0.1", port)
+    assert caught.value.cause.startswith(f"process {os.getpid()} (")

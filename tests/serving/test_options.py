@@ -2,18 +2,26 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.host_addresses import PROXY_VARIABLES
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm import options as module
-from cm4vllm.records.vllm.options import HELP_FILE, Option, fitted, parse_help, read_options
+from cm4vllm.records.vllm.given_options import given_options, value_text, whole_number
+from cm4vllm.records.vllm.options import OPTIONS_FILE, Option, fitted, parsed_options, read_options, spelling
+from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes, worker_count
+from cm4vllm.serving.carried_variables import carried_variables, without_service_links
+from vllm_lines import LINES
 
-HELP = Path(module.__file__).with_name(HELP_FILE)
+FILE = Path(module.__file__).with_name(OPTIONS_FILE)
 
 
 @pytest.fixture(scope="module")
 def options():
-    return parse_help(HELP.read_text())
+    return parsed_options(FILE.read_bytes())
 
 
 def test_every_option_is_found_by_each_of_its_names(options):
@@ -29,48 +37,13 @@ def test_every_option_is_found_by_each_of_its_names(options):
     assert not options["--no-enforce-eager"].takes_value
     assert "bfloat16" in options["--dtype"].choices
     assert options["--api-key"].takes_value
-    listed = {line.split()[0] for line in HELP.read_text().splitlines() if line.startswith("  -")}
-    assert {name.rstrip(",") for name in listed} <= set(options)
-
-
-@pytest.mark.parametrize(
-    ("line", "choices"),
-    [
-        ("  --parser {a,b} or name registered in --parser-plugin", ()),
-        ("  --traces {all,model,None} [{all,model,None} ...]", ()),
-        ("  --dtype {auto,half}, -d {auto,half}   what is computed in", ("auto", "half")),
-    ],
-)
-def test_words_after_the_choices_belong_to_the_value(line, choices):
-    words = line.partition("   ")[0].replace("--parser-plugin", "").split()
-    names = [word.rstrip(",") for word in words if word.startswith("-")]
-    assert [(name, option.takes_value, option.choices) for name, option in parse_help(line).items()] == [
-        (name, True, choices) for name in names
-    ]
-
-
-def test_the_help_of_python_3_13_shows_the_value_once():
-    options = parse_help("  --tensor-parallel-size, -tp N\n").values()
-    assert {(option.full_name, option.takes_value) for option in options} == {("tensor-parallel-size", True)}
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):
-    words = [
-        "model",
-        "--max_num_seqs",
-        "4",
-        "--seed=-1",
-        "--compilation-config.mode",
-        "3",
-        "-tp",
-        "2",
-        "-O3",
-        "--enforce-eager",
-        "--dtype=bfloat16",
-        "--allowed-origins",
-        "a",
-        "b",
-    ]
+    words = (
+        "model --max_num_seqs 4 --seed=-1 --compilation-config.mode 3 -tp 2 -O3 --enforce-eager "
+        "--dtype=bfloat16 --allowed-origins a b"
+    ).split()
     assert fitted(words, options) == (words, [])
 
 
@@ -123,9 +96,161 @@ def test_no_translation_is_for_an_option_that_is_known_and_all_lead_to_known_one
         assert all(word.partition(".")[0] in options for word in renamed.now if word.startswith("-"))
 
 
-def test_an_installation_without_its_help_has_no_known_options(tmp_path):
+def test_an_installation_without_its_options_has_no_known_ones(tmp_path):
     assert read_options(tmp_path / "vllm.json") is None
-    (tmp_path / HELP_FILE).write_text("no options here\n")
-    assert read_options(tmp_path / "vllm.json") is None
-    (tmp_path / HELP_FILE).write_text(HELP.read_text())
+    for text in ("no options here\n", "[]"):
+        (tmp_path / OPTIONS_FILE).write_text(text)
+        assert read_options(tmp_path / "vllm.json") is None
+    (tmp_path / OPTIONS_FILE).write_bytes(FILE.read_bytes())
     assert len(read_options(tmp_path / "vllm.json")) > 400
+
+
+# --- the options that a command line gives, in every form that vLLM takes
+
+
+@pytest.mark.parametrize(("line", "options"), LINES)
+def test_an_option_is_read_in_every_form(line, options):
+    for program in ("", "python -m vllm.entrypoints.cli.main serve m ", "A=1 vllm serve m "):
+        assert given_options((program + line).split()) == options
+
+
+def test_options_of_another_release_have_the_values_that_follow():
+    words = (
+        "python -m vllm.entrypoints.openai.api_server --num-scheduler-steps 10 --use_v2 --a 1 x --no-b --c=y".split()
+    )
+    assert given_options(words) == {"num-scheduler-steps": 10, "use-v2": True, "a": [1, "x"], "b": False, "c": "y"}
+
+
+def test_the_options_of_the_installation_decide():
+    rest = '"type": "", "multiples": false, "choices": []'
+    options = parsed_options(
+        f"""[{{"flags": ["--deep-parallel-size", "-deep"], "nargs": null, {rest}}},
+        {{"flags": ["--switch", "--no-switch"], "nargs": 0, {rest}}},
+        {{"flags": ["--names"], "nargs": "+", {rest}}}]""".encode()
+    )
+    words = ["-deep", "2", "--no-switch", "--names=a"]
+    assert given_options(words, options) == {"deep-parallel-size": 2, "switch": False, "names": ["a"]}
+
+
+@pytest.mark.parametrize("text", ["{", '{"a":NaN}', "[" * 100_000, "9" * 5000, "1e999", '{"a":' + "9" * 400 + "}"])
+def test_no_command_line_makes_a_record_that_cannot_be_written(text):
+    given = given_options(["--hf-overrides", text, f"--hf-overrides.a={text}"])
+    assert msgspec.json.decode(msgspec.json.encode(given)) == given
+
+
+def test_an_option_has_one_name_in_records_and_each_release_gets_its_own_spelling(options):
+    for word in ("--cuda-graph-sizes=4", "--cudagraph-capture-sizes=4"):
+        assert list(given_options([word])) == ["cudagraph-capture-sizes"]
+    older = {"--cuda-graph-sizes": Option("--cuda-graph-sizes", True)}
+    words = ["model", "--cudagraph-capture-sizes=8", "--cuda_graph_sizes", "4"]
+    assert fitted(words, older)[0] == ["model", "--cuda-graph-sizes=8", "--cuda_graph_sizes", "4"]
+    assert fitted(words, options)[0] == ["model", "--cudagraph-capture-sizes=8", "--cudagraph-capture-sizes", "4"]
+    assert spelling("cudagraph-capture-sizes", older) == "cuda-graph-sizes"
+
+
+def test_a_whole_number_is_none_where_it_is_none():
+    given = given_options(["--max-num-seqs", "many", "--enforce-eager"])
+    assert [whole_number(given, name) for name in ("max-num-seqs", "enforce-eager", "seed")] == [None] * 3
+
+
+def test_values_are_written_as_in_a_command_line():
+    values = {"a": True, "b": False, "c": 0.5, "d": ["x", 1], "e": {"f": 1}}
+    assert [value_text(value) for value in values.values()] == ["yes", "no", "0.5", "x 1", '{"f":1}']
+
+
+def test_the_record_of_a_server_has_the_options_of_its_command_line(tmp_path):
+    record = ServerRecord(
+        endpoint="http://127.0.0.1:1", model_name="m", max_model_len=8, version="0.32.0", owned=True,
+        argv=["python", "-m", "vllm.entrypoints.cli.main", "serve", "m", "--max_num_seqs=64", "-tp", "2"],
+    )  # fmt: skip
+    assert record.options == {"max-num-seqs": 64, "tensor-parallel-size": 2}
+    write_record(tmp_path / "server.json", record)
+    stored = msgspec.json.decode((tmp_path / "server.json").read_bytes())
+    assert stored["options"] == record.options
+    del stored["options"]  # as an earlier version wrote it
+    (tmp_path / "server.json").write_bytes(msgspec.json.encode(stored))
+    assert read_record(tmp_path / "server.json", ServerRecord) == record
+
+
+# --- the processes and the shared memory that a server with given options needs
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ([], 1),
+        (["--api-server-count", "4"], 4),
+        (["--api_server_count=4"], 4),
+        (["--data-parallel-size", "2"], 2),
+        (["--data-parallel-size=2", "--api-server-count=1"], 1),
+        (["--api-server-count"], 1),
+    ],
+)
+def test_connections_are_taken_by_as_many_processes_as_vllm_starts(words, count):
+    assert api_processes(given_options(["vllm", "serve", "m", *words])) == count
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ([], 0),
+        (["--tensor-parallel-size", "2"], 240 * 2**20),
+        (["--pipeline-parallel-size=2"], 240 * 2**20),
+        (["--tensor-parallel-size=2", "--distributed-executor-backend=ray"], 0),
+        (["--data-parallel-size=2"], 0),
+    ],
+)
+def test_workers_of_their_own_need_shared_memory(words, needed):
+    assert ring_buffer_bytes(given_options(words)) == needed
+
+
+def test_every_parallel_size_multiplies_the_workers():
+    assert worker_count({}) == 1
+    assert worker_count(given_options(["-tp", "2", "--pipeline_parallel_size=3", "-dp=2"])) == 12
+
+
+# --- variables that servers on other nodes and in containers get, and those that a Service's name makes by accident
+
+
+#: The variables that Kubernetes sets in each pod for a Service named vllm (kubernetes.io, Accessing the Service).
+SERVICE = {
+    "VLLM_PORT": "tcp://10.0.0.7:8000",
+    "VLLM_SERVICE_HOST": "10.0.0.7",
+    "VLLM_SERVICE_PORT": "8000",
+    "VLLM_SERVICE_PORT_HTTP": "8000",
+    "VLLM_PORT_8000_TCP": "tcp://10.0.0.7:8000",
+    "VLLM_PORT_8000_TCP_PROTO": "tcp",
+    "VLLM_PORT_8000_TCP_PORT": "8000",
+    "VLLM_PORT_8000_TCP_ADDR": "10.0.0.7",
+}
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        SERVICE,
+        {key.replace("VLLM", "HF_CACHE"): value for key, value in SERVICE.items()},
+        {"VLLM_PORT": "udp://[fd00::7]:9", "NCCL_PORT": "tcp://a:1", "VLLM_ROUTER_PORT": "tcp://10.1.0.3:80"},
+    ],
+)
+def test_what_a_services_name_makes_is_left_out(links):
+    kept = {
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "VLLM_HOST_IP": "10.0.0.1",
+        "HOME": "/root",
+        "REDIS_PORT": "tcp://10.0.0.9:1",
+    }
+    assert without_service_links({**kept, **links}) == kept
+    assert carried_variables({**kept, **links}) == {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_HOST_IP": "10.0.0.1"}
+
+
+@pytest.mark.parametrize("port", ["8000", "29500", "0"])
+def test_a_port_that_is_a_number_is_carried(port):
+    assert carried_variables({"VLLM_PORT": port}) == {"VLLM_PORT": port}
+
+
+@pytest.mark.parametrize("name", PROXY_VARIABLES)
+def test_a_proxy_is_carried_in_either_spelling(name):
+    assert carried_variables({name: "http://proxy:3128", "PROXY": "x", "CUDA_VISIBLE_DEVICES": "0"}) == {
+        name: "http://proxy:3128"
+    }

@@ -127,7 +127,7 @@ def _devices() -> tuple[list[Device], list[Missing]]:
             remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
             lacking.append(Missing(f"device {name}", error.cause or error.what, remedy))
             continue
-        own = gpus_to_plan([gpu for gpu in gpus if gpu.vendor == VENDORS.get(name)], os.environ)
+        own = gpus_to_plan([gpu for gpu in gpus if name in VENDORS and gpu.vendor == VENDORS[name].name], os.environ)
         if own and not any(map(shutil.which, ("cc", "gcc", "clang"))):
             text = "no C compiler on PATH: vLLM compiles kernels for GPUs while it runs"
             lacking.append(Missing(f"device {name}", text, "install gcc, for example: apt-get install gcc"))
@@ -150,7 +150,7 @@ def _containers(devices: Iterable[Device]) -> tuple[list[str], list[Missing]]:
         usable.append(f"{engine.name} {engine_version(engine)}".strip())
         for device in devices:
             if (hook := missing_hook(engine, device.name)) is not None:
-                text = f"{engine.name} gives no container a {VENDORS[device.name]} GPU"
+                text = f"{engine.name} gives no container a {VENDORS[device.name].name} GPU"
                 lacking.append(Missing(f"device {device.name} in containers", text, hook.remedy))
     return usable, lacking
 

@@ -11,7 +11,7 @@ import msgspec
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.exports import JobExports
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
-from cm4vllm.campaign.job_checks.division_checks import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.job_checks.machine_needs import machine_notes
 from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_files
@@ -51,8 +51,10 @@ def prepared(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
     )
     require_files(settings)
     job = replace(Job.of(settings), step_inputs=changes.inputs)
-    faults = division_faults(job)
-    job = replace(job, faults=faults, notes=(*published_notes(settings), *job_notes(job), *fault_notes(job, faults)))
+    findings = division_findings(job)
+    job = replace(
+        job, findings=findings, notes=(*published_notes(settings), *job_notes(job), *finding_notes(job, findings))
+    )
     steps = schedule(job)
     _require_steps(job, steps)
     for sentence in changes.without_effect(steps):
@@ -60,7 +62,7 @@ def prepared(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
     if job.space is not None:
         job.space.require_free(settings.launch.server)
     try:
-        require_division_rules(job, faults)
+        require_division_rules(job, findings)
         read = preflight(job)
         needed = machine_notes(job, machine_limits())
     except CmError:
@@ -101,7 +103,7 @@ def plan_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> dict[s
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
     job = prepared(asked, changes)
     steps, times = with_expected_times(job, schedule(job))
-    for note in (*job.notes, *times, *(f"this machine: {finding.words}" for finding in unready())):
+    for note in (*job.notes, *times, *(f"{finding.field}: {finding.what}; {finding.remedy}" for finding in unready())):
         say(f"note: {note}")
     return {
         "adr": changes.rest,
@@ -133,7 +135,7 @@ def run_job(
 
     job = prepared(asked, changes)
     for finding in unready(load=load_sample()):
-        warn(f"this machine: {finding.words}")
+        warn(f"{finding.field}: {finding.what}; {finding.remedy}")
     run(job, recipes, command, typed)
     return _results(job)
 

@@ -47,7 +47,7 @@ class Bounds:
         most, kind = (1, f"it is a part of {self.part_of}:") if self.part_of else (self.most, "it must be")
         if 0 < value <= most or (self.zero and value == 0):
             return
-        least = "0 or more" if self.zero else "above zero"
+        least = "0 or more" if self.zero else "above 0"
         percent = f"a percentage is divided by 100: give {name}={value / _PERCENT:.15g}"
         raise UsageError(
             f"{name}={value:.15g} is not usable",

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus, vendors
 from cm4vllm.hardware.gpus.interconnect import interconnect
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.memory import detect_memory
@@ -122,9 +122,10 @@ def network_env(cards: list[NetworkCard]) -> dict[str, str]:
 
 
 def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
-    """Return the exports of the recipe detect-gpu: the number of GPUs, and the facts of the first one, if any."""
-    nvidia = sum(1 for gpu in gpus if gpu.vendor == "NVIDIA")
-    env = {"CM_HOST_GPU_COUNT": str(len(gpus)), "CM_CUDA_NUM_DEVICES": str(nvidia)}
+    """Return the exports of the recipe detect-gpu: the numbers of GPUs, and the facts of the first one, if any."""
+    of_vendor = Counter(gpu.vendor for gpu in gpus)
+    counts = {f"CM_{vendor.device.upper()}_NUM_DEVICES": str(of_vendor[vendor.name]) for vendor in vendors()}
+    env = {"CM_HOST_GPU_COUNT": str(len(gpus)), **counts}
     if not gpus:
         return env
     first = gpus[0]
@@ -242,7 +243,8 @@ def network_lines(cards: list[NetworkCard]) -> list[str]:
 def gpu_lines(gpus: list[GpuFacts]) -> list[str]:
     """Return the GPUs, alike ones together, and how they reach each other."""
     if not gpus:
-        return ["none: no driver of NVIDIA (NVML) or AMD (amdsmi) answers"]
+        names = " or ".join(f"{vendor.name} ({vendor.library})" for vendor in vendors())
+        return [f"none: no driver of {names} answers"]
     alike: dict[tuple[str, ...], int] = Counter(tuple(_gpu_lines(gpu)) for gpu in gpus)
     lines = []
     for (name, *rest), count in alike.items():

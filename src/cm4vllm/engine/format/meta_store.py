@@ -29,7 +29,7 @@ class KeptMetas:
     """The metas kept in the folder `store`."""
 
     def __init__(self, store: str) -> None:
-        self._kept = KeptValues[dict[str, Any]](store, lambda value: marshal.dumps(value, _FORMAT), marshal.loads)
+        self._kept = KeptValues[dict[str, Any]](store, lambda value: marshal.dumps(value, _FORMAT), marshal.loads)  # noqa: S302
         self._new: list[tuple[str, list[int], dict[str, Any]]] = []
         self._read: dict[str, tuple[list[int], dict[str, Any]]] = {}
 

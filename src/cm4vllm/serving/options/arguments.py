@@ -11,6 +11,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.secrets.command_lines import given_words, refuse_secrets
 from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.hardware.gpus.used_gpus import server_variables
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.records.vllm.given_options import given_options
@@ -282,9 +283,8 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
             **({} if settings.container else fp8_env(Path(settings.model))),
         }
     )
-    # vLLM ends where both are set on ROCm and differ: one may be inherited.
-    names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if settings.device == "rocm" else ("CUDA_VISIBLE_DEVICES",)
-    visible = dict.fromkeys(names, settings.gpus)
+    # All names of the variable: vLLM ends where one that is inherited differs.
+    visible = dict.fromkeys(server_variables(settings.device), settings.gpus)
     paths = [cpu.pop("PYTHONPATH", ""), *_media_paths(settings)]
     packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
     return {
