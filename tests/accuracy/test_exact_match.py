@@ -24,6 +24,7 @@ from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scoring import SCORERS, accuracy_text, lacks_of, score_run, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.campaign.kept_results import kept_result
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.rules import Mode, Scenario, terms
 

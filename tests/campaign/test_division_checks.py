@@ -19,6 +19,8 @@ from cm4vllm.records import machine as records
 from cm4vllm.records.described_system import NETWORK_KEYS
 from cm4vllm.rules import Category, Division, Mode, Scenario, catalogue, division_rules, speculation, terms
 from cm4vllm.rules import assets as catalogue_module
+from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 
 OWN = {"division": "closed", "execution_mode": "valid", "model_source": "_mlcommons.llama-3.1-8b-instruct"}
 

@@ -8,10 +8,11 @@ import pytest
 from pyarrow import parquet
 
 from cm4vllm.campaign.endpoints.job import plan_job
+from cm4vllm.campaign.endpoints.settings import EndpointsSettings
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import env_keys
+from cm4vllm.common.settings import env_keys, parts_of
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, endpoints_benchmark, endpoints_benchmarks
 
 

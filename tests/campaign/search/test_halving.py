@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.full_length import FullLength
@@ -13,6 +14,7 @@ from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
 from cm4vllm.campaign.search.search_space import Space, shown
 from cm4vllm.campaign.search.server_bench import ServerBench
 from cm4vllm.campaign.search.settings_job import (
+    SettingsJob,
     _keep_what_was_made_from,
     _Noted,
     exports_of,
@@ -28,6 +30,7 @@ from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, Evaluation, Score, SettingsRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import LatencyLimits
+from cm4vllm.serving.options.arguments import ServerSettings
 from simulated.prober import SimulatedProber, offline_rate
 from simulated.settings_bench import SimulatedBench, configured, tokens_per_s
 from simulated.systems import Batching, Paged
