@@ -24,7 +24,7 @@ SRC = ROOT / "src" / "cm4vllm"
 PACKAGES = tuple(
     (
         "common engine rules records hardware assets serving loadgen power accuracy compliance "
-        "results submission report endpoints campaign"
+        "results submission report endpoints campaign doctor"
     ).split()
 )
 #: The parts of packages, in their order; what is not named, as the front of the engine, comes after them all.

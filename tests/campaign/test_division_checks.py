@@ -13,7 +13,7 @@ from cm4vllm.campaign.job_checks.division_checks import division_findings, findi
 from cm4vllm.campaign.job_checks.of_division import machines, runs
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.common.checks import checks_in
+from cm4vllm.common.checking.checks import checks_in
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records import machine as records
 from cm4vllm.records.described_system import NETWORK_KEYS

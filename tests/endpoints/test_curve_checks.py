@@ -3,7 +3,7 @@
 import pytest
 from made_points import BENCHMARK, PASSES, change_json, change_yaml
 
-from cm4vllm.common.checks import Stage
+from cm4vllm.common.checking.checks import Stage
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoints_checks
 from cm4vllm.results.checks import CHECKS, findings_at

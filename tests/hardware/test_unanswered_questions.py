@@ -13,7 +13,7 @@ from machines import put
 from test_amd import library
 from tests.script.main_job import asked, planned
 
-from cm4vllm.campaign.doctor_page import MachineSettings, report_machine
+from cm4vllm.doctor.machine_page import MachineSettings, report_machine
 from cm4vllm.hardware.energy_counters import energy_watched, package_counters
 from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
 from cm4vllm.hardware.gpus.gpu_samples import look_at_gpus

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import DUMMY_SOURCE, STAND_IN_SOURCE

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cm4vllm.common.checks import Stage
+from cm4vllm.common.checking.checks import Stage
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.records import read_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.records.assets import DUMMY_SOURCE

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.number_texts import number, rate
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond, TokensPerSecond

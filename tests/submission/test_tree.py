@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 import cm4vllm
 from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.programs import own_program
 from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.records import read_record, write_record

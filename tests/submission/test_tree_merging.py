@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from campaign_records import campaign_record
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import write_json, write_text
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run

@@ -20,9 +20,9 @@ from cm4vllm.campaign.planning.step_environment import values_of, with_values
 from cm4vllm.campaign.planning.steps import ScheduledJob, StepInput, reruns
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
 from cm4vllm.common import input_types
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.findings import Finding
 from cm4vllm.common.settings import GREATEST, Key, Settings, require_above_zero
 from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from cm4vllm.common.findings import Finding, Severity
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.kernel_files import fields, matching, text
 from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware.machine_limits import local_ports

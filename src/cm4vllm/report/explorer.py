@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from markupsafe import Markup
 
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.files import typed_paths, user_cache
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.number_texts import ms, number, rate
 from cm4vllm.common.terminal_text import columns, printable
 from cm4vllm.records.accuracy import AccuracyRecord

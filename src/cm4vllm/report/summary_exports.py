@@ -4,7 +4,7 @@ import csv
 import io
 from typing import Any
 
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.records import Record
 from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.energy_figures import energy_figures

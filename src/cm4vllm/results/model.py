@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
-from cm4vllm.common.findings import Finding
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.records.accuracy import AccuracyRecord
 from cm4vllm.records.campaign import CampaignRecord

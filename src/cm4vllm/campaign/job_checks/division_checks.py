@@ -10,9 +10,9 @@ from pathlib import Path
 from cm4vllm.campaign.job_checks import of_division
 from cm4vllm.campaign.job_checks.of_division.facts import JobFacts
 from cm4vllm.campaign.settings import Job
-from cm4vllm.common.checks import checks_in
+from cm4vllm.common.checking.checks import checks_in
+from cm4vllm.common.checking.findings import Finding, Rule
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.findings import Finding, Rule
 from cm4vllm.rules import division_rules
 
 #: Rules that say what kind of system is measured, which a rehearsal needs as well as a result.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.cache_commands import counted, leftovers, size_of
 from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, stored

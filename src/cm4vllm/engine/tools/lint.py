@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.checks import reason_of
+from cm4vllm.common.checking.checks import reason_of
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import CmError, RecipeError
-from cm4vllm.common.findings import Finding
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Dependency
 from cm4vllm.engine.format.documents import lines_of

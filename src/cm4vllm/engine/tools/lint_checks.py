@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import CmError, nearest
-from cm4vllm.common.findings import Finding
 from cm4vllm.engine.cache.entry_key import module_file
 from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Amendment
 from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES, SHOWN_KEYS

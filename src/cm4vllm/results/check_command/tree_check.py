@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cm4vllm
-from cm4vllm.common.checks import Fault, Stage
+from cm4vllm.common.checking.checks import Fault, Stage
+from cm4vllm.common.checking.findings import FAULTS, Finding, Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.findings import FAULTS, Finding, Severity
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.results.check_command import check_summary

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks.of_logs import logs, performance_runs

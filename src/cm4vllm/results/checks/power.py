@@ -10,8 +10,8 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Finding, Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.records.logs.detail_log import Window
 from cm4vllm.records.power.protocol import is_checked, uncertainty_of
 from cm4vllm.records.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts

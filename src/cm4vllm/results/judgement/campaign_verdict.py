@@ -1,6 +1,6 @@
 """The verdict on a campaign in a few lines: the claims that hold, that do not hold, and that are unknown."""
 
-from cm4vllm.common.findings import Finding, Severity
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.number_texts import ms, number, percent
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.checker import CheckerRun

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from cm4vllm.campaign.job_checks.of_division.facts import SOURCE, JobFacts
-from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.hardware.memory import detect_memory

@@ -9,7 +9,7 @@ from cm4vllm.assets.samples.audio_dataset import digest_of_clips
 from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.job_checks.given_datasets import other_prompts
 from cm4vllm.campaign.job_checks.of_division.facts import NOT_SHOWN, SOURCE, JobFacts
-from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.files import digest_of, typed_path
 from cm4vllm.rules import Mode, audit, catalogue, over_network, speculation
 from cm4vllm.serving.options.fixed_options import speculative_options
