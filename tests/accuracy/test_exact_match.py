@@ -22,6 +22,7 @@ from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scoring import SCORERS, accuracy_text, lacks_of, score_run, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.campaign.kept_results import kept_result
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.rules import Mode, Scenario, terms
 
@@ -169,10 +170,10 @@ def test_scores_are_kept_with_the_text_that_was_written_alone(accuracy_run, chan
     accuracy_run.change(terms=TERMS)
     score_run(folder)
     step, env = Step(name="scores", tags="", product=Product.SCORES), {"CM_MLPERF_ACCURACY_RESULTS_DIR": str(folder)}
-    known = kept_result(step, {}, env, "").digest
-    assert kept_result(step, {}, env, known).exports
+    known = kept_result(step, step.inputs, StepEnvironment(env), "").digest
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports
     change(folder / "accuracy.txt")
-    assert kept_result(step, {}, env, known).exports is None
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports is None
 
 
 # --- scores of mixtral-8x7b are those of its reference script, whose main program runs beside ours

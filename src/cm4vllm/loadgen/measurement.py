@@ -64,7 +64,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     """Inputs that the recipes read from their environment. Paths are those of records that other recipes wrote."""
 
     scenario: input_types.Scenario
-    mode: Annotated[str, Key("CM_MLPERF_LOADGEN_MODE")]
+    mode: input_types.RunMode
     round: input_types.Round = default_round()
     model: input_types.Benchmark = "llama3.1-8b"
     division: input_types.Division = "open"
@@ -74,7 +74,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given as target_qps"
     test_query_count: input_types.TestQueryCount = None
     #: Why the main job gives a count of its own.
-    shortened: Annotated[str, Key("CM_MLPERF_SHORTENED")] = ""
+    shortened: input_types.ShortenedWhy = ""
     max_test_duration: input_types.MaxTestDuration = None
     max_in_flight: input_types.MaxInFlight = None
     stream_interval: Annotated[int | None, Key("CM_VLLM_STREAM_INTERVAL")] = None
@@ -89,7 +89,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     pythonpath: Annotated[str, Key("CM_MLPERF_LOADGEN_PYTHONPATH")] = ""
     compliance_test: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE_TEST")] = ""
     keep_answers: Annotated[bool, Key("CM_MLPERF_KEEP_ANSWERS")] = False
-    accept_restarted_server: Annotated[bool, Key("CM_MLPERF_ACCEPT_RESTARTED_SERVER")] = False
+    accept_restarted_server: input_types.AcceptRestarted = False
     #: Where a search puts the full-length run that passed.
     search_result_dir: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT_DIR")] = ""
 
