@@ -43,7 +43,7 @@ def _cell(value: Any) -> str:
     """Return a cell as the table shows it."""
     if isinstance(value, list):
         median, low, high = map(_cell, value)
-        return f"{median} ({low}–{high})"
+        return f"{median} ({low} to {high})"
     return "" if value is None else value if isinstance(value, str) else f"{value:,}"
 
 

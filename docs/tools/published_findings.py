@@ -1,4 +1,4 @@
-"""The tables of benchmarks/checks-published.md: what the checks find in whole rounds, by code and by folder, in Markdown.
+"""The tables of benchmarks/checks-published.md: what the checks find in whole rounds, by code and by folder.
 
 `python docs/tools/published_findings.py inference_results_v4.1 inference_results_v5.1 ...`, each the folder of a
 checked out repository of results.

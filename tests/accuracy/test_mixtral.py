@@ -14,7 +14,7 @@ import pytest
 from nltk.tokenize.punkt import PunktSentenceTokenizer
 from rouge_score import rouge_scorer
 
-from cm4vllm.accuracy.gsm8k import number_in, solved
+from cm4vllm.accuracy.gsm8k import is_solved, number_in
 from cm4vllm.accuracy.metric_families import Samples, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scoring import SCORERS, lacks_of, score_run
@@ -154,7 +154,7 @@ def test_each_answer_to_a_problem_is_judged_as_the_reference_does(reference, tmp
     for _ in range(60):  # small sets, so that no two errors cancel out
         texts = [" ".join(draw.choices(PARTS, k=draw.randint(0, 5))) for _ in range(2)]
         rows = [{"id": "a", "input": "x", "output": draw.choice(REFERENCES), "dataset": "GSM8K"} for _ in texts]
-        right = [solved(text, row["output"]) for text, row in zip(texts, rows, strict=True)]
+        right = [is_solved(text, row["output"]) for text, row in zip(texts, rows, strict=True)]
         assert reference(tmp_path, rows, texts)["gsm8k"] == 50.0 * sum(right), (texts, rows)
         kinds.update(right)
     assert kinds == {True, False}
@@ -188,7 +188,7 @@ def test_the_number_of_an_answer(text, number):
     ],
 )
 def test_an_answer_is_right_by_its_number(prediction, wanted, right):
-    assert solved(prediction, wanted) is right
+    assert is_solved(prediction, wanted) is right
 
 
 def test_a_run_names_the_metric_that_is_not_scored(accuracy_run):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.power.programs import provide
-from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, unmeasured
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, reasons_unmeasured
 from cm4vllm.rules import round_names, round_terms
 
 ROOT = Path(__file__).parents[2]
@@ -65,5 +65,5 @@ def test_the_public_client_makes_a_session(own_network: None, home: Path, power_
     session = PowerSession(work / "logs")
     names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}
     assert names == {*FILES, FETCHED_ONLY} and len(names) == 12
-    assert unmeasured(session) == () and session.simulated
+    assert reasons_unmeasured(session) == () and session.simulated
     assert "sudo" not in done.stdout and "ntpdate" not in done.stdout.replace("_ntpdate", "")

@@ -18,7 +18,7 @@ from cm4vllm.power.programs import CLIENT, official_environment, provide
 from cm4vllm.power.ptd import simulated_program
 from cm4vllm.power.server_config import ServerSettings
 from cm4vllm.power.server_run import require_settings
-from cm4vllm.records.power.session import PowerSession, unmeasured
+from cm4vllm.records.power.session import PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import design_watts, read_supplies
 from cm4vllm.rules import round_names, round_terms
 
@@ -123,7 +123,7 @@ def test_the_official_client_makes_a_session_with_the_server_that_the_recipe_run
         time.sleep(0.1)
     session = PowerSession(tmp_path / "session")
     files = [path for path in session.folder.rglob("*") if path.is_file()]
-    assert unmeasured(session) == () and session.simulated and len(files) == 12
+    assert reasons_unmeasured(session) == () and session.simulated and len(files) == 12
     assert time.monotonic() - begin < 50
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records.vllm import options as module
-from cm4vllm.records.vllm.options import HELP_FILE, Option, fitted, parse_help, read_options
+from cm4vllm.records.vllm.options import HELP_FILE, Option, fit_to_release, parse_help, read_options
 
 HELP = Path(module.__file__).with_name(HELP_FILE)
 
@@ -71,7 +71,7 @@ def test_what_the_release_knows_is_left_as_it_is(options):
         "a",
         "b",
     ]
-    assert fitted(words, options) == (words, [])
+    assert fit_to_release(words, options) == (words, [])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_the_release_knows_is_left_as_it_is(options):
 )
 def test_an_unknown_option_is_an_error_with_the_nearest(options, word, near):
     with pytest.raises(UsageError, match="has no option") as caught:
-        fitted(["model", word], options)
+        fit_to_release(["model", word], options)
     assert near in caught.value.remedy
 
 
@@ -94,12 +94,12 @@ def test_an_unknown_option_is_an_error_with_the_nearest(options, word, near):
 )
 def test_a_value_that_the_option_does_not_take_is_an_error(options, word, said):
     with pytest.raises(UsageError) as caught:
-        fitted(["model", word], options)
+        fit_to_release(["model", word], options)
     assert said in str(caught.value)
 
 
 def test_an_option_that_was_dropped_is_left_out_with_a_note(options):
-    words, notes = fitted(["model", "--disable-log-requests", "--swap-space", "4", "--seed", "1"], options)
+    words, notes = fit_to_release(["model", "--disable-log-requests", "--swap-space", "4", "--seed", "1"], options)
     assert words == ["model", "--seed", "1"]
     assert [note.partition(":")[0] for note in notes] == ["--disable-log-requests", "--swap-space"]
     assert all(note.endswith("; left out") for note in notes)
@@ -107,18 +107,18 @@ def test_an_option_that_was_dropped_is_left_out_with_a_note(options):
 
 @pytest.mark.parametrize("given", [["--guided-decoding-backend", "xgrammar"], ["--guided-decoding-backend=xgrammar"]])
 def test_an_option_that_was_renamed_is_said_in_present_words(options, given):
-    words, notes = fitted(["model", *given], options)
+    words, notes = fit_to_release(["model", *given], options)
     assert words == ["model", "--structured-outputs-config.backend", "xgrammar"]
     assert "said as --structured-outputs-config.backend xgrammar" in notes[0]
 
 
 def test_a_release_that_still_has_an_option_gets_it():
     old = {"--disable-log-requests": Option("--disable-log-requests", False)}
-    assert fitted(["model", "--disable-log-requests"], old) == (["model", "--disable-log-requests"], [])
+    assert fit_to_release(["model", "--disable-log-requests"], old) == (["model", "--disable-log-requests"], [])
 
 
 def test_no_translation_is_for_an_option_that_is_known_and_all_lead_to_known_ones(options):
-    for name, renamed in module._renamed().items():
+    for name, renamed in module._renamed_options().items():
         assert name not in options
         assert all(word.partition(".")[0] in options for word in renamed.now if word.startswith("-"))
 

@@ -132,7 +132,7 @@ def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveS
     require_tokenizer(settings)
     if settings.server.simulated is not None or not wanted.rouge:
         return None
-    scorer = PairScorer(Sentences.named(settings.dataset.sentences, nltk_data))
+    scorer = PairScorer(Sentences.by_name(settings.dataset.sentences, nltk_data))
     rows = rows_of_samples(settings.dataset)[: settings.samples]
     places = [place for place, row in enumerate(rows) if wanted.by_rouge(row)]
     drawn = random.Random(0).sample(places, min(DRAWN, len(places)))  # noqa: S311 - the same samples in every run

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from cm4vllm.accuracy.exact_match import answered, retrieved
+from cm4vllm.accuracy.exact_match import percent_answered, percent_retrieved
 from cm4vllm.accuracy.graders.judging import judge
 from cm4vllm.accuracy.graders.records import GraderRecord
-from cm4vllm.accuracy.gsm8k import solved
-from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
-from cm4vllm.accuracy.normaliser import normalised
+from cm4vllm.accuracy.gsm8k import is_solved
+from cm4vllm.accuracy.multiple_choice import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
+from cm4vllm.accuracy.normaliser import normalise_texts
 from cm4vllm.accuracy.product_catalogue import hierarchical_f1
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scored_pairs import PairScores, score_pairs
@@ -27,7 +27,7 @@ from cm4vllm.common.errors import InstallError
 METRIC = "metric"
 #: The column that names the dataset that a sample is from.
 DATASET = "dataset"
-_EXACT: Mapping[str, Callable[[str, str], float]] = {"qa_em": answered, "niah_em": retrieved}
+_EXACT: Mapping[str, Callable[[str, str], float]] = {"qa_em": percent_answered, "niah_em": percent_retrieved}
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,10 @@ class _ByGrader:
 
 #: The judges of the answers to a dataset's samples, by a part of the dataset's name; the first that fits counts.
 _Judges = Mapping[str, Callable[[str, str], bool] | _ByGrader]
-_MIXTRAL: _Judges = {"gsm8k": solved, "mbxp": _ByGrader("mbxp", _program)}
+_MIXTRAL: _Judges = {"gsm8k": is_solved, "mbxp": _ByGrader("mbxp", _program)}
 _DEEPSEEK: _Judges = {
-    "gpqa": lambda text, wanted: is_choice(chosen(text, "ABCD"), wanted, "ABCD"),
-    "mmlu_pro": lambda text, wanted: is_choice(chosen(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
+    "gpqa": lambda text, wanted: is_choice(chosen_letter(text, "ABCD"), wanted, "ABCD"),
+    "mmlu_pro": lambda text, wanted: is_choice(chosen_letter(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
     "math500": _ByGrader("math", _mathematics),
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
     "livecodebench": _ByGrader("livecodebench", _code),
@@ -165,7 +165,7 @@ def parts_of_deepseek(samples: Samples) -> Scored:
 
     What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    return _of_parts(samples, _DEEPSEEK, _unweighted)
+    return _of_parts(samples, _DEEPSEEK, _percent_right)
 
 
 def parts_of_gpt_oss(samples: Samples) -> Scored:
@@ -173,7 +173,7 @@ def parts_of_gpt_oss(samples: Samples) -> Scored:
 
     What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    return _of_parts(samples, _GPT_OSS, _weighted)
+    return _of_parts(samples, _GPT_OSS, _weighted_percent_right)
 
 
 def _of_parts(samples: Samples, judges: _Judges, whole: Callable[[Samples, Sequence[bool]], float]) -> Scored:
@@ -186,12 +186,12 @@ def _of_parts(samples: Samples, judges: _Judges, whole: Callable[[Samples, Seque
     return Scored(values, None, 0)
 
 
-def _unweighted(samples: Samples, verdicts: Sequence[bool]) -> float:
+def _percent_right(samples: Samples, verdicts: Sequence[bool]) -> float:
     """Return the right answers in percent."""
     return 100.0 * sum(verdicts) / len(samples.rows)
 
 
-def _weighted(samples: Samples, verdicts: Sequence[bool]) -> float:
+def _weighted_percent_right(samples: Samples, verdicts: Sequence[bool]) -> float:
     """Return the right answers in percent, each weighted by how often its question is asked.
 
     The script rounds it to three places.
@@ -247,7 +247,7 @@ def word_errors(samples: Samples) -> Scored:
             cause="the packages of get,speech-packages are not given",
             remedy="cm run script --tags=get,speech-packages",
         )
-    texts = normalised([*samples.predictions, *samples.references], samples.speech_packages)
+    texts = normalise_texts([*samples.predictions, *samples.references], samples.speech_packages)
     count = len(samples.predictions)
     wer = word_error_rate(texts[:count], texts[count:])
     return Scored({"wer": wer * 100, "accuracy": (1 - wer) * 100}, None, 0)

@@ -30,10 +30,10 @@ def is_integer(answer: int | None, reference: str) -> bool:
         return False
 
 
-def chosen(text: str, letters: str) -> str | None:
+def chosen_letter(text: str, letters: str) -> str | None:
     """Return the letter that a text announces last as its answer; of ten letters, else the last that stands alone."""
     text = _plain(text.strip())
-    return _last(_announced(letters[-1]), text) or _alone(text, letters)
+    return _last(_announcement(letters[-1]), text) or _alone(text, letters)
 
 
 def chosen_at_the_end(text: str, letters: str) -> str | None:
@@ -44,7 +44,7 @@ def chosen_at_the_end(text: str, letters: str) -> str | None:
     for pattern in (rf"^[^a-zA-Z]*([A-{last}])(?:[^a-zA-Z]|$)", rf"\bAnswer\s*[:.]?\s*([A-{last}])\b"):
         if match := re.search(pattern, final.strip() if pattern[0] == "^" else final, re.IGNORECASE):
             return match[1].upper()
-    return _last(_announced(last), _unescaped(text)) or _alone(final, letters)
+    return _last(_announcement(last), _unescape(text)) or _alone(final, letters)
 
 
 def final_part(text: str) -> str:
@@ -61,7 +61,7 @@ def integer(text: str) -> int | None:
 
 
 @cache
-def _announced(last: str) -> re.Pattern[str]:
+def _announcement(last: str) -> re.Pattern[str]:
     return re.compile(rf"\b(?:FINAL\s*)?ANSWER\b\s*[:=]?\s*\(?\s*([A-{last}])\s*\)?(?:\s*$|[^A-Za-z])", re.IGNORECASE)
 
 
@@ -78,10 +78,10 @@ def _plain(text: str) -> str:
     """Return a text out of a list of one text, as Python writes it, with its escapes read."""
     if text.startswith(("['", '["')) and text.endswith(("']", '"]')):
         text = text[2:-2].strip()
-    return _unescaped(text)
+    return _unescape(text)
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return text.replace(r"\n", "\n").replace(r"\'", "'")
 
 

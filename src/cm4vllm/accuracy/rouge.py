@@ -24,7 +24,7 @@ FMeasures = dict[str, FloatArray]
 
 def rouge(predictions: Sequence[str], references: Sequence[str], vocabulary: Vocabulary) -> FMeasures:
     """Score each prediction against its reference; sentences are lines, as rouge-score has them."""
-    pairs = _paired(vocabulary.read(predictions), vocabulary.read(references))
+    pairs = _pair_words(vocabulary.read(predictions), vocabulary.read(references))
     words = pairs.common(pairs.our_entries, pairs.their_entries)
     hits = (words, _bigram_hits(pairs), _longest(pairs), _summary_hits(pairs))
     sizes = (pairs.ours.sizes, pairs.theirs.sizes)
@@ -54,7 +54,7 @@ class _Pairs:
         return _sums(self.pair_of, both, self.count)
 
 
-def _paired(ours: Texts, theirs: Texts) -> _Pairs:
+def _pair_words(ours: Texts, theirs: Texts) -> _Pairs:
     words = np.concatenate((ours.words, theirs.words))
     pair = np.concatenate([np.repeat(np.arange(len(texts.lines)), texts.sizes) for texts in (ours, theirs)])
     stride = int(words.max(initial=0)) + 1
@@ -103,11 +103,11 @@ def _summary_hits(pairs: _Pairs) -> IntArray:
     rouge-score goes through the lines with a count of what is left of each word on both sides. The reference's count
     cannot run out, since no position is taken twice; so only the prediction's bounds the hits, whatever the order.
     """
-    taken = _taken(pairs)
+    taken = _is_on_path(pairs)
     return pairs.common(pairs.our_entries, pairs.their_entries[taken])
 
 
-def _taken(pairs: _Pairs) -> npt.NDArray[np.bool_]:
+def _is_on_path(pairs: _Pairs) -> npt.NDArray[np.bool_]:
     """Return for each word of the references whether it is on the path of any line of its prediction."""
     lengths = pairs.theirs.lengths
     ends = np.cumsum(lengths)

@@ -154,14 +154,14 @@ def score_run(
     with step(f"scoring the {run.settings.scenario} accuracy run"):
         begin = time.monotonic()
         scorer = scorer_of(run.settings.terms)
-        sentences = Sentences.named(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
+        sentences = Sentences.by_name(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
         answers = _answers(folder / ACCURACY_LOG, run)
         ready = {grader.name: grader for grader in graders}
         texts, rows = _texts(run.settings, answers)
         packages = Path(speech_packages) if speech_packages else None
         scored = scorer.compute(Samples(texts, rows, sentences, digest, workers, ready, packages))
         values = _values(scored, answers)
-        unscored = _unscored(run.settings.terms, values, ready)
+        unscored = _reasons_unscored(run.settings.terms, values, ready)
         write_result_file(folder, ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
         record = AccuracyRecord(
             notice=run.notice,
@@ -355,7 +355,9 @@ def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[
     ]
 
 
-def _unscored(terms: Terms, values: dict[str, float | int], ready: Mapping[str, GraderRecord]) -> dict[str, str]:
+def _reasons_unscored(
+    terms: Terms, values: dict[str, float | int], ready: Mapping[str, GraderRecord]
+) -> dict[str, str]:
     """Return the metrics without a score, each with the reason."""
     scorer = scorer_of(terms)
     lacks = {

@@ -71,7 +71,7 @@ class Sentences:
     sha256: str = ""
 
     @classmethod
-    def named(cls, name: str, nltk_data: str | Path | None = None) -> Sentences:
+    def by_name(cls, name: str, nltk_data: str | Path | None = None) -> Sentences:
         """Return the way to split of that name; `nltk_data` is the folder to look into, nltk's own without it.
 
         Raises UsageError when there is none of that name, InstallError when its model is not there: it is never
@@ -149,17 +149,17 @@ def install_model(folder: Path, given: Path | None = None) -> Path:
 
 def given_model(path: Path) -> dict[str, bytes]:
     """Return the files of the model in `path`, an nltk data folder or punkt_tab.zip. Raises what install_model does."""
-    return _copied(path) if path.is_dir() else _unpacked(_read(path))
+    return _copy_of(path) if path.is_dir() else _unpack(_read(path))
 
 
 def _installed_or_fetched() -> dict[str, bytes]:
     try:
-        return _copied(None)
+        return _copy_of(None)
     except InstallError:
-        return _unpacked(_fetched())
+        return _unpack(_fetch())
 
 
-def _copied(data: Path | None) -> dict[str, bytes]:
+def _copy_of(data: Path | None) -> dict[str, bytes]:
     folder = find_model(data)
     return {name: (folder / ENGLISH / name).read_bytes() for name in MODEL.files}
 
@@ -175,7 +175,7 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def _fetched() -> bytes:
+def _fetch() -> bytes:
     try:
         return answer_of(MODEL.url, {}, follow=Follow.ANYWHERE, total_s=TOTAL_S).body
     except (OSError, AnswerError, RefusedError) as error:
@@ -186,7 +186,7 @@ def _fetched() -> bytes:
         ) from error
 
 
-def _unpacked(archive: bytes) -> dict[str, bytes]:
+def _unpack(archive: bytes) -> dict[str, bytes]:
     digest = hashlib.sha256(archive).hexdigest()
     if digest != MODEL.sha256:
         raise InstallError(

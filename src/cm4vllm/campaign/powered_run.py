@@ -161,7 +161,7 @@ def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:
         return ""
     if (session := session_beside(inputs.folder)) is None:
         return _NO_SESSION
-    changed = dict.fromkeys([*session.missing, *session.unstated, *(name for name, *_ in session.changed())])
+    changed = dict.fromkeys([*session.missing, *session.missing_parts, *(name for name, *_ in session.changed_files())])
     return f"files of its power session have been changed or removed: {', '.join(changed)}" if changed else ""
 
 

@@ -73,7 +73,7 @@ class Settings(Record, frozen=True, kw_only=True):
             raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {given_by}") from error
 
     def env(self) -> dict[str, str]:
-        """Return the fields that have a `Key` as environment values, as `of` reads them; a field at None is left out."""
+        """Return the fields with a `Key` as environment values, as `of` reads them; a field at None is left out."""
         values = ((key, getattr(self, field)) for field, key in env_keys(type(self)).items())
         return {key: _word(value) for key, value in values if value is not None}
 

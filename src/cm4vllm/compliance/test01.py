@@ -35,7 +35,7 @@ def verify(run: LoggedRun) -> Verdict:
     run.require_answers(1)
     baseline = logged_data(_beside(run.folder, "accuracy") / ACCURACY_LOG)
     tested = logged_data(run.folder / ACCURACY_LOG)
-    text, differing = compared(baseline, tested, _BYTES[run.settings.terms.logged])
+    text, differing = compare(baseline, tested, _BYTES[run.settings.terms.logged])
     passed, scores = not differing, dict[str, str]()
     if differing:
         passed, scores, words = _by_scores(run, baseline, tested)
@@ -60,7 +60,7 @@ def _beside(folder: Path, mode: str) -> Path:
     return place
 
 
-def compared(baseline: Entries, tested: Entries, width: int) -> tuple[str, str]:
+def compare(baseline: Entries, tested: Entries, width: int) -> tuple[str, str]:
     """Return the official text on answers of elements of `width` bytes, and what speaks against them, empty if nothing.
 
     A sample that is logged again is compared with its answer before, as verify_accuracy.py does.

@@ -185,7 +185,7 @@ def _not_usable(value: float, setting: str, terms: Terms) -> str:
 def _against_rules(value: float, setting: str, terms: Terms, execution: ExecutionMode) -> str:
     """Return what the rules have in the place of a value; empty where they allow it."""
     valid = execution is ExecutionMode.VALID and terms.mode is Mode.PERFORMANCE
-    wanted = _fixed(terms, valid=valid).get(setting)
+    wanted = _fixed_values(terms, valid=valid).get(setting)
     if wanted is not None and value != wanted:
         return f"the rules of {terms.benchmark} have {wanted:g}; a run with another is none of this benchmark"
     least = _least(terms).get(setting, 0) if valid else 0
@@ -196,7 +196,7 @@ def _against_rules(value: float, setting: str, terms: Terms, execution: Executio
     return ""
 
 
-def _fixed(terms: Terms, *, valid: bool) -> dict[str, float | None]:
+def _fixed_values(terms: Terms, *, valid: bool) -> dict[str, float | None]:
     """Return the values that the rules fix, None for those that they do not; `valid` runs have more of them."""
     limits, paced = terms.limits, terms.paced
     fixed: dict[str, float | None] = {

@@ -37,7 +37,7 @@ class Relay:
         os.close(self._requests)
         os.close(self._answers)
 
-    def asked(self) -> bool:
+    def asks_for_run(self) -> bool:
         """Return True once for each time that the command asked for a run."""
         try:
             return bool(os.read(self._requests, len(b"run\n")))

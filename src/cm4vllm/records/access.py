@@ -61,7 +61,7 @@ class Access(Record, frozen=True, kw_only=True):
             )
         return headers | {"Authorization": f"Bearer {key}"}
 
-    def hidden(self, text: str) -> str:
+    def without_secrets(self, text: str) -> str:
         """Return the text of a server without the key and the headers' values, which some servers repeat."""
         for secret in sorted(self._secrets(), key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)

@@ -193,20 +193,20 @@ def _slowed_machine(load: MachineLoad, machine: str) -> Iterator[Doubt]:
         if counter.startswith(QUOTA) and counter.endswith(TIMES):
             lost = load.throttled.get(counter.removesuffix(TIMES))
             yield Doubt(
-                f"{_slowed(counter, amount)}{f', its threads for {lost:,.1f} s' if lost else ''}: the control group of "
-                "server and client was kept from processors that were free",
+                f"{_slow_down_in_words(counter, amount)}{f', its threads for {lost:,.1f} s' if lost else ''}: the "
+                "control group of server and client was kept from processors that were free",
                 "run it in a control group without a CPU quota (docker run without --cpus)",
                 precision=True,
             )
         if "temperature" in counter:
             yield Doubt(
-                f"{_slowed(counter, amount)}: {machine} was too hot to run as fast as it can",
+                f"{_slow_down_in_words(counter, amount)}: {machine} was too hot to run as fast as it can",
                 "see to its cooling",
                 precision=True,
             )
 
 
-def _slowed(counter: str, amount: float) -> str:
+def _slow_down_in_words(counter: str, amount: float) -> str:
     """Return in words that a processor or GPU was slowed down."""
     where, _, cause = counter.removesuffix(TIMES).partition(": ")
     how = f"{amount:,.0f} times" if counter.endswith(TIMES) else f"for {amount:,.1f} s"
@@ -226,16 +226,16 @@ def run_warnings(run: RunRecord) -> list[str]:
 
     The report has the others as well, and those on the precision of a rehearsal's figures.
     """
-    warnings = (*_doubts(run), *_limited(run), *_slower(run), *_preemptions(run), *_finish_reasons(run))
+    warnings = (*_doubts(run), *_limits_in_doubt(run), *_slower(run), *_preemptions(run), *_finish_reasons(run))
     known = (doubt for doubt in warnings if doubt.remedy and not (doubt.precision and run.settings.rehearsal))
     return [*run.faults, *(doubt.text for doubt in known)]
 
 
-def _limited(run: RunRecord) -> Iterator[Doubt]:
+def _limits_in_doubt(run: RunRecord) -> Iterator[Doubt]:
     """Yield the parts that were slowed down for other reasons than heat, which makes a measurement doubtful."""
     for counter, amount in (run.machine_load.throttled if run.machine_load else {}).items():
         if "temperature" not in counter and not counter.startswith(QUOTA):
-            yield Doubt(_slowed(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
+            yield Doubt(_slow_down_in_words(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
 
 
 def _slower(run: RunRecord) -> Iterator[Doubt]:

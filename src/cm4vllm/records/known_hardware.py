@@ -113,7 +113,7 @@ def accelerator(name: str) -> Accelerator | None:
 
 def is_integrated(name: str) -> bool:
     """Return True for a GPU, by its driver's name, that is known to compute in the host's memory and to have no own."""
-    return any(_words(known) == _words(name) for row in _integrated() for known in row.names)
+    return any(_words(known) == _words(name) for row in _integrated_gpus() for known in row.names)
 
 
 def products_named(text: str) -> set[str]:
@@ -211,7 +211,7 @@ def _accelerators() -> list[Accelerator]:
 
 
 @cache
-def _integrated() -> list[Integrated]:
+def _integrated_gpus() -> list[Integrated]:
     return msgspec.yaml.decode(bytes_of(_TABLES / "integrated_gpus.yaml"), type=list[Integrated])
 
 

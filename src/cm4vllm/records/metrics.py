@@ -149,7 +149,7 @@ class ServerMetrics(Record, frozen=True, kw_only=True):
     media_cache_hits: int = 0
 
     @property
-    def reused(self) -> str:
+    def reason_of_reuse(self) -> str:
         """The reason why the rules do not allow this run, empty if they do (inference_rules, Caching)."""
         if self.media_cache_hits:
             return (

@@ -221,7 +221,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
         """Reasons why this run is no valid result, even if LoadGen says VALID: a failed request is work not done."""
         failed = self.client.failed
         fault = f"{failed:,} of {self.client.requests:,} requests failed" if failed else ""
-        reused = self.server_metrics.reused if self.server_metrics else ""
+        reused = self.server_metrics.reason_of_reuse if self.server_metrics else ""
         cached = self.client.cached_prompt_tokens or (self.client.text.cached_prompt_tokens if self.client.text else 0)
         if cached and not reused:
             reused = (

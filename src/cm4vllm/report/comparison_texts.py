@@ -11,7 +11,7 @@ from cm4vllm.common.number_texts import ms, number, percent, rate
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report.curve_page import compare_curves
-from cm4vllm.report.final_table import aligned
+from cm4vllm.report.final_table import align
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.comparing import uncertainty
@@ -82,11 +82,15 @@ def change(moved: Shift | None) -> str:
     """Write a relative change with its interval."""
     if moved is None or moved.change is None or moved.verdict is Verdict.SAME:
         return ""
-    text = _signed(moved.change)
-    return f"{text} ({_signed(moved.low)} to {_signed(moved.high)})" if None not in (moved.low, moved.high) else text
+    text = _signed_percent(moved.change)
+    return (
+        f"{text} ({_signed_percent(moved.low)} to {_signed_percent(moved.high)})"
+        if None not in (moved.low, moved.high)
+        else text
+    )
 
 
-def _signed(part: float | None) -> str:
+def _signed_percent(part: float | None) -> str:
     return "" if part is None else f"{'+' if part >= 0 else '-'}{percent(abs(part))}"
 
 
@@ -118,7 +122,7 @@ def as_text(comparison: Comparison) -> Iterator[str]:
             f"{side.name} {'not measured' if valid is None else 'valid' if valid else 'INVALID'}"
             for side, valid in zip(block.sides, block.valid, strict=True)
         )
-        yield from aligned([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
+        yield from align([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
         yield from answer_lines(block)
         for meaning, words in ((Verdict.UNKNOWN, "not known"), (Verdict.DOUBTFUL, "doubtful")):
             shifts = (cell.shift for row in block.rows for cell in row.cells if cell.shift)
@@ -135,8 +139,8 @@ def _settings(comparison: Comparison) -> Iterator[str]:
     packages = {group for groups in _INSTALLED.items() for group in groups}
     rows = [difference for difference in comparison.differences if difference.group not in packages]
     if rows:
-        named = ((row.title, *map(_cut, row.values)) for row in rows)
-        yield from aligned([("setting", *(side.name for side in comparison.sides)), *named])
+        named = ((row.title, *map(_shorten, row.values)) for row in rows)
+        yield from align([("setting", *(side.name for side in comparison.sides)), *named])
     yield from _package_lines(comparison.settings)
 
 
@@ -165,7 +169,7 @@ def answer_lines(block: Block) -> Iterator[str]:
             yield f"{side.name} against {block.sides[0].name}: {words}"
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 4]} ..."
 
 

@@ -14,7 +14,7 @@ from cm4vllm.common.number_texts import ms, number, percent, rate, seconds
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.report.curve_bounds import bounds
-from cm4vllm.report.final_table import aligned
+from cm4vllm.report.final_table import align
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
@@ -91,7 +91,7 @@ def compare_curves(curves: Sequence[Curve], page: Path) -> dict[str, Any]:
     write_curve_page(curves, page, notices=[REHEARSAL_NOTICE] if rehearsal else [])
     say_text(curve_table(curves).rstrip())
     rows = changes(first, second)
-    for line in aligned([_CHANGES_HEAD, *rows]) if rows else ["the curves have no concurrency in common"]:
+    for line in align([_CHANGES_HEAD, *rows]) if rows else ["the curves have no concurrency in common"]:
         say_text(line)
     say_text(f"page: {page}")
     points = [dict(zip(_CHANGES_HEAD, row, strict=True)) for row in rows]

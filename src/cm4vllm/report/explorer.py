@@ -96,7 +96,7 @@ def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:
         stand=stand,
         script=Markup(script),  # noqa: S704 - our own script, read from the package
         script_hash=f"sha256-{digest}",
-        rounds=_counted([row.round or "round unknown" for row in index.rows]),
+        rounds=_counts_of([row.round or "round unknown" for row in index.rows]),
         submitters=len({row.submitter for row in index.rows}),
         powered=powered,
         outlier=index.outlier,
@@ -119,7 +119,7 @@ def _namesakes(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
     return {row.identity for row in rows if len(folders[row.round, row.division, row.submitter, row.system]) > 1}
 
 
-def _counted(words: Sequence[str]) -> str:
+def _counts_of(words: Sequence[str]) -> str:
     return ", ".join(f"{word}: {words.count(word):,}" for word in sorted(set(words)))
 
 

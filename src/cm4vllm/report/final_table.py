@@ -48,12 +48,12 @@ def _text(report: Report, *, terminal: bool) -> str:
     rows = [_row(report, m) for m in report.results]
     rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
     if terminal:
-        return _coloured(report, rows)
+        return _coloured_table(report, rows)
     titles = [
         *([f"*** {report.notice} ***"] if report.notice else []),
         *([] if report.rehearsal else [headline(report)]),
     ]
-    return "\n".join([*_above(report), "", *map(one_line, titles), *aligned([_COLUMNS, *rows]), "", *_below(report)])
+    return "\n".join([*_above(report), "", *map(one_line, titles), *align([_COLUMNS, *rows]), "", *_below(report)])
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
@@ -189,14 +189,14 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 
-def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+def align(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return the lines of a table whose first row is its head."""
     table = [[one_line(cell) for cell in row] for row in rows]
     rule = ["-" * max(map(len, column)) for column in zip(*table, strict=True)]
     return columns([table[0], rule, *table[1:]])
 
 
-def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
+def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

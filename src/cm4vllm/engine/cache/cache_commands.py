@@ -34,7 +34,11 @@ def show(automation: Any, i: Result) -> Result:
         page(f"  Made by: {entry.script or '-'}, {age_text(entry.made_at)} ago; {size_text(size)}")
         if flag(i, "env"):
             _print_env(entry)
-    page(counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
+    page(
+        count_in_words(entries, total)
+        if entries
+        else "nothing is cached" + (" with these tags" if i.get("tags") else "")
+    )
     return {"return": 0, "list": artifacts}
 
 
@@ -74,7 +78,7 @@ def remove(automation: Any, i: Result) -> Result:
         )
     if not entries:
         print("nothing is cached")
-    elif not force and not (console and _confirmed(entries)):
+    elif not force and not (console and _is_confirmed(entries)):
         return {"return": 0, "deleted_list": []}
     for entry, artifact in zip(entries, artifacts, strict=True):
         if console:
@@ -94,7 +98,7 @@ def remove(automation: Any, i: Result) -> Result:
     return {"return": 0, "deleted_list": artifacts}
 
 
-def _confirmed(entries: Sequence[Entry]) -> bool:
+def _is_confirmed(entries: Sequence[Entry]) -> bool:
     for entry in entries:
         print(f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {entry.script} {entry.version}".rstrip())
     if not sys.stdin.isatty():
@@ -102,7 +106,7 @@ def _confirmed(entries: Sequence[Entry]) -> bool:
             "nothing was removed", cause="there is no terminal to ask for confirmation", remedy="add -f to remove these"
         )
     try:
-        answer = input(f"Remove {counted(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
+        answer = input(f"Remove {count_in_words(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
     except EOFError:  # Ctrl-D
         print()
         return False
@@ -124,7 +128,7 @@ def _entries(artifacts: Sequence[Any]) -> list[Entry]:
     return [Entry.of(artifact.path, artifact.meta) for artifact in artifacts]
 
 
-def counted(entries: Sequence[Entry], size: int) -> str:
+def count_in_words(entries: Sequence[Entry], size: int) -> str:
     """Return the number of entries and their size, which is in bytes, in words."""
     return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {size_text(size)}"
 

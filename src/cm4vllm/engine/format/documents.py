@@ -112,7 +112,7 @@ def signature_of(folder: str) -> tuple[list[int], float]:
     return (signature if changed_at else []), changed_at
 
 
-def merged(first: Any, second: Any) -> Any:
+def merge(first: Any, second: Any) -> Any:
     """Return `first` with `second` merged in: mappings by key, lists appended without repeats, all else replaced.
 
     Neither argument is changed.
@@ -120,7 +120,7 @@ def merged(first: Any, second: Any) -> Any:
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         result = dict(first)
         for key, value in second.items():
-            result[key] = merged(result[key], value) if key in result else value
+            result[key] = merge(result[key], value) if key in result else value
         return result
     if isinstance(first, list) and isinstance(second, list):
         return first + [item for item in second if item not in first]

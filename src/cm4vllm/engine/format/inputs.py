@@ -53,7 +53,7 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
     described: dict[str, Any] = {}
     for alias, flags in (raw.get("inputs_of") or {}).items():
         meta = _other(str(alias), folder, read, "inputs_of")
-        other, groups = _described(meta.get("inputs") or {}), meta.get("input_groups") or {}
+        other, groups = _inputs_by_flag(meta.get("inputs") or {}), meta.get("input_groups") or {}
         named = [flags] if isinstance(flags, str) else flags or ()
         for flag in (flag for name in named for flag in groups.get(name, (name,))):
             if flag not in other:
@@ -62,7 +62,7 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
                     remedy=nearest(flag, (*other, *groups)),
                 )
             mapping[flag], described[flag] = other[flag][0], {**other[flag][1], "of": alias}
-    for flag, (key, entry) in _described(raw.get("inputs") or {}).items():
+    for flag, (key, entry) in _inputs_by_flag(raw.get("inputs") or {}).items():
         mapping[flag], described[flag] = key, entry
     for flag, change in (raw.get("input_changes") or {}).items():
         if flag not in described:
@@ -114,7 +114,7 @@ def _other(alias: str, folder: str, read: Callable[[str], Raw], key: str) -> Raw
     return read(path)
 
 
-def _described(inputs: Raw) -> dict[str, tuple[str, dict[str, Any]]]:
+def _inputs_by_flag(inputs: Raw) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return environment key and description of each flag, under all its names."""
     described: dict[str, tuple[str, dict[str, Any]]] = {}
     for flag, entry in inputs.items():

@@ -121,9 +121,9 @@ def wrong_shapes(raw: Mapping[str, Any]) -> WrongShapes:
     """Yield the place of each part that has the wrong shape for its key, with the shape that it must have."""
     yield from _part(raw, ())
     for kind in ("variations", "versions"):
-        yield from _named(raw.get(kind), (kind,), _part, may_be_empty=True)
-    yield from _named(raw.get("inputs"), ("inputs",), _input)
-    yield from _named(raw.get("input_changes"), ("input_changes",), _anything)
+        yield from _faults_by_name(raw.get(kind), (kind,), _part, may_be_empty=True)
+    yield from _faults_by_name(raw.get("inputs"), ("inputs",), _input)
+    yield from _faults_by_name(raw.get("input_changes"), ("input_changes",), _anything)
     description = raw.get("input_description")
     for key, entry in description.items() if isinstance(description, Mapping) else ():
         if not isinstance(entry, (Mapping, str, type(None))):
@@ -132,7 +132,7 @@ def wrong_shapes(raw: Mapping[str, Any]) -> WrongShapes:
     yield from _entries(inputs, ("tests", "run_inputs"), _anything)
 
 
-def _named(named: Any, place: Place, inner: Inner, *, may_be_empty: bool = False) -> WrongShapes:
+def _faults_by_name(named: Any, place: Place, inner: Inner, *, may_be_empty: bool = False) -> WrongShapes:
     """Yield the faults in a mapping of names to mappings; what is no mapping itself has a fault already."""
     for name, entry in named.items() if isinstance(named, Mapping) else ():
         if isinstance(entry, Mapping):
@@ -157,7 +157,7 @@ def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
     for key, value in raw.items():
         if not isinstance(key, str):
             continue  # lint reports it as unknown
-        if value is not None and (wanted := _wanted(key, value)):
+        if value is not None and (wanted := _missing_shape(key, value)):
             yield (*place, key), _must(wanted, value)
             continue
         if key in _ENVIRONMENTS:
@@ -194,7 +194,7 @@ _KINDS: tuple[tuple[frozenset[str], Callable[[Any], bool], str], ...] = (
 )
 
 
-def _wanted(key: str, value: Any) -> str:
+def _missing_shape(key: str, value: Any) -> str:
     """Return the words for the value that a key must have; empty when it has it."""
     return next((words for keys, fits, words in _KINDS if key in keys and not fits(value)), "")
 

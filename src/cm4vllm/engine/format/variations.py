@@ -50,12 +50,12 @@ def as_typed(names: Iterable[str]) -> list[str]:
     return [name.replace("#", "<value>") for name in names if "," not in name]
 
 
-def known(script: ScriptMeta, names: Collection[str]) -> bool:
+def are_defined(script: ScriptMeta, names: Collection[str]) -> bool:
     """Return True if a script defines all these variations."""
     return all(definition(script.variations, name) for name in names)
 
 
-def replaced(script: ScriptMeta, chosen: Sequence[str], batches: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def without_replaced(script: ScriptMeta, chosen: Sequence[str], batches: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the chosen variations without those that a later batch replaces with others of the same group."""
     added = {name for batch in batches for name in batch}
     kept = tuple(name for name in chosen if name not in added)

@@ -221,7 +221,7 @@ def as_mermaid(root: Node) -> str:
         if key not in ids:
             ids[key] = f"n{len(ids)}"
             label = f"{_name(node)}<br/>{_state(node)}"
-            lines.append(f'  {ids[key]}["{_escaped(label)}"]:::{node.status.name.lower()}')
+            lines.append(f'  {ids[key]}["{_escape(label)}"]:::{node.status.name.lower()}')
         for child in node.children:
             name = "" if child.why == "deps" else child.why
             name = ", ".join(filter(None, [child.name or name, *child.only_if]))
@@ -231,13 +231,13 @@ def as_mermaid(root: Node) -> str:
     visit(root)
     for start, end, label in edges:
         arrow = "-.->" if label[0] == "~" else "-->"
-        text = f'|"{_escaped(label[1:])}"|' if label[1:] else ""
+        text = f'|"{_escape(label[1:])}"|' if label[1:] else ""
         lines.append(f"  {start} {arrow}{text} {end}")
     lines += [f"  classDef {status.name.lower()} {style}" for status, style in _STYLES.items()]
     return "\n".join(lines)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return (
         text.replace("&", "#amp;")
         .replace('"', "#quot;")
@@ -259,7 +259,7 @@ def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         try:
             root = plan(session, Request.of(i, working_folder(), from_person=bool(i.get("cmd"))))
         except CmError as error:
-            return {"return": error.exit_code, "error": session.explained(error)}
+            return {"return": error.exit_code, "error": session.explain(error)}
         data: dict[str, Any] = session.vault.cleaned(as_json(root))
         if flag(i, "j", "json"):
             page(json.dumps(data, indent=2))

@@ -20,7 +20,7 @@ def unknown(key: str) -> str:
     return f"{_OPEN}?{key}{_CLOSE}"
 
 
-def assured(key: str) -> str:
+def mark_of_assured(key: str) -> str:
     """Return the mark for a value that a run will give to `key`."""
     return f"{_OPEN}!{key}{_CLOSE}"
 

@@ -15,15 +15,15 @@ from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.run.environment import Env, merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.scope import Outcome, Scope, amended, completed, remarks, request_for
+from cm4vllm.engine.run.scope import Outcome, Scope, complete, remarks, request_for, with_amendments
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run
-from cm4vllm.engine.run.script_selection import select, settled
+from cm4vllm.engine.run.script_selection import select, without_replaced_variations
 from cm4vllm.engine.run.session import Session
 
 
 def run(session: Session, request: Request) -> Outcome:
     """Run the script that `request` names, or use its entry in the cache. Raises CmError when it fails."""
-    request = settled(session.catalogue, request, session.near)
+    request = without_replaced_variations(session.catalogue, request, session.near)
     script = select(session.catalogue, request, session.near)
     with session.under_way(script, request):
         task = Task.of(script, request)
@@ -51,9 +51,9 @@ def perform(run: Run) -> Outcome:
 
 def fresh(run: Run) -> Outcome:
     """Run a script step by step, from the scope of its task. A step that returns an outcome is the last one."""
-    settled = run.task.settled()
-    if settled is not run.task:  # a version more has its own say
-        run = run.but(task=settled, scope=Scope.of(settled).but(folder=run.scope.folder))
+    task = run.task.with_default_version()
+    if task is not run.task:  # a version more has its own say
+        run = run.but(task=task, scope=Scope.of(task).but(folder=run.scope.folder))
     for step in _STEPS:
         outcome = step(run)
         if outcome is not None:
@@ -120,7 +120,7 @@ def _before_deps(run: Run) -> None:
     """Call the hook before_deps: dependencies get the inputs as it left them. Raises UsageError for missing inputs."""
     if run.session.hooks_of(run.task.script).get("before_deps") is not None:
         run.hook("before_deps")
-        completed(run.scope)
+        complete(run.scope)
     if not run.is_fake:
         require_inputs(run.session.catalogue, run.task.script, run.scope.env)
 
@@ -134,12 +134,12 @@ def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
 def _take(current: Run, dependency: Dependency, phase: str, *, only_dynamic: bool = False) -> None:
     """Run a dependency as it is amended, if its conditions hold."""
     session, task, scope = current.session, current.task, current.scope
-    dependency = amended(dependency, task.ad + task.adr, scope.env)
+    dependency = with_amendments(dependency, task.ad + task.adr, scope.env)
     if session.fake and dependency.skip_if_fake_run:
         return
     if not dependency.conditions.hold(scope.env) or (only_dynamic and not dependency.dynamic):
         return
-    request = settled(session.catalogue, request_for(dependency, task, scope, phase), session.near)
+    request = without_replaced_variations(session.catalogue, request_for(dependency, task, scope, phase), session.near)
     scope.deps.append(request.title())
     if not session.no_deps:
         scope.receive(run(session, request))

@@ -221,7 +221,7 @@ def update_deps(i: Answer) -> Answer:
     for raw in i["deps"]:
         for name, change in i["update_deps"].items():
             if name in (raw.get("names") or ()):
-                changed = dict(Dependency.of(raw).amended(change).raw)
+                changed = dict(Dependency.of(raw).with_change(change).raw)
                 raw.clear()
                 raw.update(changed)
     return {}

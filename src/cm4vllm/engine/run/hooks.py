@@ -44,7 +44,7 @@ def working_in(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def reworded(script: ScriptMeta, request: Request) -> Iterator[None]:
+def rewording(script: ScriptMeta, request: Request) -> Iterator[None]:
     """Have an error that names a key which a flag gave name the flag instead."""
     try:
         yield
@@ -70,7 +70,7 @@ class Hooks:
         if spec is None or spec.loader is None:
             raise RecipeError(f"{self._path} cannot be loaded")
         module = importlib.util.module_from_spec(spec)
-        with self._explained("cannot be loaded"):
+        with self._explaining("cannot be loaded"):
             spec.loader.exec_module(module)
         return module
 
@@ -88,7 +88,7 @@ class Hooks:
         hook = self.get(name)
         if hook is None:
             return {}
-        with self._explained(f"{name} of {self._title} failed"):
+        with self._explaining(f"{name} of {self._title} failed"):
             result = hook(given)
         if not isinstance(result, Mapping) or not isinstance(result.get("return"), int):
             raise RecipeError(
@@ -101,7 +101,7 @@ class Hooks:
         return result
 
     @contextmanager
-    def _explained(self, failure: str) -> Iterator[None]:
+    def _explaining(self, failure: str) -> Iterator[None]:
         try:
             yield
         except (CmError, KeyboardInterrupt):

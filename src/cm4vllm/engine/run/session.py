@@ -226,7 +226,7 @@ class Session:
         """Have `cleanup` called when the top-level run ends, however it ends; the last one registered first."""
         self._cleanups.append((title, cleanup))
 
-    def explained(self, error: CmError) -> str:
+    def explain(self, error: CmError) -> str:
         """Return the text of an error that ends the run, with the way from the script that was asked for to it."""
         text, stack = self.vault.clean(str(error)), self._failure[1]
         if len(stack) < 2 or self._failure[0] not in text:
@@ -234,7 +234,7 @@ class Session:
         return f"{with_usable_flags(text, stack)}\n  in:     {' > '.join(script.title() for script in stack)}"
 
     @contextmanager
-    def supervised(self) -> Iterator[None]:
+    def supervision(self) -> Iterator[None]:
         """Turn SIGTERM and SIGHUP into an exception, and call the cleanups when the block ends, however it ends.
 
         Raises Interrupted when a signal or Ctrl-C ended it.

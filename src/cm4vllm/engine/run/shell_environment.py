@@ -144,13 +144,13 @@ def git_environment(env: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if token := str(env.get("CM_GH_TOKEN") or ""):
         login = base64.b64encode(f"x-access-token:{token}".encode()).decode()
-        return _configured(f"http.{_HOST}.extraheader", f"Authorization: Basic {login}")
+        return _git_setting(f"http.{_HOST}.extraheader", f"Authorization: Basic {login}")
     if not is_no(env.get("CM_GIT_SSH", "")):
-        return _configured("url.git@github.com:.insteadOf", _HOST)
+        return _git_setting("url.git@github.com:.insteadOf", _HOST)
     return {}
 
 
-def _configured(key: str, value: str) -> dict[str, str]:
+def _git_setting(key: str, value: str) -> dict[str, str]:
     # The configuration in the caller's own environment stays: git counts from 0.
     count = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     return {"GIT_CONFIG_COUNT": str(count + 1), f"GIT_CONFIG_KEY_{count}": key, f"GIT_CONFIG_VALUE_{count}": value}

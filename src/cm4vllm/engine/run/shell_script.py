@@ -66,11 +66,11 @@ class _Output:
                 self.tail.append(text.rstrip("\n"))
                 self._pass_on(text)
                 if not self.log_problem:
-                    log = self._logged(text, log)
+                    log = self._append_to_log(text, log)
             if log is not None:
                 log.close()
 
-    def _logged(self, text: str, log: IO[str] | None) -> IO[str] | None:
+    def _append_to_log(self, text: str, log: IO[str] | None) -> IO[str] | None:
         try:
             if log is None:
                 os.makedirs(os.path.dirname(self.log), exist_ok=True)
@@ -108,7 +108,7 @@ def run_native(
     process killed, the command and all it started are ended.
     """
     try:
-        process = _started(script, env, folder, guardian, prefix)
+        process = _start(script, env, folder, guardian, prefix)
     except OSError as error:
         raise NativeCommandError(
             f"{os.path.basename(script)} of {title} cannot be started",
@@ -134,7 +134,7 @@ def run_native(
         os.unlink(log)
 
 
-def _started(
+def _start(
     script: str, env: Mapping[str, str], folder: str, guardian: Guardian, prefix: Sequence[str]
 ) -> subprocess.Popen[str]:
     """Start bash on a shell file, in a process group of its own that the guardian knows. Raises OSError."""

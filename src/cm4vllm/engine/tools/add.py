@@ -25,7 +25,7 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
 
     The repository is the one named (`repo:alias`), else the one around the current folder, else CM's local one.
     """
-    repo, alias = _named(automation.cmind, i)
+    repo, alias = _place_and_name(automation.cmind, i)
     tags = split_tags(i.get("tags")) or tuple(alias.split("-"))
     kind = _template(i)
     _check(Catalogue(automation.cmind), alias, tags)
@@ -62,7 +62,7 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     return {"return": 0, "path": str(folder), "uid": uid, "alias": alias, "files": files}
 
 
-def _named(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
+def _place_and_name(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
     parsed = i.get("parsed_artifact") or []
     if not parsed or not (alias := str(parsed[0][0])):
         raise UsageError("the new script needs a name", remedy="for example: cm add script my-recipe --tags=my,recipe")

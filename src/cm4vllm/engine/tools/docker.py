@@ -19,7 +19,7 @@ from cm4vllm.common.programs.containers import Container, Mount, engines, requir
 from cm4vllm.common.programs.processes import Completed, exit_in_words
 from cm4vllm.common.progress import say
 from cm4vllm.common.secrets.redaction import secret_flags, vault
-from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import resolve
@@ -79,7 +79,7 @@ def image_of(script: ScriptMeta, i: Mapping[str, Any]) -> RecipeImage:
     request = Request.of(i, "")
     described: dict[str, Any] = dict(script.layer.docker)
     for variation in resolve(script, request.variations, request.excluded_variations).layers:
-        described = merged(described, dict(variation.layer.docker))
+        described = merge(described, dict(variation.layer.docker))
     words = [
         word
         for word in i.get("cmd") or [f"--tags={request.but(tags=request.tags or script.tags).title()}"]

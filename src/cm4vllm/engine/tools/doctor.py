@@ -13,15 +13,15 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
-from cm4vllm.engine.cache.cache_commands import counted, leftovers, size_of
-from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, stored
+from cm4vllm.engine.cache.cache_commands import count_in_words, leftovers, size_of
+from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, finished_entries
 from cm4vllm.engine.format.documents import json_mapping
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.tools.lint import Linter
-from cm4vllm.engine.tools.register import engines_before, registered, warning_about_engines
+from cm4vllm.engine.tools.register import engines_before, registered_folders, warning_about_engines
 
 
 class Level(StrEnum):
@@ -144,7 +144,7 @@ def _home(home: Path) -> Symptom:
 
 
 def _repositories(home: Path) -> list[Symptom]:
-    listed = registered(home)
+    listed = registered_folders(home)
     gone = [entry for entry in listed if not any((entry / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
     return [
         Symptom(
@@ -233,9 +233,9 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
 
 
 def _cache(root: str) -> list[Symptom]:
-    entries = list(stored(root))
-    faults = [*map(_fault_of_entry, entries), *_unreadable(Path(root)), *map(_unfinished, leftovers(Path(root)))]
-    sound = Symptom(Level.WELL, "cache", counted(entries, sum(size_of(entry.folder) for entry in entries)))
+    entries = list(finished_entries(root))
+    faults = [*map(_fault_of_entry, entries), *_unreadable(Path(root)), *map(_unfinished_entry, leftovers(Path(root)))]
+    sound = Symptom(Level.WELL, "cache", count_in_words(entries, sum(size_of(entry.folder) for entry in entries)))
     return list(filter(None, faults)) or [sound]
 
 
@@ -264,6 +264,6 @@ def _unreadable(root: Path) -> Iterator[Symptom]:
             )
 
 
-def _unfinished(folder: Path) -> Symptom:
+def _unfinished_entry(folder: Path) -> Symptom:
     text = f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it now, or was killed"
     return Symptom(Level.ODD, "cache", text, f"if no run is active: rm -r {folder}")

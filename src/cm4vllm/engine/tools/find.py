@@ -15,7 +15,7 @@ from cm4vllm.engine.cache.cmind_index import slim
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.format.variations import are_defined
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.script_selection import candidates
 
@@ -37,7 +37,7 @@ def find_scripts(automation: Any, i: Result) -> Result:
     excluded = {word[1:] for word in words if word.startswith("-")}
     scripts: list[Any] = []
     catalogue = Catalogue(automation.cmind)
-    folders = catalogue.indexed(wanted) or [
+    folders = catalogue.indexed_folders(wanted) or [
         (summary.path, summary.repo) for summary in catalogue.summaries if wanted <= set(summary.tags)
     ]
     for folder, repo in folders:
@@ -98,7 +98,7 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
 
 def _fitting(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     scripts = candidates(catalogue, request)
-    return [script for script in scripts if known(script, request.variations)] or scripts
+    return [script for script in scripts if are_defined(script, request.variations)] or scripts
 
 
 def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:

@@ -94,13 +94,13 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         *(line for example in script.examples or [typed] for line in command_lines(example, "  ", _terminal_width())),
         "",
         f"  path      {script.path}",
-        *_wrapped(", ".join(script.tags), "  tags      ", " " * 12),
+        *_wrap(", ".join(script.tags), "  tags      ", " " * 12),
         f"  cached    {'yes' if script.cache else 'when asked for' if script.can_force_cache else 'no'}",
     ]
     if script.layer.default_version or script.versions:
         listed = ", ".join(script.versions)
         known = f" (known: {listed})" if listed else ""
-        head += _wrapped(f"{script.layer.default_version or 'any'}{known}", "  versions  ", " " * 12)
+        head += _wrap(f"{script.layer.default_version or 'any'}{known}", "  versions  ", " " * 12)
     more = runs_scripts(code_of(script))
     parts = [
         ("inputs", _columns(inputs_of(script, values))),
@@ -127,11 +127,11 @@ def _exports(script: ScriptMeta) -> list[str]:
 
 def command_lines(example: str, indent: str, width: int) -> list[str]:
     """Return an example as it can be typed, a long one in several lines."""
-    lines = _wrapped(f"cm run script --tags={example}", indent, f"{indent}    ", width - 2)
+    lines = _wrap(f"cm run script --tags={example}", indent, f"{indent}    ", width - 2)
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 
-def _wrapped(text: str, first: str, rest: str, width: int = 0) -> list[str]:
+def _wrap(text: str, first: str, rest: str, width: int = 0) -> list[str]:
     return textwrap.wrap(
         text,
         width or _terminal_width(),
@@ -205,7 +205,7 @@ def _dependencies(script: ScriptMeta) -> list[str]:
         for dependency in script.layer.deps[phase]
     )
     width = _terminal_width() - 4
-    return [f"  {line}" for text in texts for line in _wrapped(text, "", "    ", width)]
+    return [f"  {line}" for text in texts for line in _wrap(text, "", "    ", width)]
 
 
 def _dependency(dependency: Dependency) -> str:
@@ -223,6 +223,4 @@ def _columns(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Align two columns; the second one is wrapped to the terminal."""
     width = min(max((len(left) for left, _ in rows), default=0), 34)
     whole = max(_terminal_width() - 4, width + 44)
-    return [
-        line for left, right in rows for line in _wrapped(right, f"  {left:<{width}}  ", f"  {'':<{width}}  ", whole)
-    ]
+    return [line for left, right in rows for line in _wrap(right, f"  {left:<{width}}  ", f"  {'':<{width}}  ", whole)]

@@ -14,7 +14,7 @@ from cm4vllm.engine.format.documents import lines_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.meta_shapes import Place
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.format.variations import are_defined
 from cm4vllm.engine.plan.chain import Chain, dependencies_of, layers_of, plain_tags
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
@@ -79,7 +79,7 @@ class Linter:
     def _inputs(self, script: ScriptMeta) -> Iterator[Finding]:
         """Yield the inputs that another script of the repository describes as well."""
         for flag, entry in (script.raw.get("inputs") or {}).items():
-            tellers = self._described[script.repo, str(entry.get("key"))]
+            tellers = self._describing_folders[script.repo, str(entry.get("key"))]
             if len(tellers) > 1:
                 yield Finding(
                     f"input {flag!r}: {entry.get('key')} is described by {', '.join(tellers)}; one of them "
@@ -88,7 +88,7 @@ class Linter:
                 )
 
     @cached_property
-    def _described(self) -> Mapping[tuple[str, str], list[str]]:
+    def _describing_folders(self) -> Mapping[tuple[str, str], list[str]]:
         """The folders of the scripts that describe an environment key, by repository and key."""
         described: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for script in self.every():
@@ -114,9 +114,11 @@ class Linter:
         whole = bool(tags) and len(words) == len(dependency.tags)
         if not answering and whole:
             yield f"no script matches {text}"
-        elif whole and not any(known(script, variations) for script in answering):
+        elif whole and not any(are_defined(script, variations) for script in answering):
             names = {name for script in answering for name in script.variations}
-            missing = next((name for name in variations if not any(known(s, [name]) for s in answering)), variations[0])
+            missing = next(
+                (name for name in variations if not any(are_defined(s, [name]) for s in answering)), variations[0]
+            )
             yield f"no script that matches {text} has these variations; _{missing}: {nearest_choice(missing, names)}"
         inputs = {key for script in answering for key in (*script.input_mapping, *script.input_description)}
         for key in dependency.raw:

@@ -14,7 +14,7 @@ from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Amendment
 from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES, SHOWN_KEYS
 from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, ScriptMeta, Variation
 from cm4vllm.engine.format.meta_shapes import Place, wrong_shapes
-from cm4vllm.engine.format.variations import Resolution, definition, known, resolve
+from cm4vllm.engine.format.variations import Resolution, are_defined, definition, resolve
 from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.plan.recipe_code import code_of
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
@@ -89,7 +89,7 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
     for number, example in enumerate(script.examples):
         tags, *flags = shlex.split(example)
         names, _, variations, _ = parse_tags(tags)
-        if not set(names) <= set(script.tags) or not known(script, variations):
+        if not set(names) <= set(script.tags) or not are_defined(script, variations):
             yield Finding(f"example {example!r} does not name this script", ("examples", number))
         for flag in (word[2:].partition("=")[0] for word in flags if word.startswith("--")):
             if flag not in typed:

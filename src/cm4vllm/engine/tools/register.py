@@ -34,7 +34,7 @@ def register(checkout: Path, home: Path) -> bool:
     checkout = checkout.resolve()
     if not any((checkout / name).is_file() for name in ("cmr.yaml", "cmr.json")):
         raise UsageError(f"{checkout} is not a CM repository", cause="it holds no cmr.yaml")
-    known = registered(home)
+    known = registered_folders(home)
     others = [path for path in known if path != checkout and _uid(path) and _uid(path) == _uid(checkout)]
     if others and not home.resolve().is_relative_to(checkout):
         raise UsageError(
@@ -75,7 +75,7 @@ def engines_before(checkout: Path, home: Path) -> list[Path]:
     """Return the repositories with a script engine of their own that cmind finds before that of `checkout`."""
     checkout = checkout.resolve()
     # The order of cmind.repos.Repos.load: local, installed packages named cm*, repos.json.
-    repositories = [home / "repos" / "local", *_installed(), *registered(home)]
+    repositories = [home / "repos" / "local", *_installed_repositories(), *registered_folders(home)]
     before = itertools.takewhile(lambda repository: repository != checkout, repositories)
     return [repository for repository in before if _has_script_engine(repository)]
 
@@ -92,7 +92,7 @@ def warning_about_engines(checkout: Path, home: Path) -> str:
     )
 
 
-def registered(home: Path) -> list[Path]:
+def registered_folders(home: Path) -> list[Path]:
     """Return the folders in repos.json, none where there is no such file. Raises CmError where it is not JSON."""
     path = home / "repos.json"
     try:
@@ -108,7 +108,7 @@ def registered(home: Path) -> list[Path]:
     return [Path(entry) for entry in listed]
 
 
-def _installed() -> list[Path]:
+def _installed_repositories() -> list[Path]:
     folders: list[Path] = []
     for module in pkgutil.iter_modules():
         if module.name.startswith("cm") and module.name != "cmind":

@@ -334,12 +334,12 @@ class Client:
         self._check_timer = self._loop.call_later(pause, self._check_servers)
         for server in self._servers:
             server.drop_older(self._loop.time() - REUSE_WITHIN_S)
-        missing = self._stalled()
+        missing = self._stall_in_words()
         if missing:
             for request in list(self._open):
                 request.abandon(f"the server sent {missing} for {self._stall_s:g} s")
 
-    def _stalled(self) -> str:
+    def _stall_in_words(self) -> str:
         """Return the words for an answer that no server has sent for too long; empty where all is well."""
         counts, now = self.counts, self._loop.time()
         if not self._open:

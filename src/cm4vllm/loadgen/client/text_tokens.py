@@ -96,7 +96,7 @@ class Texts:
         ids = self._ids(answer.text)
         self._compare(answer, len(ids))
         if self._settings.logged is not Logged.TOKENS:
-            return Encoded(self._logged(answer.text), max(1, tokens))
+            return Encoded(self._logged_text(answer.text), max(1, tokens))
         if not self._settings.every:
             if not ids:
                 raise AnswerError("the answer has no text, so that its tokens cannot be counted")
@@ -110,7 +110,7 @@ class Texts:
             self._compare(answer, len(self._ids(answer.text)))
         return self._counts
 
-    def _logged(self, text: str) -> bytes:
+    def _logged_text(self, text: str) -> bytes:
         """Return an answer as the reference logs it."""
         if self._settings.logged is Logged.TEXT:
             return text.encode()
@@ -156,7 +156,7 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
     chat = settings.server.dialect is not None and settings.server.dialect.prompts is Prompts.CHAT
     for row in rows:
         ids, own = row["tok_input"], str(row.get("input") or "")
-        decoded = [] if chat else list(_decoded(tokenizer, ids))
+        decoded = [] if chat else list(_decode(tokenizer, ids))
         alike = (text for text in (own, *decoded) if text and tokenizer.encode(text).ids == ids)
         same = message(tokenizer, ids, own) if chat else next(alike, None)
         # The row's text may be a part of the prompt: an article without what is asked about it.
@@ -166,7 +166,7 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
     return texts, lengths, changed
 
 
-def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
+def _decode(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
     """Yield the texts of token ids: without what the tokenizer adds to each text by itself, and as they are."""
     added = tokenizer.encode("").ids
     if added and ids[: len(added)] == added:

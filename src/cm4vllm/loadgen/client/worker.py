@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _work(settings: WorkerSettings, link: _Link, bodies: _SharedBodies) -> None:
-    addresses = await _resolved(settings, link)
+    addresses = await _resolve(settings, link)
     if not addresses:
         return
     loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ def _end_with_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     os._exit(1)
 
 
-async def _resolved(settings: WorkerSettings, link: _Link) -> list[Address]:
+async def _resolve(settings: WorkerSettings, link: _Link) -> list[Address]:
     """Return the addresses of all servers; report one that cannot be reached, and return an empty list."""
     addresses = []
     headers = settings.access.headers()
@@ -200,7 +200,7 @@ class _RecordSink:
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         # The answer of a server may repeat the key.
-        text = self._access.hidden(cause).encode(errors="replace")
+        text = self._access.without_secrets(cause).encode(errors="replace")
         kind = Kind.FAILED_LATE if first_token_seen else Kind.FAILED
         self._link.write(HEADER.pack(key, kind, len(text)) + text)
 

@@ -99,14 +99,14 @@ class LiveStatus:
             tokens=news.tokens,
             samples_per_second=round(rate, 3),
             tokens_per_second=round((news.tokens - before.tokens) / took if took > 0 else 0.0, 1),
-            left=self._left(news, total, rate),
+            left=self._time_left(news, total, rate),
             latencies=news.latencies,
             server=self._server(),
             client=self._client(news.elapsed_s, news),
             scores=self.scores,
         )
 
-    def _left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:
+    def _time_left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:
         """Return the time left in s. A run of fixed duration ends when the requests then in flight are answered."""
         planned = self._plan.seconds if self._plan else 0.0
         if not planned:

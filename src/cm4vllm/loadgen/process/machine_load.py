@@ -101,7 +101,7 @@ class NodeSamples:
         samples = [
             GpusSample(at_s=several[0].at_s, gpus=gpus)
             for several in zip(*looks, strict=False)
-            if (gpus := _numbered([sample.gpus for sample in several]))
+            if (gpus := _number_gpus([sample.gpus for sample in several]))
         ]
         if samples:
             write_sample_file(path, samples)
@@ -151,7 +151,7 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _numbered(nodes: Sequence[Sequence[GpuSample]]) -> list[GpuSample]:
+def _number_gpus(nodes: Sequence[Sequence[GpuSample]]) -> list[GpuSample]:
     """Return the GPUs of all nodes with numbers that go on from node to node, and the node in their names."""
     gpu_samples: list[GpuSample] = []
     for number, gpus in enumerate(nodes, 1):

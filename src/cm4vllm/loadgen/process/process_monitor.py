@@ -155,14 +155,14 @@ def _follow(output: IO[bytes], log: int, run: MonitoredRun) -> Message | None:
                     return last
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    last = _take(line, log, run) or last
+                    last = _message_of(line, log, run) or last
             if time.monotonic() - checked >= ALIVE_INTERVAL_S:
                 checked = time.monotonic()
                 if (fault := run.fault()) is not None:
                     raise fault
 
 
-def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
+def _message_of(line: bytes, log: int, run: MonitoredRun) -> Message | None:
     try:
         message: Message = msgspec.json.decode(line, type=Message)
     except (ValueError, RecursionError):

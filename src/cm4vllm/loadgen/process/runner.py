@@ -88,7 +88,7 @@ def run(
             return MonitoredRun(settings, attempt, watched, watch, shown, live, on_answers, on_latencies, keep)
 
         with _failure_recorded(settings, staging) as attempt:
-            record = _measured(settings, staging, pythonpath, monitored, servers)
+            record = _measure(settings, staging, pythonpath, monitored, servers)
         write_record(staging / RUN_FILE, record)
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)
@@ -121,7 +121,7 @@ def _failure_recorded(settings: RunSettings, folder: Path) -> Iterator[Attempt]:
         raise
 
 
-def _measured(
+def _measure(
     settings: RunSettings,
     folder: Path,
     pythonpath: str,

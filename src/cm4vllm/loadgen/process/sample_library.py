@@ -12,7 +12,7 @@ import msgspec
 from cm4vllm.assets.samples.published_formats import recorded_rows
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.loadgen.client.text_tokens import prompt_texts
-from cm4vllm.loadgen.client.wire import Sampling, completion_body, drawn, text_completion_body
+from cm4vllm.loadgen.client.wire import Sampling, completion_body, sampling_parameters, text_completion_body
 from cm4vllm.loadgen.settings import sampling_of
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.run import RunSettings
@@ -97,7 +97,7 @@ def picture_library(
     folder: Path, rows: Sequence[Mapping[str, Any]], sampling: Sampling, prompt: ChatPrompt
 ) -> SampleLibrary:
     """Return the products of a dataset's rows, whose pictures lie in `folder`, as requests."""
-    asked = drawn(sampling)
+    asked = sampling_parameters(sampling)
 
     def body(row: Mapping[str, Any]) -> bytes:
         system, user = prompt.messages(row)

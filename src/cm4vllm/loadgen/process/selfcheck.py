@@ -63,7 +63,7 @@ def self_check(settings: RunSettings, library: SampleLibrary, least: int = 1) ->
     workers = settings.num_workers or least
     library.load(range(min(PROMPTS, len(library))))
     while True:
-        check = _checked(settings, library, workers)
+        check = _check(settings, library, workers)
         enough = check.capacity_qps >= HEADROOM * settings.expected_qps
         most = min(MOST_WORKERS, usable_processors() - 1)
         if settings.num_workers or enough or workers >= most or not check.busiest.startswith("worker"):
@@ -81,7 +81,7 @@ def in_words(check: SelfCheck, settings: RunSettings) -> str:
     return f"client self-check: {workers} can carry {capacity}{times}{added}"
 
 
-def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfCheck:
+def _check(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfCheck:
     tokens = expected_tokens(settings)
     interval = settings.stream_interval
     chunks = -(-(tokens - 1) // interval) + 1 if interval else 1
@@ -97,7 +97,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
         try:
             meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)
-            drive = _closed if settings.terms.at_once else _paced
+            drive = _closed_loop if settings.terms.at_once else _paced_loop
             qps = drive(client, _prompts(settings, library), tally, meter, settings.target_qps)
         finally:
             client.close()
@@ -143,7 +143,9 @@ def _prompts(settings: RunSettings, library: SampleLibrary) -> list[tuple[int, i
     return [(offset, length, counted * tokens) for offset, length, tokens in library.records.values()]
 
 
-def _closed(client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Tally, meter: _Meter, _: float) -> float:
+def _closed_loop(
+    client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Tally, meter: _Meter, _: float
+) -> float:
     """Issue queries all at once, as many as take about CLOSED_S; return the queries/s that were answered."""
     count, took = 500, 0.0
     while took < CLOSED_S / 2:
@@ -158,7 +160,7 @@ def _closed(client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Ta
     return count / took
 
 
-def _paced(
+def _paced_loop(
     client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Tally, meter: _Meter, target_qps: float
 ) -> float:
     """Issue queries at the run's rate, at random times as LoadGen does; return that rate."""
@@ -246,14 +248,14 @@ class _Meter:
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
 
     def start(self) -> None:
-        self.started = self._used()
+        self.started = self._times_used()
 
     def stop(self) -> None:
-        before, after = self.started, self._used()
+        before, after = self.started, self._times_used()
         wall = after["wall"] - before["wall"]
         self.shares = {name: (after[name] - before[name]) / wall for name in self._processes}
 
-    def _used(self) -> dict[str, float]:
+    def _times_used(self) -> dict[str, float]:
         times = {name: process.cpu_times() for name, process in self._processes.items()}
         return {"wall": time.monotonic(), **{name: used.user + used.system for name, used in times.items()}}
 

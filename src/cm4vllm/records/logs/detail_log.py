@@ -94,14 +94,14 @@ class DetailLog:
     unordered: str = ""
 
     def text(self, key: str) -> str:
-        return self._typed(key, str, "a text")
+        return self._value_of_type(key, str, "a text")
 
     def flag(self, key: str) -> bool:
-        return self._typed(key, bool, "true or false")
+        return self._value_of_type(key, bool, "true or false")
 
     def count(self, key: str) -> int:
         """Return a whole number of 64 bits that is not negative."""
-        value = self._typed(key, int, "a whole number of 64 bits")
+        value = self._value_of_type(key, int, "a whole number of 64 bits")
         if isinstance(value, bool) or not 0 <= value < _COUNT_END:
             raise self._refusal(key, value, "a whole number of 64 bits")
         return value
@@ -164,7 +164,7 @@ class DetailLog:
         version = (int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
         return tuple(version) >= _COUNTS_ERRORS
 
-    def _typed(self, key: str, kind: type[T], wanted: str) -> T:
+    def _value_of_type(self, key: str, kind: type[T], wanted: str) -> T:
         value = self._value(key)
         if not isinstance(value, kind):
             raise self._refusal(key, value, wanted)
@@ -179,7 +179,9 @@ class DetailLog:
 
     def _refusal(self, key: str, value: object, wanted: str) -> RunFailed:
         return RunFailed(
-            f"{self.path} is not a LoadGen log", cause=f"its {key} is {_short(value)}, not {wanted}", remedy=_AGAIN
+            f"{self.path} is not a LoadGen log",
+            cause=f"its {key} is {_first_characters(value)}, not {wanted}",
+            remedy=_AGAIN,
         )
 
 
@@ -210,7 +212,7 @@ def read_detail_log(path: Path) -> DetailLog:
         if entry.key in values and entry.key.startswith(_ONCE):
             raise _two_runs(path, f"{entry.key} is logged a second time")
         if entry.key.startswith(_READ):
-            values[entry.key] = _decoded(path, entry)
+            values[entry.key] = _decode(path, entry)
             if entry.time_ms is not None and 0 <= entry.time_ms < _TIME_END:
                 unordered = unordered or (entry.key if entry.time_ms < last else "")
                 times[entry.key] = last = entry.time_ms
@@ -224,7 +226,7 @@ def read_detail_log(path: Path) -> DetailLog:
 
 def _keep(texts: list[str], path: Path, entry: _Entry) -> None:
     if len(texts) < KEPT_TEXTS:
-        texts.append(str(_decoded(path, entry)))
+        texts.append(str(_decode(path, entry)))
 
 
 def _entries(path: Path) -> Iterator[_Entry]:
@@ -235,13 +237,13 @@ def _entries(path: Path) -> Iterator[_Entry]:
                     raise _not_whole(path, f"line {number} has more than {_LONGEST_LINE // 2**20} MB")
                 if line.startswith(_PREFIX):
                     yield _entry(path, number, line[len(_PREFIX) :])
-                elif _damaged(line):
+                elif _is_damaged(line):
                     raise _not_whole(path, f"line {number} is a part of an entry")
     except OSError as error:
         raise RunFailed(f"cannot read LoadGen's log {path}", cause=str(error.strerror)) from error
 
 
-def _damaged(line: bytes) -> bool:
+def _is_damaged(line: bytes) -> bool:
     """Return True if a line without the prefix is part of a damaged entry: its beginning or its rest.
 
     Zeros are what a file system gives for a part that was never written, or was truncated by a second writer.
@@ -269,11 +271,11 @@ def _finite(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _decoded(path: Path, entry: _Entry) -> Any:
+def _decode(path: Path, entry: _Entry) -> Any:
     try:
         return msgspec.json.decode(entry.value)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise _not_whole(path, f"the value of {_short(entry.key)}: {error}") from error
+        raise _not_whole(path, f"the value of {_first_characters(entry.key)}: {error}") from error
 
 
 def _two_runs(path: Path, cause: str) -> RunFailed:
@@ -284,7 +286,7 @@ def _not_whole(path: Path, cause: str) -> RunFailed:
     return RunFailed(f"{path} is not a whole log", cause=cause, remedy=_AGAIN)
 
 
-def _short(value: object) -> str:
+def _first_characters(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes

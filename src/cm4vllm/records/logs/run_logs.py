@@ -13,7 +13,7 @@ from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import mapped, opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.records.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
+from cm4vllm.records.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined_keys
 from cm4vllm.records.logs.impossible_values import impossible_values
 from cm4vllm.rules import Mode
 
@@ -234,7 +234,7 @@ _LIMITED = "Server"
 
 def _reasons(log: DetailLog) -> Iterator[str]:
     logged = figures(log)
-    yield from (f"LoadGen could compute no value for {key}" for key in undefined(log))
+    yield from (f"LoadGen could compute no value for {key}" for key in undefined_keys(log))
     yield from (f"{IMPOSSIBLE}: {value}" for value in impossible_values(log))
     if not log.flag("result_min_duration_met"):
         wanted = Seconds(log.number("effective_min_duration_ms") / 1e3)

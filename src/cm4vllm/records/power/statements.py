@@ -82,7 +82,7 @@ def contradictions(client: Mapping[str, Any], server: Mapping[str, Any]) -> Iter
     None where a form is wrong: `fault_in` names it.
     """
     try:
-        own, other = (_compared(msgspec.convert(content, Statement)) for content in (client, server))
+        own, other = (_parts_of_both(msgspec.convert(content, Statement)) for content in (client, server))
     except msgspec.ValidationError:
         return
     for name in own:
@@ -90,7 +90,7 @@ def contradictions(client: Mapping[str, Any], server: Mapping[str, Any]) -> Iter
             yield name, own[name], other[name]
 
 
-def _compared(stated: Statement) -> dict[str, object]:
+def _parts_of_both(stated: Statement) -> dict[str, object]:
     """Return all parts that both state, by name."""
     phases = {"ranging": stated.phases.ranging, "testing": stated.phases.testing}
     return {

@@ -141,7 +141,7 @@ class SearchRecord(SearchOutcome, frozen=True, kw_only=True):
     drift: str = ""
     settings_sha256: str = ""
 
-    def lowered(self, times: int) -> float:
+    def lowered_rate(self, times: int) -> float:
         """Return the rate to run at after `times` full-length runs that missed a limit, each a larger step below.
 
         The first step is the one that the search itself takes below a run that failed.

@@ -67,7 +67,7 @@ class GivenOption:
     adds: bool = False
 
     @property
-    def spelled(self) -> str:
+    def as_written(self) -> str:
         """The option as it is written in the command line, without a value."""
         return self.words[0].partition("=")[0]
 
@@ -82,13 +82,13 @@ def split_options(words: Iterable[str]) -> tuple[list[str], list[GivenOption]]:
     given: list[GivenOption] = []
     for word in words:
         if word.startswith("-") and word.strip("-") and not _NEGATIVE.fullmatch(word):
-            given.append(_given(word))
+            given.append(_parse_option(word))
         else:
             (given[-1].words if given else before).append(word)
     return before, given
 
 
-def _given(word: str) -> GivenOption:
+def _parse_option(word: str) -> GivenOption:
     if level := _LEVEL.fullmatch(word):
         return GivenOption("--optimization-level", [word], level["level"])
     head, equals, value = word.partition("=")
@@ -152,7 +152,7 @@ def _spellings(entry: str) -> list[Option]:
     ]
 
 
-def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
+def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[str]]:
     """Return the words as this release takes them, and a note for each that was translated or left out.
 
     Raises UsageError for an option that it does not know and for a value that the option does not take.
@@ -163,7 +163,7 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
         if option.name in options:
             _check_value(options[option.name], option)
             done += option.words
-        elif (renamed := _renamed().get(option.name)) is not None:
+        elif (renamed := _renamed_options().get(option.name)) is not None:
             now = [word.replace("{}", " ".join(option.values)) for word in renamed.now]
             done += now
             notes.append(f"{option.words[0]}: {renamed.note}; " + (f"said as {' '.join(now)}" if now else "left out"))
@@ -177,7 +177,7 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
 
 
 def _check_value(option: Option, given: GivenOption) -> None:
-    word, values = given.spelled, given.values
+    word, values = given.as_written, given.values
     if given.keys:
         return  # a part of a JSON value, of any kind
     # Short options alone may stand without the value that the help shows.
@@ -198,6 +198,6 @@ def _nearest(name: str, options: Options) -> str:
 
 
 @cache
-def _renamed() -> Mapping[str, Renamed]:
+def _renamed_options() -> Mapping[str, Renamed]:
     data = bytes_of(Path(__file__).with_name("renamed.yaml"))
     return {renamed.option: renamed for renamed in msgspec.yaml.decode(data, type=list[Renamed])}

@@ -66,11 +66,13 @@ def words(config: Mapping[str, Any], key: str) -> list[str]:
 
 def _wrong(key: str, value: Any, kind: str) -> ModelError:
     return ModelError(
-        f"the model's config.json says that {key} is {_short(value)}", cause=f"it must be {kind}", remedy=_AGAIN
+        f"the model's config.json says that {key} is {_value_in_words(value)}",
+        cause=f"it must be {kind}",
+        remedy=_AGAIN,
     )
 
 
-def _short(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     # repr() of a number of thousands of digits raises, and of what is nested deeply as well.
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"

@@ -184,7 +184,7 @@ class Canvas:
 
         Each has a row of its own above the plot, so that its words cross neither a curve nor the words of another.
         """
-        for label, leftwards in _arranged([_Label(self.x.at(value), kind, words) for value, kind, words in points]):
+        for label, leftwards in _arrange([_Label(self.x.at(value), kind, words) for value, kind, words in points]):
             y = self._next_row()
             self._add("line", label.kind, x1=label.x, x2=label.x, y1=y - 10, y2=self.y.begin)
             x, side = (label.x - 4, " end") if leftwards else (label.x + 4, "")
@@ -229,7 +229,7 @@ class _Label(NamedTuple):
         return (self.x - length, self.x) if leftwards else (self.x, self.x + length)
 
 
-def _arranged(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
+def _arrange(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
     """Return the labels from above to below, each with whether its words stand to the left of its line.
 
     The line of an upper label passes the rows below it, and stands in no words there.

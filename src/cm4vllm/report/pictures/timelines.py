@@ -36,12 +36,12 @@ def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
         yield _requests(at, samples, source)
         yield _kv_cache(at, samples, source)
     elif rows is not None and len(rows) > 1:
-        yield _open(rows, part.beside(SAMPLES_FILE))
+        yield _open_requests(rows, part.beside(SAMPLES_FILE))
     yield from gpu_pictures(
         part, read_sample_file(part.folder / GPU_SAMPLES_FILE, GpusSample), part.beside(GPU_SAMPLES_FILE)
     )
     if rows is not None and len(rows) > 1 and part.queries == 1:
-        yield _answered(rows, part.beside(SAMPLES_FILE))
+        yield _answered_samples(rows, part.beside(SAMPLES_FILE))
 
 
 def _parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, float, float]]:
@@ -218,7 +218,7 @@ def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
     return _over_time("TTFT over the run", words, source, "ms", [("TTFT", "line-1", at, ttft)], ms, level=level)
 
 
-def _open(rows: Rows, source: str) -> Picture:
+def _open_requests(rows: Rows, source: str) -> Picture:
     """Draw how many requests were open: for servers that show no metrics."""
     times = np.concatenate([rows["issued_ns"], rows["last_ns"]]) / 1e9
     change = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
@@ -228,7 +228,7 @@ def _open(rows: Rows, source: str) -> Picture:
     return _over_time("Requests open", words, source, "requests", [("open", "line-1", times[order], open_)], rate)
 
 
-def _answered(rows: Rows, source: str) -> Picture:
+def _answered_samples(rows: Rows, source: str) -> Picture:
     """Draw how many samples of one query were answered over its time."""
     ends = np.sort(rows["last_ns"]) / 1e9
     most = float(ends[int(0.99 * (len(ends) - 1))])
