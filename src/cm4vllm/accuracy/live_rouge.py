@@ -78,6 +78,10 @@ class LiveScores:
         return PartialScores(problem=self._broken)
 
     def _take(self, answers: Sequence[tuple[int, Sequence[int]]]) -> PartialScores:
+        """Score the answers that were drawn, as far as the share of processor time allows.
+
+        Return the partial scores.
+        """
         begin = self._spent()
         for index, tokens in answers:
             place = self._places.pop(index, None)
@@ -110,6 +114,7 @@ class LiveScores:
         self._scores[places] = np.column_stack([scored.fmeasures[type_] for type_ in TYPES])
 
     def _partial(self) -> PartialScores:
+        """Return the scores so far with their intervals; none before enough answers are scored."""
         count, means, halves = self.means()
         if count < FEWEST:
             return PartialScores(answers=count)

@@ -48,6 +48,7 @@ class Samples:
 
     @property
     def references(self) -> list[str]:
+        """Return the reference text of each sample."""
         return [str(row["output"]) for row in self.rows]
 
     def at(self, places: Sequence[int]) -> Samples:

@@ -45,6 +45,7 @@ class _Pairs:
 
     @property
     def count(self) -> int:
+        """Return the number of pairs."""
         return len(self.ours.lines)
 
     def common(self, ours: IntArray, theirs: IntArray) -> IntArray:
@@ -55,6 +56,7 @@ class _Pairs:
 
 
 def _pair_words(ours: Texts, theirs: Texts) -> _Pairs:
+    """Return both sides with a number for each distinct word of a pair."""
     words = np.concatenate((ours.words, theirs.words))
     pair = np.concatenate([np.repeat(np.arange(len(texts.lines)), texts.sizes) for texts in (ours, theirs)])
     stride = int(words.max(initial=0)) + 1
@@ -63,6 +65,7 @@ def _pair_words(ours: Texts, theirs: Texts) -> _Pairs:
 
 
 def _bigram_hits(pairs: _Pairs) -> IntArray:
+    """Return for each pair how many bigrams both sides share, each as often as both have it."""
     size = len(pairs.pair_of)
     sides = []
     for entries in (pairs.our_entries, pairs.their_entries):
@@ -81,6 +84,7 @@ def _bigram_hits(pairs: _Pairs) -> IntArray:
 
 
 def _longest(pairs: _Pairs) -> IntArray:
+    """Return for each pair the length of the longest common subsequence of words."""
     # Texts of a character for each word: rapidfuzz compares these without looking at a Python object a word.
     first = np.searchsorted(pairs.pair_of, np.arange(pairs.count))
     ours, theirs = (

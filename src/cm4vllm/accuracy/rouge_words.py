@@ -38,6 +38,7 @@ class Vocabulary(dict[bytes, int]):
     """The number of each word: the same for words with the same Porter stem. Each word is stemmed once."""
 
     def __init__(self) -> None:
+        """Load the stemmer, which takes a third of a second."""
         # nltk takes a third of a second to load: a plan and a run that scores nothing do without.
         from cm4vllm.accuracy.stemmer import Stemmer
 

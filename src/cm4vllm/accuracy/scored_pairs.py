@@ -93,6 +93,7 @@ def score_pairs(
 
 
 def _verify(scores: PairScores, expected: Mapping[int, Mapping[str, float]]) -> None:
+    """Raise RunFailed if a score differs from that of rouge-score for the same pair."""
     differing = [
         f"pair {index}: {type_} is {scores.fmeasures[type_][index]!r}, rouge-score has {value!r}"
         for index, values in expected.items()

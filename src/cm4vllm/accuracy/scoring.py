@@ -227,6 +227,10 @@ def accuracy_text(values: dict[str, float | int], scorer: Scorer, unscored: Mapp
 
 
 def _answers(log: Path, run: RunRecord) -> _Answers:
+    """Return the answers of an accuracy log in the order of the samples.
+
+    Raises RunFailed for one that is missing or twice there.
+    """
     expected, terms = run.settings.samples, run.settings.terms
     first: dict[int, tuple[Any, int]] = {}
     readers: Mapping[Logged, Callable[[], Iterator[tuple[int, Any, int]]]] = {
@@ -287,6 +291,7 @@ def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:
 
 
 def _scorer(scored: Scored, graders: Mapping[str, GraderRecord], scorer: Scorer) -> str:
+    """Return in words what computed the scores: versions, verified samples, graders."""
     words = [f"cm4vllm {__version__}"]
     if scored.verified:
         version = metadata.version("rouge-score")
@@ -341,6 +346,7 @@ def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None
 
 
 def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:
+    """Return each target of the rules with the value that was reached, and whether it is met."""
     return [
         Score(
             metric=target.metric,

@@ -165,6 +165,7 @@ def _copy_of(data: Path | None) -> dict[str, bytes]:
 
 
 def _read(path: Path) -> bytes:
+    """Return the content of a file. Raises SourceUnavailable if it cannot be read."""
     try:
         return bytes_of(path)
     except OSError as error:
@@ -176,6 +177,7 @@ def _read(path: Path) -> bytes:
 
 
 def _fetch() -> bytes:
+    """Return the archive of the sentence model from its URL. Raises SourceUnavailable."""
     try:
         return answer_of(MODEL.url, {}, follow=Follow.ANYWHERE, total_s=TOTAL_S).body
     except (OSError, AnswerError, RefusedError) as error:
@@ -187,6 +189,7 @@ def _fetch() -> bytes:
 
 
 def _unpack(archive: bytes) -> dict[str, bytes]:
+    """Return the files of the English model in the archive, by name. Raises InstallError for another archive."""
     digest = hashlib.sha256(archive).hexdigest()
     if digest != MODEL.sha256:
         raise InstallError(

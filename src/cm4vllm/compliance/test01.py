@@ -50,6 +50,7 @@ def verify(run: LoggedRun) -> Verdict:
 
 
 def _beside(folder: Path, mode: str) -> Path:
+    """Return the folder of the result's run in `mode`. Raises RunFailed if there is none."""
     place = folder.parent / mode
     if not place.is_dir():
         raise RunFailed(
@@ -115,6 +116,7 @@ def _by_scores(run: LoggedRun, baseline: Entries, tested: Entries) -> tuple[bool
 
 
 def _scores(run: LoggedRun, entries: Entries) -> dict[str, float | int]:
+    """Return the scores of logged labels by metric. Raises RunFailed for a log of anything else."""
     terms = run.settings.terms
     if terms.logged is not Logged.LABELS:
         raise RunFailed("TEST01 scores labels alone", cause=f"the log of {terms.benchmark} holds {terms.logged}")

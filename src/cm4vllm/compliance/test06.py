@@ -63,6 +63,7 @@ def end_tokens(model: str) -> frozenset[int]:
 
 
 def _check(name: str, answers: Sequence[LoggedAnswer], wrong: Callable[[LoggedAnswer], str], right: str) -> CheckResult:
+    """Return the check that `wrong` finds no fault in any answer; `right` says in words what must hold."""
     faults = [f"sample {answer.sample}: {why}" for answer in answers if (why := wrong(answer))]
     if not faults:
         return CheckResult(name=name, passed=True, found=f"all {len(answers)} answers {right}")
@@ -86,6 +87,7 @@ def _wrong_end(answer: LoggedAnswer, eos: Set[int]) -> str:
 
 
 def _wrong_length(answer: LoggedAnswer) -> str:
+    """Return what is wrong with the number of tokens of an answer, empty if nothing is."""
     if answer.damaged:
         return "its data is no whole number of 32-bit tokens"
     count = len(answer.tokens)

@@ -103,6 +103,7 @@ class ScriptAutomation(OwnAutomation):
             return {"return": error.exit_code, "error": str(error)}
 
     def _top_level(self, i: Result) -> Result:
+        """Run an action as the outermost one, in a session of its own, and return its result."""
         protect(self.cmind)
         session = Session(self, i, partial(kept_outcome, Cache(self.cmind)))
         folder = ""

@@ -86,6 +86,7 @@ class _Line:
 
     @property
     def words(self) -> str:
+        """Return the line's number and text for a message."""
         return f"line {self.number}, {self.text!r}"
 
 
@@ -122,6 +123,7 @@ def _value(text: str, terms: Terms, setting: str) -> float | None:
 
 
 def _lines(text: str) -> Iterator[_Line]:
+    """Yield the settings of a user.conf with their lines; comments are skipped."""
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         values = [_number(word) for word in words[2:]]

@@ -33,6 +33,7 @@ def settings_sha256(settings: RunSettings) -> str:
 
 
 def _stable(settings: RunSettings) -> RunSettings:
+    """Return the settings without what may differ between runs that count as the same."""
     model = settings.model
     return replace(
         settings,
@@ -81,6 +82,7 @@ def serves_alike(planned: ServerRecord, record: ServerRecord, model_path: str) -
 
 
 def _as_planned(record: ServerRecord, model_path: str) -> ServerRecord:
+    """Return the server's record without what only a probe finds out, as a plan knows it."""
     known = server_content(record, model_path)
     return replace(
         known,

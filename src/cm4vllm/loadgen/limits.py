@@ -120,6 +120,7 @@ class Demand:
 
     @property
     def kept(self) -> int:
+        """Return how many connections to each server a worker keeps open besides those in use."""
         return 0 if self.at_once else 2 * SPARE
 
     @property
@@ -141,10 +142,12 @@ class Demand:
 
     @property
     def ports(self) -> int:
+        """Return how many local ports the run may need; 0 for a Unix socket."""
         return self.to_each_server if self.tcp else 0
 
     @property
     def memory_bytes(self) -> int:
+        """Return the memory that the client may need, in bytes."""
         return self.workers * WORKER_BYTES + self.open * STREAM_BYTES
 
     @property
@@ -244,6 +247,7 @@ def _least_workers(demand: Demand, limits: MachineLimits) -> int | None:
 
 
 def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal if the run may need more open files than a process may have, else None."""
     files = limits.open_files
     if files is None or asked.most_files <= files:
         return None
@@ -265,6 +269,7 @@ def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
 
 
 def _ports_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal if the run may need more local ports than the system has, else None."""
     if limits.local_ports is None or asked.ports <= limits.local_ports:
         return None
     return LimitTooLow(
@@ -282,6 +287,7 @@ def _ports_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
 
 
 def _memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal if the client may need more memory than is free, else None."""
     free = limits.memory_bytes
     if free is None or asked.memory_bytes <= free:
         return None
@@ -295,6 +301,7 @@ def _memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
 
 
 def _shared_memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal if the server needs more of /dev/shm than is free, else None."""
     needed, free = asked.ring_buffer_bytes, limits.shared_memory_bytes
     if free is None or needed <= free:
         return None

@@ -232,6 +232,7 @@ def _make_run(folder: Path, relay: Relay, make_run: Run) -> None:
 
 
 def _require_measured(session: PowerSession, status: int, output: str) -> None:
+    """Raise an error with the official client's own reasons if it ended without a measurement."""
     reasons = reasons_unmeasured(session)
     if status == 0 and _ENDED_WELL in output and not reasons:
         return

@@ -68,6 +68,7 @@ class Access(Record, frozen=True, kw_only=True):
         return text
 
     def _secrets(self) -> set[str]:
+        """Return the values of the headers and their words, as far as they are long enough to be secrets."""
         try:
             values = self.headers().values()
         except UsageError:
@@ -80,6 +81,7 @@ NO_ACCESS = Access()
 
 
 def _value_of(variable: str, content: str) -> str:
+    """Return an environment variable that should contain `content`. Raises UsageError if it is not set."""
     value = os.environ.get(variable)
     if value is None:
         raise UsageError(
@@ -108,6 +110,7 @@ def _headers_of(variable: str) -> dict[str, str]:
 
 
 def _pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each header of a text: lines or a JSON object. Raises UsageError for anything else."""
     if text.startswith("{"):
         try:
             document: Mapping[str, Any] = json_of(text)

@@ -166,6 +166,7 @@ def _prompt_doubts(run: RunRecord) -> Iterator[Doubt]:
 
 
 def _machine_doubts(run: RunRecord) -> Iterator[Doubt]:
+    """Yield the doubts about a performance run that come from the load of the machines."""
     load = run.machine_load
     if load is None or run.settings.mode is not Mode.PERFORMANCE:
         return
@@ -251,6 +252,7 @@ def _slower(run: RunRecord) -> Iterator[Doubt]:
 
 
 def _preemptions(run: RunRecord) -> Iterator[Doubt]:
+    """Yield a doubt if the server preempted requests."""
     metrics = run.server_metrics
     if metrics is not None and metrics.preemptions:
         yield Doubt(

@@ -175,6 +175,7 @@ class _Span(Record, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
+        """Return the mean time of one step of the engine, in s."""
         return self.running * self.seconds / self.tokens
 
 

@@ -73,18 +73,22 @@ class RunSettings(Record, frozen=True, kw_only=True):
 
     @property
     def round(self) -> str:
+        """Return the round, such as `v6.1`."""
         return self.terms.round
 
     @property
     def benchmark(self) -> str:
+        """Return the benchmark's name of the rules."""
         return self.terms.benchmark
 
     @property
     def scenario(self) -> Scenario:
+        """Return the scenario of the run."""
         return self.terms.scenario
 
     @property
     def mode(self) -> Mode:
+        """Return whether the run measures performance or accuracy."""
         return self.terms.mode
 
     @property

@@ -134,6 +134,7 @@ def as_text(comparison: Comparison) -> Iterator[str]:
 
 
 def _settings(comparison: Comparison) -> Iterator[str]:
+    """Yield the lines on settings that differ, with the packages summed up."""
     yield ""
     yield f"Settings that differ ({comparison.alike} are the same, {comparison.unstated} not stated by all):"
     packages = {group for groups in _INSTALLED.items() for group in groups}
@@ -174,6 +175,7 @@ def _shorten(text: str) -> str:
 
 
 def _head(letters: Sequence[str]) -> tuple[str, ...]:
+    """Return the head of the table of figures: a column for each result, its interval, and its change."""
     return (
         "figure",
         *(
@@ -187,6 +189,7 @@ def _head(letters: Sequence[str]) -> tuple[str, ...]:
 
 
 def _line(row: Row) -> tuple[str, ...]:
+    """Return the cells of a figure: values, intervals, changes against the first result, verdicts."""
     cells = [f"{row.name}{f', {row.unit}' if row.unit and not row.unit.endswith('/s') else ''}"]
     for place, cell in enumerate(row.cells):
         cells += [value(row, cell), interval(row, cell)]
@@ -236,6 +239,7 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
 
 
 def _figure(row: Row) -> dict[str, Any]:
+    """Return a figure of all results for `--out=json`."""
     return {
         "name": row.name,
         "unit": row.unit,

@@ -36,6 +36,7 @@ def bounds(curve: Curve) -> dict[Path, Bound]:
 
 
 def _bound_between(point: Point, low: Point, high: Point, more: float) -> Bound:
+    """Return what limits a point by the growth of tokens/s from `low` to `high`, `more` times its concurrency."""
     gained = high.figures["system_tps"].value / low.figures["system_tps"].value
     growth = math.log(gained) / math.log(more)
     evidence = (

@@ -231,6 +231,7 @@ def _accuracy(curve: Curve, point: Point) -> str:
 
 
 def _scores(curve: Curve, point: Point) -> Iterator[Row]:
+    """Yield a row for each score of a point, with its target."""
     targets = _targets(curve)
     for score in point.scores:
         wanted = targets.get(score.metric.lower())

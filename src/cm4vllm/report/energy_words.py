@@ -59,6 +59,7 @@ def energy_notes(part: Performance) -> list[str]:
 
 
 def _row(energy: CountedEnergy, seconds: float) -> tuple[str, ...]:
+    """Return the cells of a counter: name, scope, method, J, mean W over `seconds`, and its resolution."""
     name = energy.name if energy.serves else f"{energy.name} (the server did not compute on it: not counted)"
     within = (
         f"1 of the counter is {energy.unit_j:g} J; both ends of the window together within "

@@ -128,6 +128,7 @@ def _units(row: IndexRow) -> str:
 
 
 def _errors(row: IndexRow) -> str:
+    """Return the error codes of a result with their counts, in words."""
     return ", ".join(
         f"{code.partition(' ')[2]}{f' x{count}' if count > 1 else ''}"
         for code, count in row.codes.items()

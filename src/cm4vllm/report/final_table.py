@@ -45,6 +45,7 @@ def final_table(report: Report, *, stream: TextIO | None = None) -> str:
 
 
 def _text(report: Report, *, terminal: bool) -> str:
+    """Return the table at the end of a job with the lines below it; coloured for a terminal."""
     rows = [_row(report, m) for m in report.results]
     rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
     if terminal:
@@ -57,6 +58,7 @@ def _text(report: Report, *, terminal: bool) -> str:
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
+    """Return the cells of one scenario."""
     part = measurement.performance
     return (
         measurement.scenario,
@@ -88,6 +90,7 @@ def _latency(performance: Performance, name: str) -> str:
 
 
 def _accuracy(measurement: Result) -> str:
+    """Return how many accuracy targets are met, in words."""
     if measurement.accuracy is None:
         return "not measured"
     record = measurement.accuracy.record
@@ -197,6 +200,7 @@ def align(rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
+    """Return the table as text with the terminal's colours."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -210,6 +214,7 @@ def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
     checked = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}[findings(report)[-1].kind]
 
     def show(lines: list[str]) -> None:
+        """Print lines below the table, wrapped to its width, with a colour for warnings and invalid runs."""
         for line in lines:
             style = "red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else ""
             inside = " " * (len(line) - len(line.lstrip()) + 2)

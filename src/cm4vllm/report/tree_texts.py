@@ -54,6 +54,7 @@ def measurement_readmes(report: Report) -> dict[Scenario, str]:
 
 
 def _text(report: Report, measurement: Result) -> str:
+    """Return the README of a result in the submission tree."""
     run, software = measurement.run, read_software(report.out)
     text = _template().render(
         setup="\n".join(setup_lines(report, software)),

@@ -86,6 +86,7 @@ class ComplianceRules(Record, frozen=True, kw_only=True):
 
 @cache
 def _tests() -> dict[str, ComplianceRules]:
+    """Return the rules of each compliance test, by its name."""
     read = read_files("compliance_tests", ComplianceRules)
     return {
         name: replace(

@@ -114,6 +114,7 @@ class _Process:
 
 @contextlib.contextmanager
 def _judging_process(record: GraderRecord, grader: Grader, script: Path) -> Iterator[_Process]:
+    """Yield a process that runs the official script in a sandbox, with a socket to it; end it with the block."""
     environment = Path(record.python).parent.parent
     folders = {INSIDE: "/inside", script: "/script.py", Path(record.official): "/official"}
     sandbox = Sandbox(limits=grader.limits, read_only={**folders, environment: str(environment)})

@@ -137,6 +137,7 @@ class Sandbox:
             watch.join()
 
     def _watch(self, process: subprocess.Popen[bytes], held: Held) -> None:
+        """End the program as soon as it exceeds a limit, and note which one in `held`."""
         while process.poll() is None:
             if excess := self._exceeded_limit(_tree(process.pid, self.limits.processes)):
                 held.why = held.why or excess
@@ -145,6 +146,7 @@ class Sandbox:
             time.sleep(_POLL_S)
 
     def _exceeded_limit(self, pids: Sequence[int]) -> str:
+        """Return in words the limit that these processes exceed together, empty if none."""
         if len(pids) > self.limits.processes:
             return f"more than {self.limits.processes} processes"
         if sum(map(_memory, pids)) > self.limits.memory_bytes:

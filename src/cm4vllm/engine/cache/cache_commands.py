@@ -99,6 +99,7 @@ def remove(automation: Any, i: Result) -> Result:
 
 
 def _is_confirmed(entries: Sequence[Entry]) -> bool:
+    """Return True if the user agrees to remove these entries. Raises UsageError without a terminal."""
     for entry in entries:
         print(f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {entry.script} {entry.version}".rstrip())
     if not sys.stdin.isatty():
@@ -134,6 +135,7 @@ def count_in_words(entries: Sequence[Entry], size: int) -> str:
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry as `--out=json` prints it; `bytes` is its size on disk."""
     return {
         "path": entry.folder,
         "tags": list(entry.tags),

@@ -78,6 +78,7 @@ def _slim(meta: Any) -> bytes:
 
 
 def _save(index: Any) -> dict[str, int]:
+    """Write cmind's index to its file, joined with what other processes wrote; return cmind's answer."""
     from pathlib import Path
 
     path = Path(index.full_path_to_index)

@@ -309,6 +309,7 @@ def _stays(name: str) -> bool:
 
 
 def _tree(folder: str) -> dict[str, Record | None]:
+    """Return the record of each file below a folder that must not change, by its path."""
     records: dict[str, Record | None] = {}
     for root, folders, files in os.walk(folder):
         if not {".git", "pyvenv.cfg"}.isdisjoint((*folders, *files)):

@@ -59,6 +59,7 @@ class Dependency(Value):
 
     @classmethod
     def of(cls, raw: Raw) -> Dependency:
+        """Return the dependency that an entry of a meta describes."""
         return cls(
             tags=split_tags(raw.get("tags")),
             names=frozenset(texts(raw.get("names"))),

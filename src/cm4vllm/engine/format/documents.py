@@ -57,6 +57,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
     lines: dict[tuple[str | int, ...], int] = {}
 
     def visit(node: Any, place: tuple[str | int, ...]) -> None:
+        """Note the line of each key and item below a node, by its place."""
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 lines.setdefault((*place, str(key.value)), key.start_mark.line + 1)
@@ -67,6 +68,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
                 visit(item, (*place, number))
 
     def nodes(data: bytes) -> Any:
+        """Return the tree of YAML nodes of a text. Raises what reading it as a document raises."""
         yaml_of(data)  # what is refused there has nodes without end
         return yaml.compose(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 

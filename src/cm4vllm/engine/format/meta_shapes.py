@@ -173,6 +173,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    """Return True if a value is a number, or a text that is one."""
     try:
         float(value)
     except (TypeError, ValueError):
@@ -200,6 +201,7 @@ def _missing_shape(key: str, value: Any) -> str:
 
 
 def _environment(value: Any, place: Place, *, plain: bool = False) -> WrongShapes:
+    """Yield the faults in a mapping of environment keys; with `plain` each value must be the name of a key."""
     for key, item in (value or {}).items():
         if not isinstance(key, str):
             yield (*place, key), f"must be named by a text, not by {key!r}"
@@ -208,6 +210,7 @@ def _environment(value: Any, place: Place, *, plain: bool = False) -> WrongShape
 
 
 def _entries(value: Any, place: Place, inner: Inner) -> WrongShapes:
+    """Yield the faults in a list of mappings, each checked by `inner`."""
     if value is not None and not isinstance(value, list):
         yield place, _must("a list", value)
         return

@@ -88,6 +88,7 @@ class Catalogue:
 
     @cached_property
     def _by_tag(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the entries of cmind's index by each of their tags."""
         entries: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for entry in self._entries:
             for tag in entry.get("tags") or ():
@@ -99,6 +100,7 @@ class Catalogue:
         return (folder for folder in self._candidates() if has_meta(folder[0]))
 
     def _candidates(self) -> Iterator[tuple[str, str]]:
+        """Yield each folder that may hold a script with its repository's alias, repository by repository."""
         for repo in self._cmind.repos.lst:
             top = os.path.normpath(repo.path_with_prefix)
             for automation in (name for name in _names_in(top) if name.startswith("script")):

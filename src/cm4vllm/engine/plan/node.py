@@ -102,6 +102,7 @@ def brought_by(
 
 
 def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted, missing: Callable[[Path], list[str]]) -> Brought | None:
+    """Return what an entry of `brings` brings here, None where nothing is missing."""
     title, size = bring.what, bring.disk_bytes
     if bring.package:
         condition = wanted.pip_text()

@@ -66,6 +66,7 @@ def plan(session: Session, request: Request) -> Node:
 
 class _Planner:
     def __init__(self, session: Session, adr: Iterable[Amendment] = ()) -> None:
+        """Take the session whose scripts are planned, and the changes of dependencies that hold for all of them."""
         self.session = session
         self.adr = adr
         self.cache = Cache(session.automation.cmind)
@@ -175,6 +176,7 @@ class _Planner:
         return exports
 
     def check_circle(self, frame: PlannedTask) -> None:
+        """Raise an error if a script would need itself with the same variations and environment."""
         same = [
             other
             for other in self.stack
@@ -234,6 +236,7 @@ class _Planner:
     # --- what is below -----------------------------------------------------------------------------------------------
 
     def below(self, node: Node, frame: PlannedTask, *, certain: bool) -> Exports:
+        """Fill in what is below a node by its status, and return what its script exports."""
         if node.status is Status.REUSED or node.status is Status.CACHED:
             for phase in PHASES:
                 self.dependencies(node, frame, phase, certain=certain, only_dynamic=True)
@@ -265,6 +268,7 @@ class _Planner:
         return frame.exports(runs_code=(bool(source) and not is_known) or runs_shell)
 
     def kept_exports(self, node: Node, frame: PlannedTask) -> Exports:
+        """Return what an entry of the cache exports, or one that this plan has already made."""
         if node.entry is not None:
             return Exports(known=node.entry.result()["new_env"])
         return self.made[identity_of(frame.asked, frame.scope).key()].exports

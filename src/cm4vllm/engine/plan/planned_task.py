@@ -53,6 +53,7 @@ class PlannedTask:
     """
 
     def __init__(self, request: Request, script: ScriptMeta, inherited_globs: Iterable[str] = ()) -> None:
+        """Prepare the plan of one request: its task and its environment as far as they are known."""
         self.vocabulary = vocabulary_of(script)
         self.globs: list[str] = []
         self.inherited_globs = list(inherited_globs)
@@ -63,6 +64,7 @@ class PlannedTask:
         self.scope = self.compose_scope()
 
     def compose_scope(self) -> Scope:
+        """Return the environment before the run; a key that only an open condition sets is unknown."""
         scope = Scope.of(self.task, lambda conditions, env: decide(conditions, env) is True)
         for update in (update for layer in self.task.layers for update in layer.updates):
             if not isinstance(decide(update.conditions, scope.env), bool):
@@ -71,6 +73,7 @@ class PlannedTask:
 
     @property
     def env(self) -> Env:
+        """Return the environment of the script, with marks for what only the run will tell."""
         return self.scope.env
 
     @property
@@ -136,6 +139,7 @@ class PlannedTask:
 
     @property
     def all_globs(self) -> list[str]:
+        """Return the patterns of keys that may change: those of this script and of the scripts above it."""
         return list(dict.fromkeys([*self.globs, *self.inherited_globs]))
 
     def learn(self, words: Iterable[str]) -> None:

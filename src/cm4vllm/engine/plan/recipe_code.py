@@ -117,6 +117,7 @@ def unread_words(words: Sequence[str], folders: Iterable[Path], *, with_package:
 
 
 def _words_not_named(words: Iterable[str], files: Iterable[Path]) -> set[str]:
+    """Return those of the words that no file contains, nor composes from a beginning."""
     left = set(words)
     for path in files:
         if not left:

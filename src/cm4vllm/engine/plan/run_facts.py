@@ -52,6 +52,7 @@ def decide(conditions: Conditions, env: Mapping[str, Any]) -> Truth:
 
 
 def _matches(env: Mapping[str, Any], key: str, values: frozenset[str], missing_is_no: bool) -> Truth:
+    """Return whether a key has one of the values, or the facts on which that depends."""
     facts = facts_in(env.get(key))
     if not facts:
         return matches(env, key, values, missing_is_no)

@@ -158,6 +158,7 @@ def preprocess(run: Run) -> Outcome | None:
 
 
 def _instead(current: Run, result: Mapping[str, Any]) -> Outcome:
+    """Run the script that `preprocess` named in place of this one; without one, skip it. Return the outcome."""
     task, scope = current.task, current.scope
     other = result.get("script")
     if not other:
@@ -243,6 +244,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _show_files(run: Run) -> None:
+    """Print the files that the meta asks to see after a failure."""
     for name in run.task.script.files_on_error:
         path = os.path.join(run.scope.folder, name)
         if os.path.isfile(path):
@@ -260,6 +262,7 @@ def check_version(task: Task, version: str) -> None:
 
 
 def _check_promises(task: Task, new_env: Env) -> None:
+    """Raise RecipeError if a key of `promised_env_keys` was not set."""
     for key in task.promised_env_keys:
         if is_no(new_env.get(key, "")):
             raise RecipeError(

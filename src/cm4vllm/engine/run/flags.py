@@ -225,6 +225,7 @@ def _own_flags(script: ScriptMeta) -> set[str]:
 
 
 def _near_flag(key: str, own: Collection[str], script: ScriptMeta) -> str:
+    """Return the remedy for an unknown flag: the variation or the nearest flag that may be meant."""
     if variations := _variations_for(key, script):
         return f"it is given among the tags: {', '.join(f'_{name}' for name in variations)}"
     hint = nearest(key, own, f"list them with: cm show script {script.alias}")
@@ -305,6 +306,7 @@ def with_usable_flags(text: str, scripts: Sequence[ScriptMeta]) -> str:
     keys = {flag: key for script in below for flag, key in script.input_mapping.items()}
 
     def usable(match: re.Match[str]) -> str:
+        """Return a flag of a text as the script takes it: `--env.KEY` where it has no such flag."""
         flag = match[1]
         return match[0] if flag in known or flag not in keys else f"--env.{keys[flag]}"
 

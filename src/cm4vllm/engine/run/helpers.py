@@ -73,6 +73,10 @@ def find_artifact(i: Answer) -> Answer:
 
 
 def _where_to_look(i: Mapping[str, Any], name: str) -> tuple[list[str], str, list[str]]:
+    """Return the folders to search, the name of the file, and the folders of the variable to search in.
+
+    Raises CmError for a given path that does not exist.
+    """
     env = i["env"]
     defaults = get_default_path_list(i)
     asked = [path for path in str(env.get("CM_TMP_PATH") or "").split(os.pathsep) if path.strip()]
@@ -96,6 +100,7 @@ def get_default_path_list(i: Mapping[str, Any]) -> list[str]:
 
 
 def _export_place(i: Mapping[str, Any], place: str) -> None:
+    """Add the folder that was found, and its neighbours in `extra_paths`, to the environment's lists of paths."""
     env = i["env"]
     key = f"+{i.get('default_path_env_key', '')}"
     if key != "+":
@@ -133,6 +138,7 @@ def find_file_in_paths(i: Answer) -> Answer:
 
 
 def _candidates(i: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files in the folders that have the name, or match the pattern."""
     for folder in i["paths"]:
         if not os.path.isdir(folder):
             continue
@@ -256,6 +262,7 @@ def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]
     """Return a helper for hooks: it answers by the dictionary that they expect, also where it fails."""
 
     def call(i: Answer) -> Answer:
+        """Return the helper's result in cmind's form: an error becomes its code and text."""
         try:
             return {"return": 0, **helper(i)}
         except CmError as error:

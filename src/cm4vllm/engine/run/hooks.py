@@ -65,6 +65,7 @@ class Hooks:
         self._module = self._load() if os.path.isfile(self._path) else None
 
     def _load(self) -> ModuleType:
+        """Return the module customize.py of the script. Raises RecipeError where it cannot be loaded."""
         name = f"customize_{self._name.replace('-', '_')}"
         spec = importlib.util.spec_from_file_location(name, self._path)
         if spec is None or spec.loader is None:
@@ -102,6 +103,7 @@ class Hooks:
 
     @contextmanager
     def _explaining(self, failure: str) -> Iterator[None]:
+        """Turn an exception of the script's own code into a RecipeError, or InstallError for a missing package."""
         try:
             yield
         except (CmError, KeyboardInterrupt):
@@ -136,6 +138,7 @@ class Hooks:
         return None
 
     def _where(self, error: BaseException) -> str:
+        """Return the exception with the lines of customize.py and of the code below it that raised it."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == self._path]
         last = [frame for frame in frames[-1:] if not frame.filename.startswith("<")]

@@ -148,6 +148,7 @@ def _is_allowed(version: str, condition: str) -> bool:
 
 
 def _holds(version: str, part: str) -> bool:
+    """Return True if a version meets one condition, such as `>=1.2`."""
     condition = _CONDITION.fullmatch(part)
     if not condition:
         return False

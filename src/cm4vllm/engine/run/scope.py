@@ -309,6 +309,7 @@ def _inherited_keys(dependency: Dependency, script: ScriptMeta, env: Mapping[str
 
 
 def _requested_version(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
+    """Return the version or range that a dependency asks for, with `<<<KEY>>>` filled in."""
     wanted = dependency.wanted
     return (
         wanted

@@ -192,6 +192,7 @@ class Run(Value):
 
 
 def _native_state(path: str, title: str) -> dict[str, Any]:
+    """Return the state that run.sh wrote as JSON. Raises RecipeError for anything else."""
     try:
         with open(path, "rb") as file:
             state = json_of(file.read())

@@ -120,6 +120,7 @@ def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
 
 
 def _why_no_match(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
+    """Return why no script has the tags: an excluding tag, an unknown one, or a tag too many."""
     having = [script for script in scripts if wanted <= set(script.tags)]
     if having:
         tag = next(tag for tag in excluded if tag in having[0].tags)
@@ -134,6 +135,7 @@ def _why_no_match(wanted: set[str], excluded: set[str], scripts: Sequence[Named]
 
 
 def _near(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
+    """Return the remedy where no script matches: the script whose tags are nearest."""
     tags = {tag for script in scripts for tag in script.tags}
     hints = [nearest(tag, tags) for tag in wanted - tags]
     corrected = (wanted & tags) | {hint.split("'")[1] for hint in hints if hint.startswith("did you mean")}

@@ -47,6 +47,7 @@ class Session:
     """
 
     def __init__(self, automation: Any, inputs: Mapping[str, Any], kept_outcome: KeptOutcome | None = None) -> None:
+        """Take cmind's object for the automation and the action's input; `kept_outcome` keeps results in the cache."""
         self.automation = automation
         self.kept_outcome = kept_outcome
         self.vault = Vault()
@@ -260,6 +261,7 @@ class Session:
                     self.guardian.close()
 
     def _clean_up(self, signals: _Signals) -> None:
+        """Call the cleanups, the last registered one first; a signal interrupts one of them, not the others."""
         while self._cleanups:
             title, cleanup = self._cleanups.pop()
             try:
@@ -303,6 +305,7 @@ class _Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __call__(self, signum: int, _frame: object) -> None:
+        """Raise KeyboardInterrupt for a signal, but not again within the time that one burst of signals takes."""
         now_s = time.monotonic()
         if self.armed and (self._ending or now_s >= self._calm_until_s):
             self.armed = not self._ending

@@ -55,6 +55,7 @@ def process_environment(env: Mapping[str, Any], shell_keys: Collection[str] = ()
 
 
 def _prepend(full: dict[str, str], key: str, value: Any, *, is_shell_text: bool) -> None:
+    """Put the items of a list before what the variable holds already, with its separator."""
     name, separator = _list_key(key)
     items = [str(item) for item in (value if isinstance(value, list) else [value])]
     if is_shell_text:

@@ -50,6 +50,7 @@ class _Output:
     """Output of a command: passed on line by line, kept in a log, and its last lines remembered."""
 
     def __init__(self, stream: IO[str], log: str, clean: Callable[[str], str]) -> None:
+        """Take the stream that shows the output, the path of the log of a failure, and what removes secrets."""
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.log = log
         #: The reason why there is no log, or only a part of it.
@@ -71,6 +72,7 @@ class _Output:
                 log.close()
 
     def _append_to_log(self, text: str, log: IO[str] | None) -> IO[str] | None:
+        """Write a text to the log, which is opened by its first text; return it, None where it cannot be written."""
         try:
             if log is None:
                 os.makedirs(os.path.dirname(self.log), exist_ok=True)
@@ -81,6 +83,7 @@ class _Output:
         return log
 
     def _pass_on(self, text: str) -> None:
+        """Show a text on the stream, until its reader has gone."""
         if self._stream is not None:
             try:
                 self._stream.write(text)
@@ -163,6 +166,7 @@ def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
 
 
 def _failure(script: str, title: str, folder: str, status: int, printed: _Output) -> NativeCommandError:
+    """Return the error for a shell file that ended with a status other than 0: its last lines and its log."""
     from cm4vllm.common.programs.processes import exit_in_words
 
     tail = "\n".join(printed.tail)
@@ -182,6 +186,7 @@ def _from_shell(status: int) -> int:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
+    """End a shell file and all processes of its group: SIGTERM, then SIGKILL."""
     import subprocess
 
     for signum in (signal.SIGTERM, signal.SIGKILL):

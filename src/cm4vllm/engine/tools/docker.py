@@ -148,6 +148,7 @@ def write_context(image: RecipeImage, folder: Path, repositories: Mapping[str, P
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy a repository: what git lists of it, or all of it where git does not know it."""
     listed = _listed_by_git(source) if (shutil.which("git") and (source / ".git").exists()) else None
     if listed is None or not listed.ok:
         try:

@@ -107,6 +107,7 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
 
 
 def _python() -> Symptom:
+    """Return whether the Python that runs `cm` can make environments with pip."""
     version = ".".join(map(str, sys.version_info[:3]))
     text = f"{version} at {sys.executable}"
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
@@ -133,6 +134,7 @@ def _tools() -> Iterator[Symptom]:
 
 
 def _home(home: Path) -> Symptom:
+    """Return whether the CM home can be written to."""
     if not os.access(home, os.W_OK | os.X_OK):
         return Symptom(
             Level.WRONG,
@@ -144,6 +146,7 @@ def _home(home: Path) -> Symptom:
 
 
 def _repositories(home: Path) -> list[Symptom]:
+    """Return a symptom for each registered folder that holds no CM repository."""
     listed = registered_folders(home)
     gone = [entry for entry in listed if not any((entry / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
     return [
@@ -158,6 +161,7 @@ def _repositories(home: Path) -> list[Symptom]:
 
 
 def _index(home: Path) -> Symptom:
+    """Return whether cmind's index can be read and names folders that exist."""
     path = home / "index.json"
     try:
         index = json.loads(path.read_bytes())
@@ -181,6 +185,7 @@ def _index(home: Path) -> Symptom:
 
 
 def _engines(checkout: Path, home: Path) -> Symptom:
+    """Return whether this engine is the first one of the CM home."""
     if others := engines_before(checkout, home):
         return Symptom(
             Level.WRONG,
@@ -198,6 +203,7 @@ def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> list[Symptom]:
 
 
 def _packages(checkout: Path) -> Symptom:
+    """Return which packages of requirements.txt the Python that runs `cm` lacks."""
     path = checkout / "requirements.txt"
     missing = missing_of(path) if path.is_file() else []
     if missing:
@@ -211,6 +217,7 @@ def _packages(checkout: Path) -> Symptom:
 
 
 def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
+    """Return whether the disk has room for the largest thing that a script says it brings."""
     free = shutil.disk_usage(home).free
     largest, name = max(
         (

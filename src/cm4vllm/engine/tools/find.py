@@ -59,6 +59,7 @@ def find_scripts(automation: Any, i: Result) -> Result:
 
 
 def _artifact(cmind: Any, folder: str, repo: str) -> Any:
+    """Return cmind's object for the script in a folder, with its repository."""
     from cmind.artifact import Artifact
 
     artifact = Artifact(cmind=cmind, path=folder)

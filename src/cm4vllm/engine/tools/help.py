@@ -132,6 +132,7 @@ def command_lines(example: str, indent: str, width: int) -> list[str]:
 
 
 def _wrap(text: str, first: str, rest: str, width: int = 0) -> list[str]:
+    """Return the lines of a text, at most `width` wide (0: the terminal), after `first` and then `rest`."""
     return textwrap.wrap(
         text,
         width or _terminal_width(),
@@ -162,6 +163,7 @@ def inputs_of(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingP
 
 
 def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values: Sequence[str]) -> str:
+    """Return the help of a flag: its description, values, default and example."""
     key = script.input_mapping.get(flag, "")
     # The mapping shows what an input sets where it is not described.
     text = str(entry.get("desc") or "") or f"sets {key}"
@@ -199,6 +201,7 @@ def variations_of(script: ScriptMeta) -> list[tuple[str, str]]:
 
 
 def _dependencies(script: ScriptMeta) -> list[str]:
+    """Return the lines that list the dependencies of a script, each with its phase."""
     texts = dict.fromkeys(
         ("" if phase == "deps" else f"{phase}: ") + _dependency(dependency)
         for phase in PHASES

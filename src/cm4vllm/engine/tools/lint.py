@@ -104,6 +104,7 @@ class Linter:
                 yield Finding(text, (*place, phase, number))
 
     def _dependency(self, dependency: Dependency) -> Iterator[str]:
+        """Yield what is wrong with the tags and variations of a dependency."""
         words, text = plain_tags(dependency), ",".join(dependency.tags)
         try:
             tags, _, variations, _ = parse_tags(words)
@@ -126,6 +127,7 @@ class Linter:
                 yield f"{text}: unknown key {key!r}; {nearest_choice(key, DEPENDENCY_KEYS)}"
 
     def _amendments(self, script: ScriptMeta) -> Iterator[Finding]:
+        """Yield the changes of dependencies (`ad`, `adr`) whose names no dependency has."""
         own = frozenset(name for *_, dependency in dependencies_of(script) for name in dependency.names)
         below = self.chain.names_below([script])
         for place, _, layer in layers_of(script):

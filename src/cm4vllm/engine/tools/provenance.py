@@ -48,6 +48,7 @@ def leave(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], pla
 
 
 def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], folder: Path) -> None:
+    """Write the files of `--repro`: input, result, versions and a README with the commands."""
     clean = session.vault.cleaned
     place = Path(str(i.get("repro_dir") or folder / "cm-repro"))
     stem = str(i.get("repro_prefix") or "cm-run-script")
@@ -89,6 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 def _command(i: Mapping[str, Any]) -> str:
+    """Return the command of an action as it was typed, or one that does the same."""
     typed = [str(word) for word in i.get("cmd") or []]
     if typed:
         artifact = str(i.get("artifact") or "")
@@ -98,6 +100,7 @@ def _command(i: Mapping[str, Any]) -> str:
 
 
 def _readme(session: Session, i: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return the README of `--repro`: the commands that repeat the run, and its result."""
     aliases = [str(repo.meta.get("alias", "")) for repo in session.automation.cmind.repos.lst]
     lines = [
         "# How to repeat this run",
@@ -119,6 +122,7 @@ def _readme(session: Session, i: Mapping[str, Any], result: Mapping[str, Any]) -
 
 
 def _shell(session: Session, folder: Path) -> None:
+    """Open a shell with the environment of the run; without a terminal print that there is none."""
     if not sys.stdin.isatty():
         session.tell("note: --shell needs a terminal; the environment is written only")
         return

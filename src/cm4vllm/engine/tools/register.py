@@ -109,6 +109,7 @@ def registered_folders(home: Path) -> list[Path]:
 
 
 def _installed_repositories() -> list[Path]:
+    """Return the folders of CM repositories that are installed packages, in the order in which cmind takes them."""
     folders: list[Path] = []
     for module in pkgutil.iter_modules():
         if module.name.startswith("cm") and module.name != "cmind":
@@ -123,6 +124,7 @@ def _uid(repository: Path) -> str:
 
 
 def _has_script_engine(repository: Path) -> bool:
+    """Return True if a repository has a script engine of its own."""
     descriptor = repository / "cmr.yaml"
     prefix = (read_yaml(descriptor) or {}).get("prefix") if descriptor.is_file() else ""
     folder = repository / str(prefix or "") / "automation" / SCRIPT_AUTOMATION[0]

@@ -95,6 +95,10 @@ class Client:
         patient: bool = False,
         texts: Texts | None = None,
     ) -> None:
+        """Take the servers' addresses and the sink that gets tokens and ends.
+
+        `max_in_flight` bounds the open requests (None: no bound).
+        """
         self.counts = Counts()
         self.texts = texts
         self.end_lags = array("d")
@@ -153,6 +157,7 @@ class Client:
             self._poller.close()
 
     def _send_waiting(self) -> None:
+        """Send the requests that wait, as far as the bound of open requests allows."""
         self._filling = False
         incoming, limit, counts = self._incoming, self._max_in_flight, self.counts
         only = self._servers[0] if len(self._servers) == 1 else None
@@ -171,6 +176,7 @@ class Client:
                 self._sent(issued[3])
 
     def _send(self, request: InFlightRequest) -> None:
+        """Send a request on an idle connection of its server, or on one that is opened for it."""
         server = request.server
         server.in_flight += 1
         connection = server.reusable(self._loop.time() - REUSE_WITHIN_S)
@@ -215,6 +221,7 @@ class Client:
         return connection
 
     async def _open_spare(self, server: Server) -> None:
+        """Open one more connection to a server in advance; a failure is left to the next request."""
         server.opening += 1
         try:
             self.release(await self._connect(server, in_steps=True), server)
@@ -224,6 +231,7 @@ class Client:
             server.opening -= 1
 
     def _keep_spare(self) -> None:
+        """Replace, at each interval, connections that have been idle for too long."""
         self._spare_timer = self._loop.call_later(SPARE_INTERVAL_S, self._keep_spare)
         now = self._loop.time()
         for server in self._servers:
@@ -235,6 +243,7 @@ class Client:
                     self._start_task(self._open_spare(server))
 
     async def _connect_and_send(self, request: InFlightRequest, server: Server) -> None:
+        """Open a connection to a server and send a request on it; report what fails."""
         in_steps = self._max_in_flight is not None  # else requests, and so connections, come at the run's rate
         try:
             connection = await self._connect(server, in_steps=in_steps)
@@ -308,6 +317,7 @@ class Client:
         self._forget(request)
 
     def _forget(self, request: InFlightRequest) -> None:
+        """Take a request that has ended from the open ones, and send the next that waits."""
         self._open.discard(request)
         self.in_flight -= 1
         if self._incoming and not self._filling:

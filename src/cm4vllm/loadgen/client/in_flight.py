@@ -59,6 +59,7 @@ class InFlightRequest:
     )
 
     def __init__(self, client: Client, request: Request, server: Server) -> None:
+        """Take the client, the request (key, body, length of its prompt) and the server that it goes to."""
         self.key, self.json, self.prompt_tokens, _ = request
         self.server = server
         self.retries = 0
@@ -74,6 +75,7 @@ class InFlightRequest:
         self._tokens_seen = 0
 
     def body_received(self, status: int, data: bytes) -> bool:
+        """Take a part of the body; return False if no more of it is wanted."""
         self._room -= len(data)
         if self._room < 0:
             self.abandon("the answer has more bytes than its tokens can have")
@@ -121,6 +123,7 @@ class InFlightRequest:
         return reader.token_count
 
     def response_ended(self, connection: Connection, status: int, *, cut: bool = False) -> None:
+        """Check the whole answer, and report it, or its failure, to the client."""
         self.server.in_flight -= 1
         self.connection = None
         answer = self._answer(connection, status, cut=cut) if not self.abandoned else None
@@ -131,6 +134,7 @@ class InFlightRequest:
             self._client.complete(self, *answer)
 
     def connection_failed(self, cause: str, *, answered: bool, kept: bool = False) -> None:
+        """Send the request again if nothing of its answer had come, else report its failure."""
         self.server.in_flight -= 1
         self.connection = None
         if kept and not self.abandoned:
@@ -202,6 +206,7 @@ class InFlightRequest:
         return tokens, reason
 
     def _retry_or_fail(self, cause: str, *, again: bool) -> None:
+        """Send the request again, at most MAX_RETRIES times, or report its failure."""
         if again and self.retries < MAX_RETRIES:
             self.retries += 1
             self._client.retry(self)

@@ -110,6 +110,7 @@ class _Events:
         self._at = self._read = 0
 
     def add(self, *values: int) -> None:
+        """Append an event to memory that was allocated before."""
         if self._at == self._bytes:
             self._at = 0  # before there is another piece: whoever reads must never find it longer than it is
             self._pieces.append(bytearray(self._bytes))

@@ -69,6 +69,7 @@ class Texts:
     """Counts and token ids that one worker derives from the texts that it receives."""
 
     def __init__(self, settings: TextSettings) -> None:
+        """Load the tokenizer and the labels that the settings name."""
         self._settings = settings
         self._tokenizer = read_tokenizer(Path(settings.tokenizer))
         self._labels = {character: index for index, character in enumerate(settings.labels)}
@@ -80,6 +81,7 @@ class Texts:
 
     @property
     def dialect(self) -> Dialect:
+        """Return what the server takes and gives, as the probe found it."""
         return self._settings.dialect
 
     def tokens_of(self, answer: TextAnswer) -> array[int] | Encoded | int:
@@ -122,6 +124,7 @@ class Texts:
         return ids
 
     def _compare(self, answer: TextAnswer, count: int) -> None:
+        """Add the difference between the server's count of tokens and the tokenizer's to the totals."""
         tokens = answer.stated.tokens
         if tokens < 0:
             return

@@ -36,6 +36,7 @@ class Sampling:
 
     @property
     def streamed(self) -> bool:
+        """Return True if answers come as streams."""
         return self.stream_interval > 0
 
 

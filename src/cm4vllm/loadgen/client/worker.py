@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _work(settings: WorkerSettings, link: _Link, bodies: _SharedBodies) -> None:
+    """Connect to the servers and send the queries that come over the link, until it is closed."""
     addresses = await _resolve(settings, link)
     if not addresses:
         return
@@ -146,6 +147,7 @@ class _Link:
         partial = b""
 
         def readable() -> None:
+            """Read records from LoadGen's process; the end of the connection ends the worker."""
             nonlocal partial
             try:
                 data = self._peer.recv(_READ_BYTES)
@@ -165,6 +167,7 @@ class _Link:
         await closed.wait()
 
     def _flush(self) -> None:
+        """Send what waits for LoadGen's process, as far as the socket takes it."""
         loop = asyncio.get_running_loop()
         try:
             sent = self._peer.send(self._out)
@@ -192,13 +195,16 @@ class _RecordSink:
         self._first = Kind.FIRST if settings.text is None else Kind.FIRST_TEXT
 
     def first_token(self, key: int, token: int) -> None:
+        """Report the first token of a query at once; a negative token stands for a first text."""
         # At once, not with the others of this turn: LoadGen's clock runs until it arrives.
         self._link.write(HEADER.pack(key, self._first if token >= 0 else Kind.FIRST_TEXT, token))
 
     def completed(self, completions: Sequence[Completion]) -> None:
+        """Report whole answers."""
         self._link.write(b"".join([part for completion in completions for part in _record(*completion)]))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """Report a failed query with its cause, without secrets."""
         # The answer of a server may repeat the key.
         text = self._access.without_secrets(cause).encode(errors="replace")
         kind = Kind.FAILED_LATE if first_token_seen else Kind.FAILED

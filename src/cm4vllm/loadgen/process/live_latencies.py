@@ -89,6 +89,7 @@ class LiveLatencies:
     """
 
     def __init__(self, times: SampleTimes, limits: LatencyLimits | None) -> None:
+        """Take the times of the samples, and the limits of the scenario, None where it has none."""
         ttft, tpot, whole = (limits.ttft_ms, limits.tpot_ms, limits.latency_ms) if limits else (None, None, None)
         self._times = times
         waiting = limits.waiting if limits else None
@@ -132,6 +133,7 @@ class LiveLatencies:
         return self._news(answered, ended[known], answers=answers)
 
     def _news(self, answered: Rows, ended: Rows, *, answers: bool) -> Latencies:
+        """Return the latencies of what was answered since the last call, added to all before."""
         now_ns = time.monotonic_ns()
         begin, last = answered["at"], ended["at"]
         first = np.where(answered["first"] == 0, last, answered["first"])

@@ -58,6 +58,7 @@ class LiveStatus:
     """The status of the run whose logs come into `folder`; `take` is called with each progress of the process."""
 
     def __init__(self, settings: RunSettings, folder: Path, watch: MetricsWatch) -> None:
+        """Take the settings of the run, its folder, and the watch over the server's metrics."""
         self.scores: PartialScores | None = None
         self._settings = settings
         self._folder = folder
@@ -124,6 +125,7 @@ class LiveStatus:
         )
 
     def _server(self) -> ServerStatus | None:
+        """Return the server's present state by its metrics, None before the first sample."""
         samples = self._watch.samples
         if not samples:
             return None
@@ -137,6 +139,7 @@ class LiveStatus:
         )
 
     def _client(self, elapsed_s: float, news: Progress | None) -> ClientStatus | None:
+        """Return how many times the present load the client could carry, None before the self-check."""
         check = self._check
         if check is None:
             return None
@@ -165,6 +168,7 @@ def time_left(marks: list[tuple[float, int]], todo: int, now_s: float) -> TimeLe
     waited = now_s - end
 
     def seconds(rate: float) -> float:
+        """Return the seconds until all is answered at a rate."""
         return round(max(0.0, todo / rate - waited), 1)
 
     return TimeLeft(seconds=seconds(mean), low=seconds(mean + half), high=seconds(max(mean - half, mean / 10)))

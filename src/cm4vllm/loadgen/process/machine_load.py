@@ -38,6 +38,7 @@ class MachineMeter:
     """Measures the machine from its creation on. Its own are this process, its children, and the server's processes."""
 
     def __init__(self, server: ServerRecord) -> None:
+        """Begin to measure the load of this machine beside that of the server and the client."""
         self._supervisors = tuple(server.supervisors)
         # Ray starts the workers, not the server: their processes are not known here. Nor are those of other nodes.
         elsewhere = any(node.launcher != "local" for node in server.nodes)

@@ -163,6 +163,7 @@ def _follow(output: IO[bytes], log: int, run: MonitoredRun) -> Message | None:
 
 
 def _message_of(line: bytes, log: int, run: MonitoredRun) -> Message | None:
+    """Return the message in a line of LoadGen's process; None for other output, which goes to the log."""
     try:
         message: Message = msgspec.json.decode(line, type=Message)
     except (ValueError, RecursionError):

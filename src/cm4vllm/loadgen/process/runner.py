@@ -83,6 +83,7 @@ def run(
         give_way(settings.server)
 
         def monitored(watch: MetricsWatch) -> MonitoredRun:
+            """Return the run as its monitor needs it, with the watch over the server's metrics."""
             live = LiveStatus(settings, staging, watch)
             watched = alive or (lambda: None)
             return MonitoredRun(settings, attempt, watched, watch, shown, live, on_answers, on_latencies, keep)
@@ -183,6 +184,7 @@ def _record(
     nodes: NodeSamples,
     counters: EnergyWatch,
 ) -> RunRecord:
+    """Return run.json of a run that has ended."""
     settings, client = run.settings, ended.client
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
     logs = [

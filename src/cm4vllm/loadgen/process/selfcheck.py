@@ -82,6 +82,7 @@ def in_words(check: SelfCheck, settings: RunSettings) -> str:
 
 
 def _check(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfCheck:
+    """Return what the client can carry: its rate and its lag against a server in memory."""
     tokens = expected_tokens(settings)
     interval = settings.stream_interval
     chunks = -(-(tokens - 1) // interval) + 1 if interval else 1
@@ -187,6 +188,7 @@ class _Tally:
     """The receiver of a check: notes when first tokens come, and counts."""
 
     def __init__(self) -> None:
+        """Prepare to count answers of the server in memory."""
         self.issued = array("d")
         self.done = 0
         self.error: CmError | None = None
@@ -195,13 +197,16 @@ class _Tally:
         self._reached = threading.Event()
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
+        """Note the time of first tokens."""
         now = time.monotonic()
         self._firsts += [(key, now) for key, _, _ in answers]
 
     def completed(self, answers: Sequence[WholeAnswer]) -> None:
+        """Count whole answers."""
         self._count(len(answers))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """Count a failed query as ended."""
         self._count(1)
 
     def broken(self, error: CmError) -> None:
@@ -248,9 +253,11 @@ class _Meter:
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
 
     def start(self) -> None:
+        """Begin to measure the processor time of the processes."""
         self.started = self._times_used()
 
     def stop(self) -> None:
+        """Compute each process's share of a processor since `start`."""
         before, after = self.started, self._times_used()
         wall = after["wall"] - before["wall"]
         self.shares = {name: (after[name] - before[name]) / wall for name in self._processes}

@@ -58,6 +58,7 @@ class SystemUnderTest:
         show_latencies: bool = False,
         answers: Path | None = None,
     ) -> None:
+        """Take LoadGen's module, the settings, the samples and the number of workers; `send` passes messages on."""
         self._settings = settings
         self._library = library
         self._send = send
@@ -90,6 +91,7 @@ class SystemUnderTest:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Stop the workers and write what is left of answers and progress."""
         self._over.set()
         self._progress_thread.join()
         with self._ending:
@@ -172,6 +174,7 @@ class SystemUnderTest:
         )
 
     def _send_progress(self) -> None:
+        """Send the progress of the run at each interval, until it is over."""
         while not self._over.wait(PROGRESS_INTERVAL_S):
             self._send_answers()
             latencies = self._latencies()
@@ -237,6 +240,7 @@ class SystemUnderTest:
                 os._exit((error or RunFailed).exit_code)
 
     def _failure(self) -> RunFailed:
+        """Return the error for a run with failed requests, with the most frequent causes."""
         failures = self._workers.failures
         causes = "\n".join(f"{count} x {cause}" for cause, count in failures.most_common(5))
         settings, server = self._settings, self._settings.server

@@ -72,6 +72,7 @@ class Window:
 
     @property
     def seconds(self) -> float:
+        """Return the length of the window, in s."""
         return (self.end - self.begin).total_seconds()
 
 
@@ -94,9 +95,11 @@ class DetailLog:
     unordered: str = ""
 
     def text(self, key: str) -> str:
+        """Return the text of a key. Raises RunFailed if the key is missing or has no text."""
         return self._value_of_type(key, str, "a text")
 
     def flag(self, key: str) -> bool:
+        """Return the boolean of a key. Raises RunFailed if the key is missing or has none."""
         return self._value_of_type(key, bool, "true or false")
 
     def count(self, key: str) -> int:
@@ -125,9 +128,11 @@ class DetailLog:
         return isinstance(value, int | float) and value < 0
 
     def text_or_none(self, key: str) -> str | None:
+        """Return the text of a key, None where the log has no such key."""
         return self.text(key) if key in self.values else None
 
     def count_or_none(self, key: str) -> int | None:
+        """Return the whole number of a key, None where the log has no such key."""
         return self.count(key) if key in self.values else None
 
     def is_defined(self, key: str) -> bool:
@@ -135,6 +140,7 @@ class DetailLog:
         return key in self.values and self.values[key] not in _UNDEFINED
 
     def is_undefined(self, key: str) -> bool:
+        """Return True if LoadGen computed no value for a key that it logged."""
         return key in self.values and self.values[key] in _UNDEFINED
 
     @property
@@ -171,6 +177,7 @@ class DetailLog:
         return value
 
     def _value(self, key: str) -> Any:
+        """Return the value of a key. Raises RunFailed if the log has no such key."""
         if key not in self.values:
             raise RunFailed(
                 f"{self.path} is not the log of a performance run that ended", cause=f"it has no {key}", remedy=_AGAIN
@@ -178,6 +185,7 @@ class DetailLog:
         return self.values[key]
 
     def _refusal(self, key: str, value: object, wanted: str) -> RunFailed:
+        """Return the error for a key whose value is not what is `wanted`."""
         return RunFailed(
             f"{self.path} is not a LoadGen log",
             cause=f"its {key} is {_first_characters(value)}, not {wanted}",
@@ -230,6 +238,7 @@ def _keep(texts: list[str], path: Path, entry: _Entry) -> None:
 
 
 def _entries(path: Path) -> Iterator[_Entry]:
+    """Yield the entries of a log in their order. Raises RunFailed for a damaged line."""
     try:
         with opened(path, buffer=_BUFFER) as file:
             for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
@@ -254,6 +263,7 @@ def _is_damaged(line: bytes) -> bool:
 
 
 def _entry(path: Path, number: int, text: bytes) -> _Entry:
+    """Return the entry of one line, also with NaN and Infinity, which JSON does not have. Raises RunFailed."""
     try:
         return _DECODER.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -287,6 +297,7 @@ def _not_whole(path: Path, cause: str) -> RunFailed:
 
 
 def _first_characters(value: object) -> str:
+    """Return the beginning of a value as text for a message, at most 60 characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes

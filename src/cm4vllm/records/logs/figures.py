@@ -122,6 +122,7 @@ def metric_names(scenario: str, *, tokens: bool) -> tuple[str, ...]:
 
 
 def _logged_figures(log: DetailLog) -> Iterator[LoggedFigure]:
+    """Yield each figure that LoadGen logged with a usable value, in its unit."""
     for key in log.values:
         for rule, name in _meanings(key):
             if not (log.is_undefined(key) or log.is_negative(key) or _of_one_token(log, rule, key)):

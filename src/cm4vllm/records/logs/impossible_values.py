@@ -112,11 +112,13 @@ class LogNumbers:
         return float(value) if usable and value is not None else 0.0
 
     def flag(self, key: str) -> bool | None:
+        """Return the boolean of a key, None where it has none."""
         value = self.values.get(key)
         return value if isinstance(value, bool) else None
 
     @property
     def samples(self) -> float:
+        """Return the number of samples: queries times samples of a query."""
         return self["result_query_count"] * max(1.0, self["generated_samples_per_query"])
 
 

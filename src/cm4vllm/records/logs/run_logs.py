@@ -199,6 +199,7 @@ def verdict(log: DetailLog) -> tuple[bool, tuple[str, ...]]:
 
 
 def _result(log: DetailLog) -> PerformanceResult:
+    """Return figures and verdict of the log of a performance run. Raises RunFailed for one that did not end."""
     scenario, logged = log.text("effective_scenario"), {name: figure.value for name, figure in figures(log).items()}
     valid, reasons = verdict(log)
     # Where errors are not counted, the tokens alone tell a whole log from one that was cut.
@@ -233,6 +234,7 @@ _LIMITED = "Server"
 
 
 def _reasons(log: DetailLog) -> Iterator[str]:
+    """Yield each reason why a performance run is not valid."""
     logged = figures(log)
     yield from (f"LoadGen could compute no value for {key}" for key in undefined_keys(log))
     yield from (f"{IMPOSSIBLE}: {value}" for value in impossible_values(log))

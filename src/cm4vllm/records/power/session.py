@@ -91,10 +91,12 @@ class PowerSession:
 
     @cached_property
     def client(self) -> Mapping[str, Any]:
+        """Return client.json of the session, empty where it cannot be read."""
         return object_of(self.folder / _CLIENT_JSON)
 
     @cached_property
     def server(self) -> Mapping[str, Any]:
+        """Return server.json of the session, empty where it cannot be read."""
         return object_of(self.folder / SERVER_JSON)
 
     @cached_property

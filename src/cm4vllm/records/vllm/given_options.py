@@ -84,6 +84,7 @@ def _option_named(name: str, known: Options) -> Option | None:
 
 
 def _value(texts: Sequence[str], option: Option | None = None) -> OptionValue:
+    """Return the typed value of an option from its words: a list where it takes several, True where it has none."""
     multiples = option is not None and option.multiples
     values = [typed_value(text, multiples=multiples) for text in texts]
     if option.several if option is not None else len(values) > 1:

@@ -73,6 +73,7 @@ class GivenOption:
 
     @property
     def values(self) -> list[str]:
+        """Return the values that were given to the option, as text."""
         return self.words[1:] if self.own is None else [self.own]
 
 
@@ -89,6 +90,7 @@ def split_options(words: Iterable[str]) -> tuple[list[str], list[GivenOption]]:
 
 
 def _parse_option(word: str) -> GivenOption:
+    """Return the option of one word of a command line: name, value after `=`, and keys of a JSON value."""
     if level := _LEVEL.fullmatch(word):
         return GivenOption("--optimization-level", [word], level["level"])
     head, equals, value = word.partition("=")
@@ -177,6 +179,7 @@ def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[
 
 
 def _check_value(option: Option, given: GivenOption) -> None:
+    """Raise UsageError for a value that is missing, not taken, or not among the choices of the option."""
     word, values = given.as_written, given.values
     if given.keys:
         return  # a part of a JSON value, of any kind

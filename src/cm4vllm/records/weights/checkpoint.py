@@ -230,6 +230,7 @@ def unset_scales(folder: Path) -> list[str]:
 
 
 def _scales(path: Path) -> Iterator[tuple[str, list[float]]]:
+    """Yield each static scale of a safetensors file: the tensor's name and its values."""
     header = _header(path)
     with path.open("rb") as file:
         for name, (data_type, _, place) in header.items():
@@ -273,6 +274,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _check_shards(folder: Path) -> None:
+    """Raise ModelError if a file that the index of the weights names is missing."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return

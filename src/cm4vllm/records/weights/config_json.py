@@ -65,6 +65,7 @@ def words(config: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _wrong(key: str, value: Any, kind: str) -> ModelError:
+    """Return the error for a key of config.json whose value is not of the kind that is wanted."""
     return ModelError(
         f"the model's config.json says that {key} is {_value_in_words(value)}",
         cause=f"it must be {kind}",

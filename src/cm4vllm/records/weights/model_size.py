@@ -43,6 +43,7 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
+        """Return the number of parameters of the model."""
         return self.linear + self.other
 
     @property
@@ -68,6 +69,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
 
 
 def _required_size(config: Mapping[str, Any], key: str) -> int:
+    """Return a size of config.json, at least 1. Raises ModelError where it is missing."""
     value = whole(config, key, 1)
     if value is None:
         raise ModelError(
@@ -79,6 +81,7 @@ def _required_size(config: Mapping[str, Any], key: str) -> int:
 
 
 def _read(config: Mapping[str, Any]) -> Architecture:
+    """Return the sizes of a model by its config.json. Raises ModelError for one that is missing."""
     layers, hidden = _required_size(config, "num_hidden_layers"), _required_size(config, "hidden_size")
     heads = _required_size(config, "num_attention_heads")
     kv_heads = whole(config, "num_key_value_heads") or heads
@@ -146,12 +149,14 @@ def _speech(config: Mapping[str, Any]) -> Architecture:
 def _grouped_query_weights(
     config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, size: int
 ) -> tuple[int, int]:
+    """Return the parameters of grouped-query attention in one layer: those of matrices, and the biases."""
     biased = config.get("attention_bias") or str(config.get("model_type")) == "qwen2"
     bias = (heads + 2 * kv_heads) * size + (hidden if config.get("attention_bias") else 0) if biased else 0
     return hidden * size * (2 * heads + 2 * kv_heads), bias
 
 
 def _latent(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
+    """Return the parameters of latent attention in one layer: those of matrices, and those of the norms."""
     rank, rope, nope, value = (
         _required_size(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     )

@@ -243,6 +243,7 @@ def _arrange(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
 
 
 def _is_clear(arranged: Sequence[tuple[_Label, bool]]) -> bool:
+    """Return True if all labels lie inside the picture and none crosses another's line."""
     spans = [label.span(leftwards=leftwards) for label, leftwards in arranged]
     inside = all(begin >= 0 and end <= WIDTH for begin, end in spans)
     return inside and not any(

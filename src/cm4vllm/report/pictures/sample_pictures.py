@@ -29,6 +29,7 @@ def sample_pictures(part: Performance, rows: Rows) -> Iterator[Picture]:
 
 
 def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit: int) -> Picture:
+    """Return the histogram of the lengths of prompts or answers, in tokens, with the limit marked."""
     low, high = int(values.min()), int(values.max())
     canvas, edges = _length_bins(low, high)
     counts = np.histogram(values, edges)[0].tolist()

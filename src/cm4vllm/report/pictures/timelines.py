@@ -99,6 +99,7 @@ def _over_time(
 
 
 def _tokens(part: Performance, at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
+    """Return the picture of the tokens/s that the server generated over the run."""
     counts = np.array([sample.generation_tokens for sample in samples], float)
     rates = np.diff(counts) / np.maximum(np.diff(at), 1e-3)
     mean = part.figures.get("tokens_per_second")
@@ -118,6 +119,7 @@ def _tokens(part: Performance, at: Floats, samples: Sequence[MetricsSample], sou
 
 
 def _requests(at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
+    """Return the picture of requests running and waiting in the server over the run."""
     running = np.array([sample.running for sample in samples], float)
     waiting = np.array([sample.waiting for sample in samples], float)
     words = f"Requests in the server: up to {number(int(running.max()))} running, {number(int(waiting.max()))} waiting"
@@ -132,6 +134,7 @@ def _requests(at: Floats, samples: Sequence[MetricsSample], source: str) -> Pict
 
 
 def _kv_cache(at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
+    """Return the picture of the share of the KV cache in use over the run."""
     used = np.array([100 * sample.kv_cache_usage for sample in samples])
     preempted = samples[-1].preemptions - samples[0].preemptions
     words = f"KV cache in use: up to {percent(float(used.max()) / 100)}; {number(preempted)} preemptions"
@@ -209,6 +212,7 @@ def _of_each(picture: Picture, names: dict[int, str], values: Floats, mean: str,
 
 
 def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
+    """Return the picture of TTFT, in ms, over the time of issue, with the limit where it is near."""
     at = rows["issued_ns"] / 1e9
     ttft = (rows["first_ns"] - rows["issued_ns"]) / 1e6
     limit = next((latency.limit for latency in part.latencies if latency.name == "TTFT"), None)

@@ -17,6 +17,7 @@ class Solution:
     """The program of one answer."""
 
     def __init__(self) -> None:
+        """Load the official module, and set what the official script sets before it runs a program."""
         self._official: Any = exchange.module_at("/official/LiveCodeBench/lcb_runner/evaluation/testing_util.py")
         self._solution: Any = None
         self._method: Any = None

@@ -78,6 +78,7 @@ class Programs:
             raise NameError(f"name {entry!r} is not defined")
 
         def candidate(*positional: Any, **named: Any) -> Any:
+            """Call the function of the program in its own sandbox, and return its result."""
             arguments = exchange.encoded([list(positional), named])
             return exchange.decoded(self.channel.ask("call", name=entry, arguments=arguments))
 
