@@ -4,7 +4,7 @@ import pytest
 
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.loadgen import wheel
-from cm4vllm.loadgen.wheel import LoadGenSettings, provide, require_seeds, usable
+from cm4vllm.loadgen.wheel import LoadGenSettings, provide, require_seeds, usable_wheel
 from cm4vllm.rules import Mode, Scenario, terms
 
 ROUND = LoadGenSettings(round="v6.1")
@@ -44,7 +44,7 @@ def test_the_round_decides_which_versions_will_do(tmp_path, monkeypatch, capsys,
     ],
 )
 def test_a_version_of_the_round_that_is_asked_for_is_installed(asked, installed):
-    assert usable(LoadGenSettings(round="v6.1", **asked)).wheel == installed
+    assert usable_wheel(LoadGenSettings(round="v6.1", **asked)).wheel == installed
 
 
 @pytest.mark.parametrize("asked", [{"version": "6.0.15"}, {"version": "6.0.18"}, {"minimum": "7"}, {"maximum": "5.1"}])

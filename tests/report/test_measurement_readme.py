@@ -12,7 +12,7 @@ from cm4vllm.common.records import write_record
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.report.summary import render
-from cm4vllm.report.tree_texts import block, code, measurement_readmes, plain
+from cm4vllm.report.tree_texts import block, code, escape, measurement_readmes
 from cm4vllm.results.campaign_results import load
 from cm4vllm.rules import Scenario
 
@@ -131,7 +131,7 @@ def test_blocks_cannot_be_closed_from_within() -> None:
 
 
 def test_plain_text_is_no_markup() -> None:
-    assert plain("a_b*c*[x](y)<i>&") == "a\\_b\\*c\\*\\[x\\](y)&lt;i&gt;&amp;"
+    assert escape("a_b*c*[x](y)<i>&") == "a\\_b\\*c\\*\\[x\\](y)&lt;i&gt;&amp;"
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ def percent_answered(prediction: str, reference: str) -> float:
     given = prediction.rpartition(_ANSWER)[2]
     if given in reference:
         return 100.0
-    plain = _plain(given)
-    return 100.0 if any(_plain(answer) in plain for answer in reference.split("|")) else 0.0
+    plain = _without_marks(given)
+    return 100.0 if any(_without_marks(answer) in plain for answer in reference.split("|")) else 0.0
 
 
 def percent_retrieved(prediction: str, reference: str) -> float:
@@ -40,5 +40,5 @@ def percent_retrieved(prediction: str, reference: str) -> float:
     return round(sum(shares) / len(retrieved_lines) * 100, 2)
 
 
-def _plain(text: str) -> str:
+def _without_marks(text: str) -> str:
     return _SPACES.sub("", text).lower()

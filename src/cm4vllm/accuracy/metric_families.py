@@ -73,12 +73,12 @@ class Scored:
 
 def rouge_of_all(samples: Samples) -> Scored:
     """Score every sample by ROUGE (language/llama3.1-8b/evaluation.py, language/llama2-70b/evaluate-accuracy.py)."""
-    pairs = _rouge(samples)
+    pairs = _rouge_of_samples(samples)
     values: dict[str, float | int] = {type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES}
     return Scored(values, sum(pairs.lengths), pairs.verified)
 
 
-def _rouge(samples: Samples) -> PairScores:
+def _rouge_of_samples(samples: Samples) -> PairScores:
     return score_pairs(
         samples.predictions, samples.references, samples.sentences, seed=samples.seed, workers=samples.workers
     )
@@ -89,12 +89,12 @@ def rouge_and_exact_match(samples: Samples) -> Scored:
 
     A mean covers the samples of its metric, and is left out where there are none.
     """
-    exact, characters = _exact(samples)
+    exact, characters = _exact_matches(samples)
     places = [place for place, row in enumerate(samples.rows) if row[METRIC] not in _EXACT]
     values: dict[str, float | int] = {}
     verified = 0
     if places:
-        pairs = _rouge(samples.at(places))
+        pairs = _rouge_of_samples(samples.at(places))
         rouge = {place: 100 * value for place, value in zip(places, pairs.fmeasures["rougeL"], strict=True)}
         values["rougeL"] = _mean(rouge, len(samples.rows))
         characters, verified = characters + sum(pairs.lengths), pairs.verified
@@ -111,7 +111,7 @@ def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
     """
     orca = samples.at([place for place, row in enumerate(samples.rows) if row[DATASET] == "OpenOrca"])
     scored = rouge_of_all(orca) if orca.rows else Scored({}, 0, 0)
-    return replace(scored, values=scored.values | _parts(samples, _MIXTRAL, _verdicts(samples, _MIXTRAL)))
+    return replace(scored, values=scored.values | _percent_by_dataset(samples, _MIXTRAL, _verdicts(samples, _MIXTRAL)))
 
 
 def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
@@ -180,7 +180,7 @@ def parts_of_gpt_oss(samples: Samples) -> Scored:
 def _of_parts(samples: Samples, judges: _Judges, whole: Callable[[Samples, Sequence[bool]], float]) -> Scored:
     """Score the answers to each dataset; where all of them are judged, `whole` gives exact_match."""
     verdicts = _verdicts(samples, judges)
-    values = _parts(samples, judges, verdicts)
+    values = _percent_by_dataset(samples, judges, verdicts)
     judged = [right for right in verdicts if right is not None]
     if judged and len(judged) == len(verdicts):
         values["exact_match"] = whole(samples, judged)
@@ -220,7 +220,7 @@ def _verdicts(samples: Samples, judges: _Judges) -> list[bool | None]:
     return verdicts
 
 
-def _parts(samples: Samples, judges: _Judges, verdicts: Sequence[bool | None]) -> dict[str, float | int]:
+def _percent_by_dataset(samples: Samples, judges: _Judges, verdicts: Sequence[bool | None]) -> dict[str, float | int]:
     """Return the right answers in percent of each dataset that was judged and has samples."""
     right: dict[str, list[bool]] = {}
     for is_right, row in zip(verdicts, samples.rows, strict=True):
@@ -254,7 +254,7 @@ def word_errors(samples: Samples) -> Scored:
     return Scored({"wer": wer * 100, "accuracy": (1 - wer) * 100}, None, 0)
 
 
-def _exact(samples: Samples) -> tuple[dict[int, float], int]:
+def _exact_matches(samples: Samples) -> tuple[dict[int, float], int]:
     """Return the exact matches by their sample's place, and the characters of these answers."""
     split, scores, characters = samples.sentences.splitter(), {}, 0
     for place, (row, prediction) in enumerate(zip(samples.rows, samples.predictions, strict=True)):

@@ -26,7 +26,7 @@ def rouge(predictions: Sequence[str], references: Sequence[str], vocabulary: Voc
     """Score each prediction against its reference; sentences are lines, as rouge-score has them."""
     pairs = _pair_words(vocabulary.read(predictions), vocabulary.read(references))
     words = pairs.common(pairs.our_entries, pairs.their_entries)
-    hits = (words, _bigram_hits(pairs), _longest(pairs), _summary_hits(pairs))
+    hits = (words, _bigram_hits(pairs), _longest_common(pairs), _summary_hits(pairs))
     sizes = (pairs.ours.sizes, pairs.theirs.sizes)
     short = [np.maximum(size - 1, 0) for size in sizes]
     lengths = (sizes, short, sizes, sizes)
@@ -83,7 +83,7 @@ def _bigram_hits(pairs: _Pairs) -> IntArray:
     return _sums(pairs.pair_of[bigrams[begins] // size], np.minimum(theirs, total - theirs), pairs.count)
 
 
-def _longest(pairs: _Pairs) -> IntArray:
+def _longest_common(pairs: _Pairs) -> IntArray:
     """Return for each pair the length of the longest common subsequence of words."""
     # Texts of a character for each word: rapidfuzz compares these without looking at a Python object a word.
     first = np.searchsorted(pairs.pair_of, np.arange(pairs.count))
@@ -129,7 +129,7 @@ def _is_on_path(pairs: _Pairs) -> npt.NDArray[np.bool_]:
 
 
 def _long_union(pairs: _Pairs, begin: int, end: int) -> npt.NDArray[np.bool_]:
-    """Do the same for one line of a reference that is too long for a machine word."""
+    """Return the positions as `_short_unions` does, for one line of a reference that is too long for a machine word."""
     reference = pairs.their_entries[begin:end].tolist()
     pair = int(pairs.pair_of[reference[0]])
     first = int(pairs.ours.lines[:pair].sum())

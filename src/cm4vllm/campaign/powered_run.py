@@ -55,7 +55,7 @@ class PowerInputs(SiteInputs, frozen=True, kw_only=True):
 
     @property
     def own_site(self) -> Site:
-        return self.site(simulated="simulated" in (self.power, self.under_power))
+        return self.as_site(simulated="simulated" in (self.power, self.under_power))
 
 
 def require_power(env: Mapping[str, Any], *, tree: bool) -> None:

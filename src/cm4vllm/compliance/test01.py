@@ -33,14 +33,16 @@ Entries = Sequence[tuple[int, bytes]]
 def verify(run: LoggedRun) -> Verdict:
     """Return the verdict on a run beside the result's own runs. Raises RunFailed where these are missing."""
     run.require_answers(1)
-    baseline = logged_data(_beside(run.folder, "accuracy") / ACCURACY_LOG)
+    baseline = logged_data(_folder_beside(run.folder, "accuracy") / ACCURACY_LOG)
     tested = logged_data(run.folder / ACCURACY_LOG)
     text, differing = compare(baseline, tested, _BYTES[run.settings.terms.logged])
     passed, scores = not differing, dict[str, str]()
     if differing:
         passed, scores, words = _by_scores(run, baseline, tested)
         differing = f"{differing}; {words}"
-    speed_text, speed = _speed(read_performance(_beside(run.folder, "performance")), read_performance(run.folder))
+    speed_text, speed = _speed(
+        read_performance(_folder_beside(run.folder, "performance")), read_performance(run.folder)
+    )
     same = differing or f"all {len(tested)} answers begin as those of the accuracy run"
     return Verdict(
         (CheckResult(name=ACCURACY, passed=passed, found=same), speed),
@@ -49,7 +51,7 @@ def verify(run: LoggedRun) -> Verdict:
     )
 
 
-def _beside(folder: Path, mode: str) -> Path:
+def _folder_beside(folder: Path, mode: str) -> Path:
     """Return the folder of the result's run in `mode`. Raises RunFailed if there is none."""
     place = folder.parent / mode
     if not place.is_dir():

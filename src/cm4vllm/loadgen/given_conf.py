@@ -190,7 +190,7 @@ def _against_rules(value: float, setting: str, terms: Terms, execution: Executio
     wanted = _fixed_values(terms, valid=valid).get(setting)
     if wanted is not None and value != wanted:
         return f"the rules of {terms.benchmark} have {wanted:g}; a run with another is none of this benchmark"
-    least = _least(terms).get(setting, 0) if valid else 0
+    least = _least_values(terms).get(setting, 0) if valid else 0
     if value < least and not (value == 0 and setting in _UNBOUNDED):
         return (
             f"the rules of {terms.benchmark} have {least:g} at least; a rehearsal (--execution_mode=test) may have less"
@@ -216,7 +216,7 @@ def _fixed_values(terms: Terms, *, valid: bool) -> dict[str, float | None]:
     return fixed
 
 
-def _least(terms: Terms) -> dict[str, float]:
+def _least_values(terms: Terms) -> dict[str, float]:
     """Return the least values of a valid performance run; 0 leaves what is _UNBOUNDED without a bound."""
     queries = max(terms.user_conf.get("min_query_count", 0), terms.min_samples)
     queries = max(queries, 1 if terms.early_stopping else terms.min_queries)

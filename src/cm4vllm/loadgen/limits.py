@@ -14,7 +14,7 @@ from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.settings import MOST_WORKERS
-from cm4vllm.records.run import RunSettings, fewer
+from cm4vllm.records.run import RunSettings, fewer_open_requests
 from cm4vllm.records.vllm.server_needs import SERVER_FILES_BESIDE, api_processes
 from cm4vllm.rules import Mode, Terms
 
@@ -264,7 +264,7 @@ def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
     return LimitTooLow(
         f"{asked.title} may need {' and '.join(where)}, {files:,} are allowed",
         cause=f"each open request has its own connection; {asked.words}",
-        remedy="; or ".join([*remedies, fewer(at_once=asked.at_once)]),
+        remedy="; or ".join([*remedies, fewer_open_requests(at_once=asked.at_once)]),
     )
 
 
@@ -280,7 +280,7 @@ def _ports_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
             [
                 "widen it, as root: sysctl net.ipv4.ip_local_port_range='1024 65535'",
                 "have a server that runs already listen on a Unix socket: --api_server=unix:///PATH",
-                fewer(at_once=asked.at_once),
+                fewer_open_requests(at_once=asked.at_once),
             ]
         ),
     )
@@ -296,7 +296,7 @@ def _memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
         f"{free / 2**20:,.0f} MiB are free",
         cause=f"each process of it takes {WORKER_BYTES >> 20} MiB, each open request {STREAM_BYTES >> 10} KiB; "
         f"{asked.words}",
-        remedy=f"free memory; or {fewer(at_once=asked.at_once)}",
+        remedy=f"free memory; or {fewer_open_requests(at_once=asked.at_once)}",
     )
 
 

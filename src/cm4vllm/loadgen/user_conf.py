@@ -122,11 +122,11 @@ def user_conf(
         samples_of_the_dataset=dataset_samples,
     )
     if execution is ExecutionMode.VALID:
-        return _valid(terms, target_qps, dataset_samples)
+        return _valid_conf(terms, target_qps, dataset_samples)
     return _rehearsal(terms, target_qps, dataset_samples or terms.samples, test_query_count, max_test_duration_s)
 
 
-def _valid(terms: Terms, target_qps: float | None, dataset_samples: int | None) -> UserConf:
+def _valid_conf(terms: Terms, target_qps: float | None, dataset_samples: int | None) -> UserConf:
     """Return the settings of a run by the rules. Raises DatasetError for another number of samples."""
     if dataset_samples is not None and dataset_samples != terms.samples:
         raise DatasetError(

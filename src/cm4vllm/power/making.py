@@ -68,7 +68,7 @@ class SiteInputs(Settings, frozen=True, kw_only=True):
     port: input_types.PowerPort = 4950
     ntp_server: input_types.NtpServer = ""
 
-    def site(self, *, simulated: bool) -> Site:
+    def as_site(self, *, simulated: bool) -> Site:
         """Return the place."""
         return Site(
             source=self.source,

@@ -62,7 +62,7 @@ class SimulatedAnalyzer:
         if name == "Stop":
             return [self._end()]
         if name == "RL":
-            return self._unread() if not words else ["Invalid number of parameters"]
+            return self._unread_lines() if not words else ["Invalid number of parameters"]
         if name in ("Watts", "Uncertainty"):
             return [self._totals(name)]
         return ["Error: Unknown command"]
@@ -102,7 +102,7 @@ class SimulatedAnalyzer:
         _say("Completed test")
         return "Stopping untimed measurement"
 
-    def _unread(self) -> list[str]:
+    def _unread_lines(self) -> list[str]:
         with self._lock:
             lines, self._read = self._lines[self._read :], len(self._lines)
         return [f"Last {len(lines)} samples", *lines]

@@ -96,7 +96,7 @@ def _headers_of(variable: str) -> dict[str, str]:
     """Return the headers that a variable holds: lines of `Name: value`, or a JSON object."""
     text = _value_of(variable, "headers for the server").strip()
     headers: dict[str, str] = {}
-    for name, value in _pairs(text, variable):
+    for name, value in _header_pairs(text, variable):
         if not _HEADER_NAME.fullmatch(name) or not _PRINTABLE.fullmatch(value):
             raise _no_headers(variable, "a name or a value has characters that are not allowed in a header")
         if name.lower() in _RESERVED:
@@ -109,7 +109,7 @@ def _headers_of(variable: str) -> dict[str, str]:
     return headers
 
 
-def _pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
+def _header_pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
     """Yield name and value of each header of a text: lines or a JSON object. Raises UsageError for anything else."""
     if text.startswith("{"):
         try:

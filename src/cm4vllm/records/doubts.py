@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cm4vllm.records.client import ADDED_TTFT, HEADROOM, ClientRecord, SelfCheck
-from cm4vllm.records.run import QUOTA, TIMES, MachineLoad, RunRecord, RunSettings, fewer
+from cm4vllm.records.run import QUOTA, TIMES, MachineLoad, RunRecord, RunSettings, fewer_open_requests
 from cm4vllm.records.server import Prompts
 from cm4vllm.rules import Mode
 
@@ -124,7 +124,7 @@ def _server_doubts(run: RunRecord) -> Iterator[Doubt]:
             f"a connection to the server took {client.longest_connect_s:.1f} s to open ({client.retries:,} requests "
             "were sent again): the queue in which it accepts connections was full",
             "raise the server's listen backlog (net.core.somaxconn), or give it "
-            + fewer(at_once=settings.terms.at_once),
+            + fewer_open_requests(at_once=settings.terms.at_once),
             precision=True,
         )
     mean = client.completion_tokens / client.completed if client.completed else 0.0
@@ -227,7 +227,7 @@ def run_warnings(run: RunRecord) -> list[str]:
 
     The report has the others as well, and those on the precision of a rehearsal's figures.
     """
-    warnings = (*_doubts(run), *_limits_in_doubt(run), *_slower(run), *_preemptions(run), *_finish_reasons(run))
+    warnings = (*_doubts(run), *_limits_in_doubt(run), *_slow_server(run), *_preemptions(run), *_finish_reasons(run))
     known = (doubt for doubt in warnings if doubt.remedy and not (doubt.precision and run.settings.rehearsal))
     return [*run.faults, *(doubt.text for doubt in known)]
 
@@ -239,7 +239,7 @@ def _limits_in_doubt(run: RunRecord) -> Iterator[Doubt]:
             yield Doubt(_slow_down_in_words(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
 
 
-def _slower(run: RunRecord) -> Iterator[Doubt]:
+def _slow_server(run: RunRecord) -> Iterator[Doubt]:
     """Yield a doubt where the server lost speed that the number of its requests does not explain."""
     speed = run.server_metrics.speed if run.server_metrics else None
     if speed is not None and speed.slowed:

@@ -245,7 +245,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
         )
 
 
-def fewer(*, at_once: bool) -> str:
+def fewer_open_requests(*, at_once: bool) -> str:
     """Return in words, with the flag, what a run needs that has fewer requests open."""
     return "fewer requests in flight: --max_in_flight" if at_once else "a lower rate: --server_target_qps"
 

@@ -60,12 +60,12 @@ def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
 
 
 def value(row: Row, cell: Cell) -> str:
-    """Write a cell's figure, as its unit is written elsewhere."""
+    """Return a cell's figure as text, with the digits that its unit has elsewhere."""
     return _number(row, cell.figure.value) if cell.figure else ""
 
 
 def interval(row: Row, cell: Cell) -> str:
-    """Write a cell's interval; one of percentiles alone has a ~ before it."""
+    """Return a cell's interval as text, with a ~ before one that comes of percentiles alone."""
     bounds = cell.interval
     if bounds is None:
         return ""
@@ -79,7 +79,7 @@ def _number(row: Row, value: float) -> str:
 
 
 def change(moved: Shift | None) -> str:
-    """Write a relative change with its interval."""
+    """Return a relative change with its interval as text."""
     if moved is None or moved.change is None or moved.verdict is Verdict.SAME:
         return ""
     text = _signed_percent(moved.change)

@@ -91,7 +91,7 @@ def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:
     return page_template("explorer.html.j2").render(
         rows=rows,
         own=own,
-        namesakes=_namesakes(rows),
+        namesakes=_rows_of_equal_name(rows),
         columns=[(name, share) for name, share in _COLUMNS if powered or name != "watt"],
         stand=stand,
         script=Markup(script),  # noqa: S704 - our own script, read from the package
@@ -111,7 +111,7 @@ def _order(row: IndexRow) -> tuple[Any, ...]:
     return row.benchmark, row.scenario, row.unit, -(row.per_accelerator or 0.0), row.submitter, row.system
 
 
-def _namesakes(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
+def _rows_of_equal_name(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
     """Return the rows of systems that have the name of another system of the same submitter."""
     folders: dict[tuple[str, ...], set[str]] = {}
     for row in rows:

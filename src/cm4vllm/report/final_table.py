@@ -54,7 +54,9 @@ def _text(report: Report, *, terminal: bool) -> str:
         *([f"*** {report.notice} ***"] if report.notice else []),
         *([] if report.rehearsal else [headline(report)]),
     ]
-    return "\n".join([*_above(report), "", *map(one_line, titles), *align([_COLUMNS, *rows]), "", *_below(report)])
+    return "\n".join(
+        [*_lines_above(report), "", *map(one_line, titles), *align([_COLUMNS, *rows]), "", *_lines_below(report)]
+    )
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ def _accuracy(measurement: Result) -> str:
     return f"{sum(judged)} of {len(judged)} targets met{without}"
 
 
-def _above(report: Report) -> list[str]:
+def _lines_above(report: Report) -> list[str]:
     """Return the lines above the table: scores, checker, where things are, what a result still has to state."""
     lines: list[str] = []
     for measurement in report.results:
@@ -147,7 +149,7 @@ def score_lines(scenario: str, record: AccuracyRecord, whole: int) -> list[str]:
     ]
 
 
-def _below(report: Report) -> list[str]:
+def _lines_below(report: Report) -> list[str]:
     """Return the lines below the table: why a result is not valid, where the page is, what to do next."""
     reasons = [
         f"{measurement.scenario} is INVALID: {reason}"
@@ -224,9 +226,9 @@ def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
             for part in parts or [""]:
                 console.print(Text(part, style=checked if line.startswith("checker:") else style), soft_wrap=True)
 
-    show(_above(report))
+    show(_lines_above(report))
     if report.notice:
         console.print(Text(f" {one_line(report.notice)} ", style="bold black on yellow"))
     console.print(table)
-    show(_below(report))
+    show(_lines_below(report))
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ def run_table(folder: Path) -> str:
         *([f"{title} is shortened: {run.settings.shortened}"] if run.settings.shortened else []),
         *([] if run.settings.rehearsal else [f"WARNING: {doubt}" for doubt in client_doubts(run)]),
         f"logs:    {folder}",
-        *_next(run, folder),
+        *_next_command(run, folder),
     ]
     return "\n".join(map(one_line, lines))
 
@@ -51,7 +51,7 @@ def score_table(folder: Path) -> str:
     return "\n".join(map(one_line, lines))
 
 
-def _next(run: RunRecord, folder: Path) -> list[str]:
+def _next_command(run: RunRecord, folder: Path) -> list[str]:
     """Return the command that scores or verifies a run; none for a performance run."""
     if run.settings.compliance_test:
         return [f"next:    cm run script --tags=process,mlperf,compliance --test_dir={folder}"]

@@ -31,7 +31,7 @@ def search_curves(out: Path, scenario: str) -> list[Picture]:
 
 
 def _curve(record: SearchRecord, points: list[tuple[ProbeRecord, LimitRecord]], file: str) -> Picture:
-    """Draw p99 as a part of its limit, so that the limits of TTFT and TPOT are one line."""
+    """Return the picture of p99 as a share of its limit, so that the limits of TTFT and TPOT are one line."""
     names = list(dict.fromkeys(limit.name for _, limit in points))
     shares = [100 * (limit.p99_ms or 0.0) / limit.limit_ms for _, limit in points]
     rates = [probe.rate for probe, _ in points]

@@ -209,7 +209,7 @@ def _row(record: SummaryRecord, result: SummaryResult) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """Keep a cell from being read as a formula by a spreadsheet; numbers and truth values are what they are."""
+    """Return a cell that no spreadsheet reads as a formula; numbers and booleans are unchanged."""
     text = "" if value is None else " ".join(str(value).split())
     return f"'{text}" if isinstance(value, str) and text[:1] in ("=", "+", "-", "@") else text
 

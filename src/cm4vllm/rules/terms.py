@@ -223,7 +223,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         min_queries=next((entry.count for entry in matching(family.min_queries, *cell)), how.min_queries),
         early_stopping=how.early_stopping,
         user_conf={entry.setting: entry.value for entry in matching(family.user_conf, *cell)},
-        generation=_generation(family, division, cell),
+        generation=_generation_terms(family, division, cell),
         limits=next(facts_of(matching(family.limits, *cell), LatencyLimits), None),
         targets=accuracy_targets(round_name, benchmark, scenario),
         scorer=family.scorer,
@@ -311,7 +311,7 @@ def family_of(round_name: str, benchmark: str) -> Family:
     return family
 
 
-def _generation(family: Family, division: Division, cell: _Cell) -> Generation:
+def _generation_terms(family: Family, division: Division, cell: _Cell) -> Generation:
     """Return the reference's settings of generation, with the division's lengths where it states them.
 
     No tokens where the rules do not state how text is generated.

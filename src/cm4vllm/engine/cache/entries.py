@@ -131,14 +131,14 @@ def _is_finished(folder: str) -> bool:
     return os.path.exists(os.path.join(folder, _META_FILE))
 
 
-def _aside(folder: str) -> str:
+def _name_aside(folder: str) -> str:
     parent, name = os.path.split(folder)
     return os.path.join(parent, _LOCKS, name + _OLD)
 
 
 def _restore(folder: str) -> None:
     """Bring back what a renewal had set aside if no finished entry took its place; remove it otherwise."""
-    old = _aside(folder)
+    old = _name_aside(folder)
     if _is_finished(folder):
         _remove(old)
         return
@@ -203,7 +203,7 @@ class Cache:
         """Yield the emptied folder of an entry; what was there comes back when the block fails. With the lock held."""
         with translated_os_errors("make a cache entry in", self.root, "CM_REPOS"):
             if _is_finished(folder):
-                os.rename(folder, _aside(folder))
+                os.rename(folder, _name_aside(folder))
             _remove(folder)
             os.makedirs(folder)
         try:

@@ -8,7 +8,7 @@ from cm4vllm.engine.cache.entry_key import Identity, cache_tags, identity_of
 from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.run.environment import merge_into
-from cm4vllm.engine.run.execution import check_version, fresh, run_phase
+from cm4vllm.engine.run.execution import check_version, run_phase, run_steps
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.scope import Outcome, Scope
 from cm4vllm.engine.run.script_run import Run
@@ -93,7 +93,7 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
 
 def _make_entry(run: Run, identity: Identity, cache: Cache) -> Outcome:
     """Run the script in the folder of its entry, that of the scope, and finish the entry when it ends well."""
-    outcome, task, vault = fresh(run), run.task, run.session.vault
+    outcome, task, vault = run_steps(run), run.task, run.session.vault
     check_version(task, outcome.version)
     versions = [f"version-{version}" for version in dict.fromkeys((task.wanted.version, outcome.version)) if version]
     tags = [*cache_tags(task, outcome.env), *versions, *outcome.extra_tags, f"script-artifact-{task.script.uid}"]

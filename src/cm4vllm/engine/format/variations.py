@@ -28,7 +28,7 @@ class Resolution(Value):
         """Return the variations and combinations that are on, in the order in which they apply."""
         return (*self.active, *self.combinations)
 
-    def inheritable(self, without_groups: Collection[str]) -> tuple[str, ...]:
+    def inheritable_names(self, without_groups: Collection[str]) -> tuple[str, ...]:
         """Return the names that a dependency with inherit_variation_tags gets."""
         return tuple(v.name for v in self.active if v.group not in without_groups or not v.group)
 

@@ -296,7 +296,7 @@ class _Planner:
             return self.session.hooks_of(frame.script).call(hook, given)
 
     def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
-        """Take in what the hook `plan` of a script says of its code, and tell whether it says what that changes."""
+        """Apply what the hook `plan` of a script states; return True if it states what the code changes."""
         said = self.call_hook(frame, "plan", frame.known_env)
         steps = [PlannedStep.of(raw) for raw in said.get("steps") or ()]
         merge_into(frame.env, said.get("env") or {})
@@ -384,5 +384,5 @@ class _Planner:
         ]
 
     def words(self, keys: Iterable[str]) -> tuple[str, ...]:
-        """Name for each fact the script that sets it."""
+        """Return each fact in words, with the script that sets it."""
         return tuple(f"{key}, which {self.setters[key]} sets" if key in self.setters else key for key in sorted(keys))

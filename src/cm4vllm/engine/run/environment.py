@@ -85,12 +85,12 @@ def compose(
     """
     env: Env = {}
     merge_into(env, caller)
-    merge_into(env, _missing(base.default_env, env))
-    merge_into(env, _missing(base.env, explicit))
+    merge_into(env, _values_not_present(base.default_env, env))
+    merge_into(env, _values_not_present(base.env, explicit))
     defaults: Env = {}
     for layer in layers:
         merge_into(defaults, layer.default_env)
-    merge_into(env, _missing(defaults, env))
+    merge_into(env, _values_not_present(defaults, env))
     for layer in layers:
         merge_into(env, layer.env)
     constants: Env = {}
@@ -100,7 +100,7 @@ def compose(
     return env, constants
 
 
-def _missing(values: Mapping[str, Any], present: Container[str]) -> Env:
+def _values_not_present(values: Mapping[str, Any], present: Container[str]) -> Env:
     return {key: value for key, value in values.items() if key not in present}
 
 

@@ -46,10 +46,10 @@ def perform(run: Run) -> Outcome:
     """Run a task, or use its entry in the cache."""
     if run.session.kept_outcome is not None and run.task.is_cached and not run.is_fake:
         return run.session.kept_outcome(run)
-    return fresh(run)
+    return run_steps(run)
 
 
-def fresh(run: Run) -> Outcome:
+def run_steps(run: Run) -> Outcome:
     """Run a script step by step, from the scope of its task. A step that returns an outcome is the last one."""
     task = run.task.with_default_version()
     if task is not run.task:  # a version more has its own say
@@ -154,10 +154,10 @@ def preprocess(run: Run) -> Outcome | None:
     if run.session.hooks_of(run.task.script).get("cleanup"):
         run.session.at_the_end(run.task.script.title(), lambda: run.hook("cleanup"))
     result = run.hook("preprocess")
-    return _instead(run, result) if result.get("skip") else None
+    return _run_instead(run, result) if result.get("skip") else None
 
 
-def _instead(current: Run, result: Mapping[str, Any]) -> Outcome:
+def _run_instead(current: Run, result: Mapping[str, Any]) -> Outcome:
     """Run the script that `preprocess` named in place of this one; without one, skip it. Return the outcome."""
     task, scope = current.task, current.scope
     other = result.get("script")

@@ -280,11 +280,11 @@ def require_inputs(catalogue: Catalogue, script: ScriptMeta, env: Mapping[str, A
     raise UsageError(
         f"{script.title()} is not given {', '.join(flags[:-1])}{' and ' if flags[1:] else ''}{flags[-1]}",
         cause="\n".join(f"--{flag}: {entry.get('desc')}" for flag, entry in missing.items()),
-        remedy="\n".join(f"--{flag}=...{_givers(catalogue, script, flag)}" for flag in missing),
+        remedy="\n".join(f"--{flag}=...{_scripts_that_give(catalogue, script, flag)}" for flag in missing),
     )
 
 
-def _givers(catalogue: Catalogue, script: ScriptMeta, flag: str) -> str:
+def _scripts_that_give(catalogue: Catalogue, script: ScriptMeta, flag: str) -> str:
     """Return the recipes of the same repository that give an input, in words; empty where none does."""
     key = script.input_mapping[flag]
     givers = [

@@ -258,7 +258,7 @@ def clean_some_tmp_files(i: Answer) -> Answer:
     return {}
 
 
-def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]:
+def _as_helper(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]:
     """Return a helper for hooks: it answers by the dictionary that they expect, also where it fails."""
 
     def call(i: Answer) -> Answer:
@@ -276,14 +276,14 @@ def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]
 
 #: By the name under which a hook calls it.
 HELPERS: Mapping[str, Callable[[Answer], Any]] = {
-    "find_artifact": _answering(find_artifact),
-    "find_file_in_paths": _answering(find_file_in_paths),
-    "find_file_deep": _answering(find_file_deep),
-    "find_file_back": _answering(find_file_back),
-    "parse_version": _answering(parse_version),
-    "run_native_script": _answering(run_native_script),
-    "detect_version_using_script": _answering(detect_version_using_script),
-    "update_deps": _answering(update_deps),
-    "clean_some_tmp_files": _answering(clean_some_tmp_files),
+    "find_artifact": _as_helper(find_artifact),
+    "find_file_in_paths": _as_helper(find_file_in_paths),
+    "find_file_deep": _as_helper(find_file_deep),
+    "find_file_back": _as_helper(find_file_back),
+    "parse_version": _as_helper(parse_version),
+    "run_native_script": _as_helper(run_native_script),
+    "detect_version_using_script": _as_helper(detect_version_using_script),
+    "update_deps": _as_helper(update_deps),
+    "clean_some_tmp_files": _as_helper(clean_some_tmp_files),
     "get_default_path_list": get_default_path_list,
 }

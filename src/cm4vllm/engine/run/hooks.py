@@ -45,7 +45,7 @@ def working_in(folder: str) -> Iterator[None]:
 
 @contextmanager
 def rewording(script: ScriptMeta, request: Request) -> Iterator[None]:
-    """Have an error that names a key which a flag gave name the flag instead."""
+    """Raise an error of the block again with the flag in place of the key that the flag gave."""
     try:
         yield
     except CmError as error:

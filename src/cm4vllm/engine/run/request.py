@@ -163,7 +163,7 @@ class Task(Value):
 
     @classmethod
     def of(cls, script: ScriptMeta, request: Request) -> Task:
-        """Settle variations and versions.
+        """Return the task of a request: the script with its variations and versions settled.
 
         Raises UsageError for impossible variations, and for unknown flags where the script is strict about its input;
         else these are `notes`.

@@ -189,7 +189,7 @@ def _dependencies_by_phase(layers: Iterable[Layer]) -> Phases:
         for phase, present in phases.items():
             earlier = list(present)
             for new in layer.deps[phase]:
-                replaced = [n for n, old in enumerate(present) if old in earlier and _same(old, new)]
+                replaced = [n for n, old in enumerate(present) if old in earlier and _is_same(old, new)]
                 if replaced:
                     present[replaced[0]] = new
                     for n in reversed(replaced[1:]):
@@ -208,7 +208,7 @@ def update_from(meta: Mapping[str, Any], phases: Phases) -> None:
             present[:] = [Dependency.of(entry) for entry in raw if entry.get("tags")]
 
 
-def _same(old: Dependency, new: Dependency) -> bool:
+def _is_same(old: Dependency, new: Dependency) -> bool:
     if new.names:
         return old.names == new.names
     return not old.names and set(old.tags) == set(new.tags) and old.conditions == new.conditions
@@ -240,7 +240,7 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
     tags = _tags(dependency, own_env, env)
     script_tags, excluded_tags, chosen, excluded = parse_tags(substitute(tags, env))
     if dependency.inherit_variation_tags:
-        inherited = task.variations.inheritable(dependency.skip_inherit_groups)
+        inherited = task.variations.inheritable_names(dependency.skip_inherit_groups)
         chosen = tuple(dict.fromkeys((*chosen, *(name for name in inherited if name not in excluded))))
     child_env = _inherited_keys(dependency, task.script, env, phase)
     merge_into(child_env, own_env)

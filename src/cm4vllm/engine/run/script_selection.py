@@ -40,11 +40,11 @@ def choice_note(catalogue: Catalogue, request: Request, near: str) -> list[str]:
         return []
     chosen = select(catalogue, request, near)
     own = [script for script in scripts if os.path.dirname(script.folder) == near and script.repo != chosen.repo]
-    others = [script for script in scripts if script.repo != chosen.repo and not _lacking(script, request)]
+    others = [script for script in scripts if script.repo != chosen.repo and not _unknown_to(script, request)]
     if not (rivals := own or others):
         return []
     rival = min(rivals, key=lambda script: script.alias != chosen.alias)
-    lacking = _lacking(rival, request)
+    lacking = _unknown_to(rival, request)
     reason = f", because {rival.alias} of {rival.repo} has no {' and no '.join(lacking)}" if lacking else ""
     words = ",".join(f"_{name}" for name in request.variations if are_defined(rival, [name]))
     command = f"cm run script {rival.repo}:{rival.alias}" + (f" --tags={words}" if words else "")
@@ -55,7 +55,7 @@ def choice_note(catalogue: Catalogue, request: Request, near: str) -> list[str]:
 _SEVERAL = 2
 
 
-def _lacking(script: ScriptMeta, request: Request) -> list[str]:
+def _unknown_to(script: ScriptMeta, request: Request) -> list[str]:
     """Return what a script does not know of a request's variations and flags, in words."""
     variations = [f"variation _{name}" for name in request.variations if not are_defined(script, [name])]
     return variations + [f"input --{flag}" for flag in unknown_flags(script, request.inputs)]
@@ -115,7 +115,7 @@ def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
     return NotFoundError(
         f"no scripts were found with the tags {request.title()}",
         cause=_why_no_match(wanted, excluded, every),
-        remedy=_near(wanted, excluded, every),
+        remedy=_nearest_script(wanted, excluded, every),
     )
 
 
@@ -134,7 +134,7 @@ def _why_no_match(wanted: set[str], excluded: set[str], scripts: Sequence[Named]
     return "no script has all of these tags"
 
 
-def _near(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
+def _nearest_script(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
     """Return the remedy where no script matches: the script whose tags are nearest."""
     tags = {tag for script in scripts for tag in script.tags}
     hints = [nearest(tag, tags) for tag in wanted - tags]

@@ -98,7 +98,7 @@ def shell_text(env: Mapping[str, Any], vault: Vault, prefix: Iterable[str] = ())
 
 
 def debug_script(vault: Vault, script: str, env: Mapping[str, Any], folder: str, prefix: Iterable[str]) -> str:
-    """Write a shell file that runs a script's shell file without CM, and return its path."""
+    """Write a shell file that runs a script's shell file without CM; return its path."""
     from pathlib import Path
 
     path = Path(folder, _DEBUG_FILE)

@@ -145,7 +145,7 @@ def _start(
 
     guarding = guardian.start()
     return subprocess.Popen(
-        ["bash", "-c", "\n".join([guardian.telling(guarding), *prefix, '. "$0"']), script],
+        ["bash", "-c", "\n".join([guardian.registering_line(guarding), *prefix, '. "$0"']), script],
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -236,7 +236,7 @@ class Guardian:
         return self._process.stdin.fileno()
 
     @staticmethod
-    def telling(descriptor: int) -> str:
+    def registering_line(descriptor: int) -> str:
         """Return the line by which a shell that leads its process group has it guarded from now on.
 
         The shell itself reports to the guarding process: a report of this process could be lost to a signal or a kill

@@ -64,7 +64,7 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
         work.mkdir(exist_ok=True)
     build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", made.container.image, str(folder)]
     mounts = (Mount(str(work), f"{_INSIDE}/work", writable=True), *made.container.mounts)
-    start = run_words(engines()["docker"], replace(made.container, mounts=mounts, passed=tuple(_passed(i))))
+    start = run_words(engines()["docker"], replace(made.container, mounts=mounts, passed=tuple(_passed_variables(i))))
     if i.get("out") == "con":
         print(f"{folder / 'Dockerfile'}\n\n{shlex.join(build)}\n{shlex.join(start)}")
     if run_it and not flag(i, "no_run"):
@@ -119,7 +119,7 @@ def _container(image: str, described: Mapping[str, Any]) -> Container:
     )
 
 
-def _passed(i: Mapping[str, Any]) -> list[str]:
+def _passed_variables(i: Mapping[str, Any]) -> list[str]:
     """Return the variables that the container gets by name: those of _PASSED, and those that flags *_env name."""
     named = (str(value) for flag_name, value in i.items() if flag_name.endswith("_env"))
     return [name for name in (*_PASSED, *named) if os.environ.get(name)]

@@ -57,7 +57,7 @@ _TOOLS = (
 
 
 def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
-    """Print all symptoms, each with its remedy; the result is 1 when something is wrong."""
+    """Print all symptoms, each with its remedy; return cmind's result, 1 when something is wrong."""
     symptoms = list(diagnose(automation.cmind, Path(automation.path).parents[1]))
     wrong = sum(symptom.level is Level.WRONG for symptom in symptoms)
     if i.get("out") != "json":
@@ -241,7 +241,11 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
 
 def _cache(root: str) -> list[Symptom]:
     entries = list(finished_entries(root))
-    faults = [*map(_fault_of_entry, entries), *_unreadable(Path(root)), *map(_unfinished_entry, leftovers(Path(root)))]
+    faults = [
+        *map(_fault_of_entry, entries),
+        *_unreadable_entries(Path(root)),
+        *map(_unfinished_entry, leftovers(Path(root))),
+    ]
     sound = Symptom(Level.WELL, "cache", count_in_words(entries, sum(size_of(entry.folder) for entry in entries)))
     return list(filter(None, faults)) or [sound]
 
@@ -259,7 +263,7 @@ def _fault_of_entry(entry: Entry) -> Symptom | None:
     return None
 
 
-def _unreadable(root: Path) -> Iterator[Symptom]:
+def _unreadable_entries(root: Path) -> Iterator[Symptom]:
     """Yield the entries whose meta is no object in JSON: cmind's own commands on the cache fail on them."""
     for path in sorted(root.glob("[!.]*/_cm.json")):
         if json_mapping(path) is None:

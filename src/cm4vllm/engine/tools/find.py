@@ -78,7 +78,7 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
     if not artifact and not i.get("tags"):
         return catalogue.all()
     if i.get("tags") or " " in artifact:
-        return _fitting(catalogue, Request.of(i, ""))
+        return _fitting_scripts(catalogue, Request.of(i, ""))
     repo, _, name = artifact.rpartition(":")
     if "*" in name:
         scripts = [
@@ -90,14 +90,14 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
             raise NotFoundError(f"no scripts were found with the name {artifact!r}")
         return scripts
     try:
-        return _fitting(catalogue, Request.of(i, ""))
+        return _fitting_scripts(catalogue, Request.of(i, ""))
     except NotFoundError:
         if repo:
             raise
-        return _fitting(catalogue, Request.of({"tags": name}, ""))
+        return _fitting_scripts(catalogue, Request.of({"tags": name}, ""))
 
 
-def _fitting(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
+def _fitting_scripts(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     scripts = candidates(catalogue, request)
     return [script for script in scripts if are_defined(script, request.variations)] or scripts
 

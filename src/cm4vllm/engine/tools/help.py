@@ -44,7 +44,7 @@ cm show cache          what is cached, with sizes and ages; also cm find cache a
 
 
 def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
-    """Print what the scripts asked for are, or how to ask. An action's result comes back."""
+    """Print the page of each script asked for, or how to ask; return cmind's result."""
     if i.get("tags") or i.get("artifact"):
         catalogue = Catalogue(automation.cmind)
         scripts, read = asked_scripts(catalogue, i), catalogue.metas.read
@@ -223,7 +223,7 @@ def _brought(bring: Any) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Align two columns; the second one is wrapped to the terminal."""
+    """Return the lines of two aligned columns; the second one is wrapped to the terminal."""
     width = min(max((len(left) for left, _ in rows), default=0), 34)
     whole = max(_terminal_width() - 4, width + 44)
     return [line for left, right in rows for line in _wrap(right, f"  {left:<{width}}  ", f"  {'':<{width}}  ", whole)]

@@ -147,7 +147,7 @@ def _line(lines: Mapping[Place, int], place: Place) -> int:
 
 
 def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
-    """Print what is wrong with the scripts asked for, with all of them without tags or name; 3 if anything is."""
+    """Print the faults of the scripts asked for (all without tags or name); return cmind's result, 3 for any."""
     catalogue = Catalogue(automation.cmind)
     linter = Linter(catalogue)
     faults = linter.duplicates()

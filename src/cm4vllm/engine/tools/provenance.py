@@ -61,9 +61,9 @@ def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], fo
         "command": _command(i),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    write_json(place / f"{stem}-input.json", clean(_plain(given)))
+    write_json(place / f"{stem}-input.json", clean(_for_json(given)))
     write_json(place / f"{stem}-info.json", clean(info))
-    write_json(place / f"{stem}-output.json", clean(_plain(result)))
+    write_json(place / f"{stem}-output.json", clean(_for_json(result)))
     write_json(place / f"{stem}-run-state.json", clean({"version_info": session.versions}))
     write_text(place / f"{stem}-README-cm.md", _readme(session, i, result))
     write_json(
@@ -72,20 +72,20 @@ def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], fo
             {
                 "return": result["return"],
                 "error": result.get("error", ""),
-                "new_env": _plain(result.get("new_env", {})),
-                "new_state": _plain(result.get("new_state", {})),
+                "new_env": _for_json(result.get("new_env", {})),
+                "new_state": _for_json(result.get("new_state", {})),
             }
         ),
     )
     session.tell(f"to repeat the run: {place}")
 
 
-def _plain(value: Any) -> Any:
+def _for_json(value: Any) -> Any:
     """Return a value with what JSON does not know as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _for_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_for_json(item) for item in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 

@@ -25,7 +25,7 @@ def cm_home() -> Path:
 
 
 def register(checkout: Path, home: Path) -> bool:
-    """Add a checkout to repos.json; tell whether it was not there yet.
+    """Add a checkout to repos.json; return True if it was not listed yet.
 
     In a home inside the checkout, which was copied with it, the list of the other checkout is replaced. cmind's index
     is removed when the list changes: cmind makes a new one at its next start. Raises UsageError when it is no CM

@@ -238,7 +238,7 @@ class Client:
             server.drop_older(now - REUSE_WITHIN_S)
             if now >= server.avoid_until:
                 # Others take their place before they are too old.
-                missing = self._spare - server.younger(now - REUSE_WITHIN_S / 2, self._spare) - server.opening
+                missing = self._spare - server.count_younger(now - REUSE_WITHIN_S / 2, self._spare) - server.opening
                 for _ in range(min(SPARE_AT_A_TIME, missing)):
                     self._start_task(self._open_spare(server))
 
@@ -275,7 +275,7 @@ class Client:
         request.server.in_flight += 1
         self._start_task(self._connect_and_send(request, request.server))
 
-    def waits(self, request: InFlightRequest, seconds: float) -> bool:
+    def retry_later(self, request: InFlightRequest, seconds: float) -> bool:
         """Send the request again when a busy server asks for it; return False where the client is not patient."""
         if not self._patient or not seconds or request.waited_s >= MOST_WAITED_S:
             return False

@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
             handler.connection_failed(_cause(error), answered=self._answered, kept=kept)
 
     def _stop_polling(self) -> bool:
-        """Have the poller stop reading; return whether it did read this connection."""
+        """Stop the poller's reading of this connection; return True if it was reading it."""
         if not self._polled:
             return False
         self._polled = False
@@ -337,8 +337,8 @@ class Server:
             connection.close()
         return None
 
-    def younger(self, oldest: float, most: int) -> int:
-        """Count the connections that are idle only since `oldest`, up to `most`."""
+    def count_younger(self, oldest: float, most: int) -> int:
+        """Return the number of connections that became idle after `oldest`, at most `most`."""
         return sum(
             connection.open and connection.idle_since >= oldest
             for connection in itertools.islice(reversed(self.idle), most)

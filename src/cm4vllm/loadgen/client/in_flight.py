@@ -90,7 +90,7 @@ class InFlightRequest:
             if self._timed:
                 self._note_token(reader)
         except Exception as error:
-            self.abandon(_unreadable(error))
+            self.abandon(_unreadable_answer(error))
             return False
         if first is not None:
             self.first_token_seen = True
@@ -119,7 +119,7 @@ class InFlightRequest:
         try:
             reader.compact()
         except Exception as error:
-            self.abandon(_unreadable(error))
+            self.abandon(_unreadable_answer(error))
         return reader.token_count
 
     def response_ended(self, connection: Connection, status: int, *, cut: bool = False) -> None:
@@ -161,7 +161,7 @@ class InFlightRequest:
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
             again = status >= 500 or status == 429
-            if not (again and self._client.waits(self, connection.retry_after_s)):
+            if not (again and self._client.retry_later(self, connection.retry_after_s)):
                 self._retry_or_fail(cause, again=again)
             return None
         if connection.encoding:
@@ -176,7 +176,7 @@ class InFlightRequest:
         except AnswerError as error:
             self._client.fail(self, f"{error}: the server closed the connection" if cut else str(error))
         except Exception as error:
-            self._client.fail(self, _unreadable(error))
+            self._client.fail(self, _unreadable_answer(error))
         return None
 
     def _read(self) -> tuple[array[int] | Encoded | int, FinishReason]:
@@ -220,5 +220,5 @@ def _reader(client: Client) -> StreamReader | TextReader | None:
     return StreamReader() if client.texts is None else TextReader(client.texts.dialect)
 
 
-def _unreadable(error: Exception) -> str:
+def _unreadable_answer(error: Exception) -> str:
     return f"the answer cannot be read: {type(error).__name__}"

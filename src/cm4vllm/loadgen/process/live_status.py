@@ -68,8 +68,8 @@ class LiveStatus:
         self._recent: deque[Progress] = deque()
         self._marks: list[tuple[float, int]] = [(0.0, 0)]
 
-    def checked(self, check: SelfCheck) -> RunStatus:
-        """Take the self-check of the client."""
+    def take_self_check(self, check: SelfCheck) -> RunStatus:
+        """Take the self-check of the client; return the status that is known now."""
         self._check = check
         return RunStatus(title=self._settings.title, client=self._client(0.0, None))
 

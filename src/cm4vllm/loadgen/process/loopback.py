@@ -72,7 +72,7 @@ class _Engine:
     def answer(self, transport: asyncio.Transport, prompt_tokens: int) -> None:
         """Answer a request: whole at once, or as a stream with a chunk at each step."""
         if not self._settings.interval:
-            transport.write(_whole(self._settings.tokens, prompt_tokens))
+            transport.write(_whole_answer(self._settings.tokens, prompt_tokens))
             return
         chunks = _chunks(self._settings.tokens, self._settings.interval, prompt_tokens)
         transport.write(_STREAM_HEAD + chunks[0])
@@ -120,7 +120,7 @@ class _Talk(asyncio.Protocol):
 
 
 @lru_cache(maxsize=4096)
-def _whole(tokens: int, prompt_tokens: int) -> bytes:
+def _whole_answer(tokens: int, prompt_tokens: int) -> bytes:
     """Return a whole HTTP answer of `tokens` tokens, as vLLM sends it."""
     content = msgspec.json.encode({**_event(range(tokens), "stop"), "usage": _usage(tokens, prompt_tokens)})
     return b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n%b" % (

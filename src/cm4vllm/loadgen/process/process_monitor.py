@@ -173,7 +173,7 @@ def _message_of(line: bytes, log: int, run: MonitoredRun) -> Message | None:
         case Progress():
             _show(message, run)
         case Checked():
-            run.shown.facts = run.live.checked(message.check)
+            run.shown.facts = run.live.take_self_check(message.check)
             say(message.text)
         case Note():
             (warn if message.loud else say)(message.text)

@@ -121,7 +121,7 @@ def _check(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfC
         busiest=name,
         busiest_share=round(share, 3),
         server_share=round(server_share, 3),
-        added_ttft=spread(tally.waits()),
+        added_ttft=spread(tally.times_to_first_token()),
     )
 
 
@@ -230,7 +230,7 @@ class _Tally:
         """Start counting from zero."""
         self.done = self._awaited = 0
 
-    def waits(self) -> list[float]:
+    def times_to_first_token(self) -> list[float]:
         """Return the times from issue to first token in ms, for queries whose issue was timed."""
         return [] if not self.issued else [(came - self.issued[key]) * 1e3 for key, came in self._firsts]
 
@@ -269,7 +269,7 @@ class _Meter:
 
 @contextmanager
 def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
-    """Run the server in memory; give its endpoint and its process's number."""
+    """Run the server in memory; yield its endpoint and its process's number."""
     words = [sys.executable, "-P", "-m", "cm4vllm.loadgen.process.loopback"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)

@@ -28,7 +28,7 @@ from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.records.client import ClientRecord, FinishReasons, SelfCheck
-from cm4vllm.records.run import RunSettings, fewer
+from cm4vllm.records.run import RunSettings, fewer_open_requests
 from cm4vllm.rules import Mode
 
 #: Seconds that a failed run goes on, so that its report distinguishes one bad request from a server that is gone.
@@ -250,7 +250,7 @@ class SystemUnderTest:
             cause=causes,
             remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result"
             + (
-                f"\nif it takes no more at a time, give it {fewer(at_once=settings.terms.at_once)}"
+                f"\nif it takes no more at a time, give it {fewer_open_requests(at_once=settings.terms.at_once)}"
                 if _is_crowded(failures)
                 else ""
             ),

@@ -271,12 +271,14 @@ def _entry(path: Path, number: int, text: bytes) -> _Entry:
             raise _not_whole(path, f"line {number}: {error}") from error
     try:  # msgspec takes JSON alone
         entry = json.loads(text)
-        return msgspec.convert({**entry, "value": msgspec.Raw(msgspec.json.encode(_finite(entry["value"])))}, _Entry)
+        return msgspec.convert(
+            {**entry, "value": msgspec.Raw(msgspec.json.encode(_finite_or_undefined(entry["value"])))}, _Entry
+        )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _not_whole(path, f"line {number}: {error}") from error
 
 
-def _finite(value: object) -> object:
+def _finite_or_undefined(value: object) -> object:
     """Return one of _UNDEFINED for a float that JSON has not, so that whoever reads it as a number meets a text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -101,7 +101,7 @@ def undefined_keys(log: DetailLog) -> list[str]:
     return [key for key in log.values if log.is_undefined(key) and any(rule.key.fullmatch(key) for rule in _RULES)]
 
 
-def negative(log: DetailLog) -> list[str]:
+def negative_keys(log: DetailLog) -> list[str]:
     """Return the keys of all numbers of a result that are below 0, but for times per output token of one token.
 
     Of these LoadGen logs an error, and computes a number that means nothing (loadgen/logging.cc).
@@ -138,7 +138,7 @@ def _of_one_token(log: DetailLog, rule: _Rule, key: str) -> bool:
 
 
 def one_token_words(log: DetailLog) -> str:
-    """Name the figures that LoadGen computed of answers of one token, which have no time per output token.
+    """Return in words the figures computed of answers of one token, which have no time per output token.
 
     Empty where there are none.
     """
@@ -163,7 +163,7 @@ def _meanings(key: str) -> tuple[tuple[_Rule, str], ...]:
 
 
 def _short_name(name: str) -> str:
-    """Write a percentile as the rules do: ttft_99.00_percentile is ttft_p99."""
+    """Return a percentile's name as the rules have it: ttft_p99 for ttft_99.00_percentile."""
     return re.sub(
         r"_(\d+)\.(\d+)_percentile$", lambda m: f"_p{m[1]}" + (f".{m[2].rstrip('0')}" if m[2].strip("0") else ""), name
     )

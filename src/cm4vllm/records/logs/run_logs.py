@@ -13,7 +13,14 @@ from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import mapped, opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.records.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined_keys
+from cm4vllm.records.logs.figures import (
+    SCENARIOS,
+    LoggedFigure,
+    figures,
+    negative_keys,
+    one_token_words,
+    undefined_keys,
+)
 from cm4vllm.records.logs.impossible_values import impossible_values
 from cm4vllm.rules import Mode
 
@@ -204,7 +211,7 @@ def _result(log: DetailLog) -> PerformanceResult:
     valid, reasons = verdict(log)
     # Where errors are not counted, the tokens alone tell a whole log from one that was cut.
     for name in (*([] if log.counts_errors else ["tokens_per_second"]), "samples", "samples_per_second"):
-        if name not in logged and not negative(log):
+        if name not in logged and not negative_keys(log):
             raise RunFailed(
                 f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}", remedy=_AGAIN
             )

@@ -86,7 +86,7 @@ def contradictions(client: Mapping[str, Any], server: Mapping[str, Any]) -> Iter
     except msgspec.ValidationError:
         return
     for name in own:
-        if name in other and not _alike(own[name], other[name]):
+        if name in other and not _is_alike(own[name], other[name]):
             yield name, own[name], other[name]
 
 
@@ -112,7 +112,7 @@ def _parts_of_both(stated: Statement) -> dict[str, object]:
     }
 
 
-def _alike(own: object, other: object) -> bool:
+def _is_alike(own: object, other: object) -> bool:
     if isinstance(own, float) and isinstance(other, float):
         return abs(own - other) <= _CLOCKS_S
     return own == other

@@ -173,7 +173,7 @@ def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[
             raise UsageError(
                 f"the installed vLLM has no option {option.name}",
                 cause=f"given as {' '.join(option.words)}",
-                remedy=_nearest(option.name, options),
+                remedy=_nearest_option(option.name, options),
             )
     return done, notes
 
@@ -195,7 +195,7 @@ def _check_value(option: Option, given: GivenOption) -> None:
             )
 
 
-def _nearest(name: str, options: Options) -> str:
+def _nearest_option(name: str, options: Options) -> str:
     close = difflib.get_close_matches(name, [known for known in options if known.startswith("--")], n=1)
     return f"did you mean {close[0]!r}?" if close else _HELP
 

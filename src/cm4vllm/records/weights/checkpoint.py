@@ -192,7 +192,7 @@ def _kind(file: Path) -> str:
 
 
 def _without_weights(config: Mapping[str, Any]) -> Checkpoint:
-    """Describe a dummy by its configuration alone."""
+    """Return the description of random weights, which have no files, by their configuration alone."""
     sizes, quantised = read_architecture(config), _quantised_type(section(config, "quantization_config"))
     return Checkpoint(
         architecture=", ".join(words(config, "architectures")),

@@ -65,7 +65,7 @@ class Architecture:
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Return the sizes that a config.json gives. Raises ModelError naming a key that is missing or of a wrong kind."""
-    return _speech(config) if config.get("model_type") == "whisper" else _read(text_config(config))
+    return _whisper_sizes(config) if config.get("model_type") == "whisper" else _read(text_config(config))
 
 
 def _required_size(config: Mapping[str, Any], key: str) -> int:
@@ -88,7 +88,9 @@ def _read(config: Mapping[str, Any]) -> Architecture:
     size = whole(config, "head_dim") or hidden // heads
     vocabulary, latent = _required_size(config, "vocab_size"), bool(whole(config, "kv_lora_rank"))
     attention, attention_other = (
-        _latent(config, hidden, heads) if latent else _grouped_query_weights(config, hidden, heads, kv_heads, size)
+        _latent_attention_weights(config, hidden, heads)
+        if latent
+        else _grouped_query_weights(config, hidden, heads, kv_heads, size)
     )
     experts, expert, dense, sparse_layers, router = _mlp(config, layers, hidden)
     shared = whole(config, "n_shared_experts") or 0
@@ -117,7 +119,7 @@ def _read(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _speech(config: Mapping[str, Any]) -> Architecture:
+def _whisper_sizes(config: Mapping[str, Any]) -> Architecture:
     """Return the sizes of a whisper model: an encoder of clips, and a decoder that also attends to it."""
     hidden, heads = _required_size(config, "d_model"), _required_size(config, "decoder_attention_heads")
     encoder, layers = _required_size(config, "encoder_layers"), _required_size(config, "decoder_layers")
@@ -155,7 +157,7 @@ def _grouped_query_weights(
     return hidden * size * (2 * heads + 2 * kv_heads), bias
 
 
-def _latent(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
+def _latent_attention_weights(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
     """Return the parameters of latent attention in one layer: those of matrices, and those of the norms."""
     rank, rope, nope, value = (
         _required_size(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")

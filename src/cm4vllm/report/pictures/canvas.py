@@ -128,12 +128,12 @@ class Canvas:
         for value in self.y.ticks(4) if y_unit else ():
             y = self.y.at(value)
             self._add("line", "grid", x1=left, x2=right, y1=y, y2=y)
-            self._text(short(value), left - 5, y + 4, "tick end")
+            self._text(short_number(value), left - 5, y + 4, "tick end")
         self._add("line", "axis", x1=left, x2=right, y1=bottom, y2=bottom)
         for value in self.x.ticks():
             x = self.x.at(value)
             self._add("line", "axis", x1=x, x2=x, y1=bottom, y2=bottom + 4)
-            self._text(short(value), x, bottom + 16, "tick mid")
+            self._text(short_number(value), x, bottom + 16, "tick mid")
         self._text(x_unit, (left + right) / 2, HEIGHT - 4, "unit mid")
         self._text(y_unit, 2, 11, "unit")
 
@@ -210,10 +210,10 @@ class Canvas:
         return axis
 
     def _add(self, tag: str, kind: str, **attributes: str | float) -> None:
-        self.shapes.append(Shape(tag, {"class": kind, **{key: _plain(value) for key, value in attributes.items()}}))
+        self.shapes.append(Shape(tag, {"class": kind, **{key: _for_svg(value) for key, value in attributes.items()}}))
 
     def _text(self, text: str, x: float, y: float, kind: str) -> None:
-        self.shapes.append(Shape("text", {"class": kind, "x": _plain(x), "y": _plain(y)}, text))
+        self.shapes.append(Shape("text", {"class": kind, "x": _for_svg(x), "y": _for_svg(y)}, text))
 
 
 class _Label(NamedTuple):
@@ -278,13 +278,13 @@ def bar_rows(
     return tuple(shapes), 12 + len(rows) * height
 
 
-def short(value: float) -> str:
-    """Write a number of an axis: few digits, thousands as k, millions as M."""
+def short_number(value: float) -> str:
+    """Return a number for an axis as text: few digits, thousands as k, millions as M."""
     for factor, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * factor or (sign != "k" and abs(value) >= factor):
             return f"{value / factor:.3g}{sign}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _plain(value: str | float) -> str | float:
+def _for_svg(value: str | float) -> str | float:
     return round(value, 1) if isinstance(value, float) else value

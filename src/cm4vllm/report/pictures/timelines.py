@@ -44,7 +44,7 @@ def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
         yield _answered_samples(rows, part.beside(SAMPLES_FILE))
 
 
-def _parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, float, float]]:
+def _equal_parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, float, float]]:
     """Return begin, end, mean and greatest value of each of `count` equal parts of the time that has any."""
     edges = np.linspace(at[0], at[-1], min(count, max(1, len(at) - 1)) + 1)
     place = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 2)
@@ -66,7 +66,7 @@ def _over_time(
     *,
     level: tuple[float, str, str] | None = None,
 ) -> Picture:
-    """Draw series (name, class, times in s, values): the mean of each part of the run, and its most as a thin line.
+    """Return the picture of series (name, class, times in s, values): mean of each part, greatest as a thin line.
 
     `level` is a value that they are seen against, with the class and the words of its line.
     """
@@ -79,7 +79,7 @@ def _over_time(
     canvas.axes("time, s", unit)
     tables = []
     for name, kind, at, values in series:
-        parts = _parts(at, values, INTERVALS)
+        parts = _equal_parts(at, values, INTERVALS)
         if len(at) > INTERVALS:
             canvas.line([((a + b) / 2, most) for a, b, _, most in parts], f"{kind} most")
         canvas.line([((a + b) / 2, mean) for a, b, mean, _ in parts], kind)
@@ -88,7 +88,7 @@ def _over_time(
                 (f"{name}: from, s", "to, s", "mean", "most"),
                 tuple(
                     (f"{a:,.1f}", f"{b:,.1f}", write(mean), write(most))
-                    for a, b, mean, most in _parts(at, values, ROWS)
+                    for a, b, mean, most in _equal_parts(at, values, ROWS)
                 ),
             )
         )
@@ -223,7 +223,7 @@ def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
 
 
 def _open_requests(rows: Rows, source: str) -> Picture:
-    """Draw how many requests were open: for servers that show no metrics."""
+    """Return the picture of the requests open over the run, for servers without metrics."""
     times = np.concatenate([rows["issued_ns"], rows["last_ns"]]) / 1e9
     change = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
     order = np.lexsort((-change, times))
@@ -233,7 +233,7 @@ def _open_requests(rows: Rows, source: str) -> Picture:
 
 
 def _answered_samples(rows: Rows, source: str) -> Picture:
-    """Draw how many samples of one query were answered over its time."""
+    """Return the picture of the answered samples of one query over its time."""
     ends = np.sort(rows["last_ns"]) / 1e9
     most = float(ends[int(0.99 * (len(ends) - 1))])
     words = f"Samples answered over the run: 99 % after {most:,.1f} s, all after {ends[-1]:,.1f} s"

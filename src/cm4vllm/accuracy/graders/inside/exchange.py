@@ -126,7 +126,7 @@ class Channel:
         return message
 
     def ask(self, action: str, seconds: float | None = None, **arguments: Any) -> Any:
-        """Have the other process do an action, and return its result. An exception there is raised here again."""
+        """Ask the other process for an action and return its result; an exception there is raised here again."""
         self.send({"do": action, **arguments})
         reply = self.receive(seconds)
         if "error" in reply:

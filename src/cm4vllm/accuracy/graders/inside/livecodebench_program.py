@@ -26,7 +26,7 @@ class Solution:
         self._official.reliability_guard()
 
     def compile(self, code: str, timeout: int) -> bool:
-        """Run the program's definitions; tell whether there are any."""
+        """Run the program's definitions; return True if there are any."""
         self._solution = self._official.compile_code(code, timeout)
         return self._solution is not None
 

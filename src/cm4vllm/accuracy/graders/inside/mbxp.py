@@ -60,7 +60,7 @@ class Programs:
     task: dict[str, str]
 
     def run(self, argv: list[str], timeout: float, cwd: str | None = None, **_named: Any) -> Any:
-        """Have a command run there on the files that mxeval has written; return its exit status."""
+        """Run a command in the program's sandbox on the files that mxeval has written; return its exit status."""
         written = [path for path in (OFFICIAL / "mxeval").glob("*_exec_eval/*") if path.is_file()]
         files = {str(path): path.read_text(encoding="utf-8") for path in written}
         done = self.channel.ask("run", timeout + _GRACE_S, argv=argv, cwd=cwd, timeout=timeout, files=files)
