@@ -3,7 +3,7 @@
 #   make run    the demonstration: a rehearsal with a tiny model on vLLM's CPU backend; ARGS="--execution_mode=valid" and others
 #   make test   the test suite, one real rehearsal included
 #   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, INT8, GPTQ, the FP8 kernel, killed owners and engines
-#   make coverage   the tests of `make test` but those that measure time, and how much of src they run: statements and branches
+#   make coverage   the tests of `make test` but those that measure time, and how much of src they run; fails where that is too little
 #   make setup  what both share: environment, package, CM home
 #   make clean  removes the environment and the CM home with its cache; `make clean-results` removes the results
 #   make audit  compares the pinned packages with known vulnerabilities; `make check` does it once a day
@@ -57,12 +57,13 @@ test-long: setup $(VENV)/.installed-test
 
 # The folder of the data is open to all users, because tests start programs as another one.
 # A process that a test kills leaves data that cannot be read: the first command warns of it and leaves it out.
+# Percent of the branches of src that the tests have to run: a little below what they ran when this was set (87.2).
+LEAST_BRANCHES ?= 86
 coverage: setup $(VENV)/.installed-test
 	@data=$$(mktemp -d) && trap 'rm -rf "$$data"' EXIT && chmod 1777 "$$data" && export COVERAGE_FILE="$$data/data"; \
 	$(BIN)/python -P -m coverage run --source="$$PWD/src/cm4vllm" -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not timing" $(ARGS); \
 	tested=$$?; $(BIN)/coverage combine --quiet && rm -f "$$data"/data.* && $(BIN)/coverage report && $(BIN)/coverage json --quiet -o "$$data/json" && \
-	$(BIN)/python -P -c 'import json, sys; t = json.load(open(sys.argv[1]))["totals"]; print("branches of src: {covered_branches:,} of {num_branches:,} run; statements: {covered_lines:,} of {num_statements:,}".format(**t))' "$$data/json"; \
-	exit $$tested
+	$(BIN)/python -P -c 'import json, sys; t = json.load(open(sys.argv[1]))["totals"]; print("branches of src: {covered_branches:,} of {num_branches:,} run; statements: {covered_lines:,} of {num_statements:,}".format(**t)); sys.exit("fewer than $(LEAST_BRANCHES) % of the branches were run" if 100 * t["covered_branches"] < $(LEAST_BRANCHES) * t["num_branches"] else 0)' "$$data/json" && exit $$tested
 
 check: $(VENV)/.installed-test
 	@$(BIN)/ruff format --no-cache --check --quiet --diff environment.py src script automation tests benchmarks docs/tools

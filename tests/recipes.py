@@ -3,8 +3,8 @@
 from functools import cache
 from pathlib import Path
 
-from cm4vllm.engine.format.documents import read_meta
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.format.meta_files import read_meta
 
 FOLDER = Path(__file__).resolve().parents[1] / "script"
 _read = cache(read_meta)

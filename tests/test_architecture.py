@@ -1,7 +1,6 @@
 """The order of the packages, and of the parts of some: each imports only what comes before it, without circles.
 
-Imports inside functions count as any other. What is imported for type checkers alone keeps to the order of the packages
-too, but makes no circle.
+Imports inside functions, and for type checkers alone, count as any other.
 """
 
 from __future__ import annotations
@@ -80,33 +79,16 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Module:
-    """The modules of the package that a module imports, and that it imports when it runs; the lines of named rounds."""
+    """The modules of the package that a module imports; the lines of named rounds."""
 
     imported: frozenset[str]
-    imported_to_run: frozenset[str]
     rounds: tuple[int, ...]
 
 
 @cache
 def module(name: str) -> Module:
     nodes = list(ast.walk(parsed(MODULES[name].read_text())))
-    return Module(
-        imported=frozenset(imports_of(nodes, name)),
-        imported_to_run=frozenset(imports_of(those_that_run(nodes), name)),
-        rounds=tuple(named_rounds(nodes)),
-    )
-
-
-def those_that_run(nodes: list[ast.AST]) -> list[ast.AST]:
-    """Return the nodes of a module without those that are for type checkers alone."""
-    checked = {
-        inner
-        for node in nodes
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-    return [node for node in nodes if node not in checked]
+    return Module(imported=frozenset(imports_of(nodes, name)), rounds=tuple(named_rounds(nodes)))
 
 
 def imports_of(nodes: Iterable[ast.AST], name: str) -> Iterator[str]:
@@ -203,7 +185,7 @@ def test_commands_that_judge_start_without_a_package_that_measures(recipe):
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    assert circles({name: module(name).imported_to_run for name in MODULES if name}) == []
+    assert circles({name: module(name).imported for name in MODULES if name}) == []
 
 
 def test_the_checks_find_what_they_look_for():

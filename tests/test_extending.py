@@ -5,7 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -16,11 +18,14 @@ SECTIONS = [section for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def patched(section: str, folder: Path) -> list[str]:
-    """Apply the patches of a section to a copy of the package in a folder, and return the paths that they change."""
+def patched(section: str, folder: Path) -> None:
+    """Apply the patches of a section to a copy of the sources in a folder."""
     patches = [text for kind, text in BLOCK.findall(section) if kind == "diff"]
     # With its bytecode, but for what another process is just writing, which has another name a moment later.
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
+    for name in ("src", "script", "automation"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
+    for name in ("cmr.yaml", "pyproject.toml", "requirements.txt"):
+        shutil.copy(ROOT / name, folder)
     for patch in patches:
         subprocess.run(
             ["git", "apply", "-"],
@@ -29,17 +34,17 @@ def patched(section: str, folder: Path) -> list[str]:
             check=True,
             env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
         )
-    return [name for patch in patches for name in re.findall(r"^\+\+\+ b/(.+)$", patch, re.MULTILINE)]
 
 
-def ran(folder: Path, *command: str) -> str:
-    """Run a Python program with the package in a folder, and return what it printed."""
+def ran(folder: Path, *command: str, env: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Run a Python program in a folder, with the package that is there, and return what it printed."""
     done = subprocess.run(
         [sys.executable, *command],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1", **env},
     )
     return done.stdout or done.stderr
 
@@ -58,9 +63,14 @@ def test_an_example_does_what_the_page_says(section, tmp_path):
     assert printed == shown
 
 
-def test_the_page_has_its_examples():
-    assert len(SECTIONS) == 5
-    assert PAGE.count("```text\n") == 5
+#: The files that a change of this kind may touch.
+FILES = {"A new round with": 4, "A compliance test": 3, "A launcher": 2}
+
+
+@pytest.mark.parametrize(("title", "most"), FILES.items())
+def test_a_change_touches_few_files(title, most):
+    (section,) = (text for text in SECTIONS if text.startswith(title))
+    assert len(re.findall(r"^\+\+\+ b/", section, re.MULTILINE)) <= most
 
 
 def test_an_example_that_does_something_else_is_found(tmp_path):
@@ -68,8 +78,19 @@ def test_an_example_that_does_something_else_is_found(tmp_path):
     assert printed != shown
 
 
-def test_the_compliance_test_of_the_page_touches_three_files_and_is_run(tmp_path):
+def test_the_compliance_test_of_the_page_is_run(tmp_path):
     (section,) = (text for text in SECTIONS if text.startswith("A compliance test"))
-    assert len(patched(section, tmp_path)) == 3
+    patched(section, tmp_path)
     printed = ran(tmp_path, str(ROOT / "tests/compliance/logged_runs.py"), "TEST10", "Offline", str(tmp_path))
     assert printed.splitlines()[-3:] == ["End check pass: True", "TEST PASS", "TEST10 passed 100"]
+
+
+def test_the_new_round_is_planned_by_the_main_job(tmp_path):
+    (section,) = (text for text in SECTIONS if text.startswith("A new round with"))
+    patched(section, tmp_path)
+    home = {"CM_REPOS": str(tmp_path / "CM")}
+    ran(tmp_path, "-P", "-m", "cm4vllm.engine.tools.register", str(tmp_path), env=home)
+    words = ("-P", "-m", "cmind.cli", "run", "script", "--tags=run-mlperf,inference,_vllm")
+    planned = ran(tmp_path, *words, "--model=example-4b", "--device=cpu", "--plan", env=home)
+    assert "get,mlperf,inference,loadgen,_r7.0" in planned
+    assert "a result needs 600 s and all 5,000 samples" in planned

@@ -157,12 +157,18 @@ def test_the_licence_is_the_whole_apache_licence():
 def test_the_workflow_and_pre_commit_call_make_alone():
     (job,) = yaml.safe_load(read(".github/workflows/checks.yml"))["jobs"].values()
     steps = [step["run"] for step in job["steps"] if step.get("run", "").startswith("make ")]
-    assert steps == ["make check", "make test"]
+    assert steps == ["make check", "make test", "make coverage"]
     (repo,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
     assert (repo["repo"], [hook["entry"] for hook in repo["hooks"]]) == ("local", ["make check", "make test"])
     targets = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
     assert targets is not None
     assert {"check", "test"} <= set(targets[1].split())
+
+
+def test_the_files_that_a_report_of_a_bug_asks_for_are_written_by_the_program():
+    named = re.findall(r"`(?:\w+/)?([\w-]+\.(?:jsonl?|log))`", read(".github/ISSUE_TEMPLATE/bug_report.md"))
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    assert len(named) > 5 and [name for name in named if f'"{name}"' not in code] == []
 
 
 def test_the_least_python_that_is_named_is_one_that_the_workflow_runs():

@@ -10,8 +10,9 @@ import uvloop
 
 from clients.closed_loop import Done, First
 from clients.task import Task, bodies
-from cm4vllm.loadgen.client.client import Client, Completion
+from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
+from cm4vllm.loadgen.client.in_flight import Completion
 from cm4vllm.loadgen.client.process_metrics import stop_garbage_collection
 from cm4vllm.serving.answers.stated import AnswerLimits
 

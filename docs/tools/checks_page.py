@@ -3,10 +3,9 @@
 import textwrap
 from collections.abc import Iterator
 
-from cm4vllm.endpoints.curve_checks import CURVE_CHECKS
-from cm4vllm.results.checks import CHECKS, CheckBase, Stage
-from cm4vllm.results.copied_logs import ACROSS
-from cm4vllm.results.findings import Rule
+from cm4vllm.common.checks import Stage
+from cm4vllm.common.findings import Rule
+from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.log_folders import PROBLEMS
 
 _HEAD = """\
@@ -16,16 +15,13 @@ Written from the code: `python docs/tools/checks_page.py > docs/checks.md`. The 
 where a case deserves another, the finding has it. An error refuses a submission, a warning is doubtful, a note is
 allowed and worth knowing. A check that cannot be made is the finding CHECK-FAILED; all others are made.
 
-    cm run script --tags=check,mlperf,results --input=TREE [--out=json] [--sarif=FILE]
+    cm run script --tags=check,mlperf,results --input=TREE [--out=json]
 
 prints every finding in TREE and ends with 0 where none is an error, with 60 where one is; 60 is
-also that of a folder without a submission, 20 that of a folder that does not exist. What is found in a submission of
-400 files or more is kept in `~/.cache/cm4vllm/checks` (or below `XDG_CACHE_HOME`) and used again while cm4vllm and the
-names, sizes, inodes and times of all its files are the same, the times of change (ctime) too, which no program sets as
-it likes. Findings are not kept where a file was changed in the last two seconds or a link leads to a folder elsewhere.
+also that of a folder without a submission, 20 that of a folder that does not exist.
 
 The first line and the last one say to how many of the results the rules of a benchmark were applied; `coverage` of the
-JSON output, and of the properties of the SARIF log's run, has both numbers. What is left has a finding: a benchmark or
+JSON output has both numbers. What is left has a finding: a benchmark or
 scenario without rules (`RULES-UNKNOWN`), seeds of no round (`ROUND-UNKNOWN`), or a log that cannot be read.
 
     cm run script --tags=check,mlperf,results --input=TREE --weights=FOLDER [--weights_of=SYSTEM/MODEL]
@@ -39,6 +35,9 @@ _STAGES = {
     Stage.TREE: "A written submission tree, ours or anyone's",
     Stage.ALWAYS: "Whatever was measured: our run folders, and trees where they have what the check needs",
     Stage.SUBMITTED: "Our runs before a submission tree is made of them",
+    Stage.CURVE: "Curves of MLPerf Endpoints: run folders and bundles of anyone\n\n"
+    "Of `check,mlperf,endpoints --input=FOLDER` ([MLPerf Endpoints](endpoints.md#checks)).",
+    Stage.ACROSS: "All submissions of a tree together",
 }
 
 
@@ -53,21 +52,10 @@ def _lines() -> Iterator[str]:
         yield f"## {title}\n"
         for check in CHECKS.values():
             if check.stage is stage:
-                yield from _check(check)
-    yield "## Curves of MLPerf Endpoints: run folders and bundles of anyone\n"
-    yield "Of `check,mlperf,endpoints --input=FOLDER` ([MLPerf Endpoints](endpoints.md#checks)).\n"
-    for curve_check in CURVE_CHECKS.values():
-        yield from _check(curve_check)
-    yield "## All submissions of a tree together\n"
-    for across in ACROSS:
-        yield from _check(across)
+                yield from _section(check.code, check.rule, severity=check.severity, remedy=check.remedy)
     yield "## What cannot be read\n"
     for code, rule in PROBLEMS.items():
         yield from _section(code, rule)
-
-
-def _check(check: CheckBase) -> Iterator[str]:
-    return _section(check.code, check.rule, severity=check.severity, remedy=check.remedy)
 
 
 def _section(code: str, rule: Rule, severity: str = "", remedy: str = "") -> Iterator[str]:

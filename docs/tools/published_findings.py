@@ -1,4 +1,4 @@
-"""The tables of benchmarks/checks-published.md: what the checks find in whole rounds, by code and by folder.
+"""The tables of benchmarks/checks-published.md: findings of the checks in whole rounds, by code and folder.
 
 `python docs/tools/published_findings.py inference_results_v4.1 inference_results_v5.1 ...`, each the folder of a
 checked out repository of results.
@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.results.check_command.tree_check import CheckedTree, check_tree
-from cm4vllm.results.findings import Finding, Severity
 
 
 def covered(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:

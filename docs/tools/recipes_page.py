@@ -5,8 +5,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cm4vllm.engine.format.documents import has_meta
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.format.meta_files import has_meta
 from cm4vllm.engine.tools.help import command_lines, inputs_of, variations_of
 
 _HEAD = """\

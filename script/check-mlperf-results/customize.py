@@ -9,12 +9,11 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.results.check_command.tree_check import report_checks
 
     env = i["env"]
-    tree, sarif, weights = (env.get(f"CM_MLPERF_RESULTS_{name}", "") for name in ("TREE", "SARIF", "WEIGHTS"))
+    tree, weights = (env.get(f"CM_MLPERF_RESULTS_{name}", "") for name in ("TREE", "WEIGHTS"))
     i["state"].update(
         report_checks(
             Path(tree).absolute(),
             round_name=env.get("CM_MLPERF_RESULTS_ROUND", ""),
-            sarif=Path(sarif).absolute() if sarif else None,
             weights=Path(weights).absolute() if weights else None,
             weights_of=env.get("CM_MLPERF_RESULTS_WEIGHTS_OF", ""),
             filters=Filters.parse(

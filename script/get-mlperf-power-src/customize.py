@@ -7,10 +7,10 @@ from typing import Any
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.files import given_path
     from cm4vllm.power.programs import provide
-    from cm4vllm.rules import round_names, round_terms
+    from cm4vllm.rules import default_round, round_terms
 
     env = i["env"]
-    programs = round_terms(env.get("CM_MLPERF_ROUND") or round_names()[-1]).power
+    programs = round_terms(env.get("CM_MLPERF_ROUND") or default_round()).power
     given = env.get("CM_MLPERF_POWER_SOURCE_GIT")
     folder = provide(programs, given_path(given) if given else None, Path.cwd() / "power-dev")
     env["CM_MLPERF_POWER_SOURCE"] = env["CM_GET_DEPENDENT_CACHED_PATH"] = str(folder)

@@ -5,14 +5,15 @@ from typing import Any
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.containers.image import require_container
-    from cm4vllm.serving.launch_settings import container_notes
+    from cm4vllm.serving.launch_settings import LaunchSettings, container_notes
 
-    require_container(i["env"])
-    return {"return": 0, "notes": container_notes(i["env"])}
+    settings = LaunchSettings.of(i["env"])
+    require_container(settings.image)
+    return {"return": 0, "notes": container_notes(settings)}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.containers.image import image_env
+    from cm4vllm.serving.containers.image import ImageSettings, provide_image
 
-    i["env"].update(image_env(i["env"]))
+    i["env"].update(provide_image(ImageSettings.of(i["env"])).env())
     return {"return": 0}

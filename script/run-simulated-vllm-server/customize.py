@@ -18,13 +18,15 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
 def postprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import attend
+    from cm4vllm.serving.launch_settings import LaunchSettings
 
-    attend(i["env"])
+    attend(LaunchSettings.of(i["env"]))
     return {"return": 0}
 
 
 def cleanup(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import end
+    from cm4vllm.serving.launch_settings import StartedServer
 
-    end(i["env"].get("CM_VLLM_SERVER_RECORD", ""))
+    end(StartedServer.of(i["env"]).server_record)
     return {"return": 0}

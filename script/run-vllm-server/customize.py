@@ -5,34 +5,38 @@ from typing import Any
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.links import completed_server
-    from cm4vllm.serving.launch_settings import node_notes
+    from cm4vllm.serving.launch_settings import LaunchSettings, node_notes
 
     i["env"].update(completed_server(i["env"]))
-    return {"return": 0, "notes": node_notes(i["env"])}
+    return {"return": 0, "notes": node_notes(LaunchSettings.of(i["env"]))}
 
 
 def values(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.serving.clusters.launchers.choice import LAUNCHERS
     from cm4vllm.serving.options.presets import presets
 
-    return {"return": 0, "values": {"preset": [preset.name for preset in presets()]}}
+    return {"return": 0, "values": {"launcher": [*LAUNCHERS], "preset": [preset.name for preset in presets()]}}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import act
+    from cm4vllm.serving.launch_settings import LaunchSettings
 
-    i["env"].update(act(i["env"]))
+    i["env"].update(act(LaunchSettings.of(i["env"])).env())
     return {"return": 0}
 
 
 def postprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import attend
+    from cm4vllm.serving.launch_settings import LaunchSettings
 
-    attend(i["env"])
+    attend(LaunchSettings.of(i["env"]))
     return {"return": 0}
 
 
 def cleanup(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import end
+    from cm4vllm.serving.launch_settings import StartedServer
 
-    end(i["env"].get("CM_VLLM_SERVER_RECORD", ""))
+    end(StartedServer.of(i["env"]).server_record)
     return {"return": 0}

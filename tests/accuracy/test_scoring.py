@@ -1,15 +1,25 @@
 """A whole accuracy run scored: accuracy.txt, accuracy.json, and what is refused."""
 
 import hashlib
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.accuracy import scorer_needs
+from cm4vllm.accuracy.answer_texts import Detokenizer
+from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.scorer_needs import ready_graders, score_needs
 from cm4vllm.accuracy.scoring import score_run
-from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed
-from cm4vllm.common.records import read_record
+from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed, UsageError
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import AccuracyRecord
 from cm4vllm.rules import Mode, Scenario, terms
 
@@ -115,3 +125,169 @@ def test_another_dataset_than_the_runs_is_refused(accuracy_run):
     (folder / "dataset.json").write_text('[{"output": "x"}]')
     with pytest.raises(DatasetError, match="dataset.json has changed since its record was made"):
         score_run(folder)
+
+
+# --- the dependencies by which a run is scored alone: those that its scorer uses, on this machine
+
+
+def env_of(folder, **more):
+    return {"CM_MLPERF_ACCURACY_RESULTS_DIR": str(folder), **more}
+
+
+def test_rouge_with_a_trained_model_needs_sentences_and_no_grader(accuracy_run):
+    assert score_needs(env_of(accuracy_run.write(["salt"], [(0, "salt")]))) == {}
+    folder = accuracy_run.write(["salt"], [(0, "salt")], sentences="punkt_tab")
+    assert score_needs(env_of(folder)) == {"CM_MLPERF_SCORES_NEED_SENTENCES": "yes"}
+
+
+def test_a_scorer_with_graders_needs_those_that_can_run_and_are_not_given(accuracy_run, monkeypatch):
+    folder = accuracy_run.write(["salt"], [(0, "salt")])
+    accuracy_run.change(terms=terms("v6.1", "deepseek-r1", Scenario.OFFLINE, Mode.ACCURACY))
+    asked = []
+
+    def can_run(scorer, problems):
+        asked.append(problems)
+        return ("math", "livecodebench") if problems else ("math",)
+
+    monkeypatch.setattr(scorer_needs, "graders_of", can_run)
+    assert score_needs(env_of(folder)) == {"CM_MLPERF_SCORES_NEED_GRADER_MATH": "yes"}
+    assert len(score_needs(env_of(folder, CM_LIVECODEBENCH_DIR="/tests"))) == 2
+    assert score_needs(env_of(folder, CM_MLPERF_GRADERS="/math/grader.json")) == {}
+    assert asked == ["", "/tests"]
+
+
+def test_the_graders_are_those_given_or_made_ready(tmp_path):
+    for name in ("math", "mbxp"):
+        (tmp_path / name).mkdir()
+        record = GraderRecord(name=name, script="", official="", python="", commits={}, packages="")
+        write_record(tmp_path / name / "grader.json", record)
+    made = {"CM_MLPERF_SCORES_NEED_GRADER_MATH": "yes", "CM_MLPERF_GRADER_MATH": f"{tmp_path}/math/grader.json"}
+    assert [grader.name for grader in ready_graders(made)] == ["math"]
+    assert [grader.name for grader in ready_graders({"CM_MLPERF_GRADERS": f"{tmp_path}/mbxp/grader.json"})] == ["mbxp"]
+    assert ready_graders({"CM_MLPERF_GRADER_MATH": f"{tmp_path}/math/grader.json"}) == []  # that of an earlier step
+
+
+def test_a_folder_without_a_run_is_refused_scorer_needs(tmp_path):
+    with pytest.raises(UsageError, match="holds no run") as refused:
+        score_needs(env_of(tmp_path))
+    assert "--result_dir=FOLDER" in refused.value.remedy
+
+
+# --- texts out of token ids
+
+
+@pytest.fixture
+def folder(model_folder, tmp_path):
+    shutil.copy(model_folder / "tokenizer.json", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("asked", "text"), [(True, "salt, silk."), (False, "salt , silk ."), (None, "salt , silk .")])
+def test_spaces_are_mended_when_the_tokenizer_asks_for_it(folder, asked, text):
+    if asked is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"clean_up_tokenization_spaces": asked}))
+    assert Detokenizer(folder).decode([[12, 19, 13, 18]]) == [text]
+
+
+def test_special_tokens_are_left_out(folder):
+    assert Detokenizer(folder).decode([[99, 12, 99]]) == ["salt"]
+
+
+def test_a_missing_or_broken_tokenizer_is_named(tmp_path):
+    with pytest.raises(ModelError, match="tokenizer.json"):
+        Detokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer.json"):
+        Detokenizer(tmp_path)
+
+
+def test_a_broken_configuration_of_the_tokenizer_is_named(folder):
+    (folder / "tokenizer_config.json").write_text("[")
+    with pytest.raises(ModelError, match="tokenizer_config.json"):
+        Detokenizer(folder)
+
+
+# --- the recipes of this room, through the `cm` command
+
+
+ROOT = Path(__file__).parents[2]
+CM = Path(sys.executable).with_name("cm")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The environment of a CM home in which this checkout is registered; no recipe here leaves anything in it."""
+    home = {**os.environ, "CM_REPOS": str(tmp_path_factory.mktemp("home") / "cm")}
+    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home, check=True, capture_output=True)
+    return home
+
+
+@pytest.fixture
+def cm(home, tmp_path):
+    """Run a recipe; give its exit code and its output."""
+
+    def run(tags, *flags):
+        done = subprocess.run(
+            [CM, "run", "script", f"--tags={tags}", "--quiet", *flags],
+            cwd=tmp_path,
+            env=home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_a_run_is_scored(cm, accuracy_run):
+    folder = accuracy_run.write(["salt", "silk"], [(0, "salt"), (1, "ship")])
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}")
+    assert code == 0, output
+    record = read_record(folder / "accuracy.json", AccuracyRecord)
+    assert record.values["rouge1"] == 50.0
+    assert record.verified == 2
+
+
+def test_a_missing_sentence_model_is_told(cm, accuracy_run, tmp_path):
+    folder = accuracy_run.write(["salt"], [(0, "salt")], sentences="punkt_tab")
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", f"--nltk_data={tmp_path}")
+    assert code == 42
+    assert "remedy: leave --nltk_data out: the recipe then gets the model (get,nltk-data)" in output
+
+
+def test_a_sentence_model_of_another_version_is_not_installed(cm, tmp_path):
+    (tmp_path / "punkt_tab.zip").write_bytes(b"another")
+    code, output = cm("get,nltk-data", f"--nltk_data={tmp_path / 'punkt_tab.zip'}")
+    assert code == 42
+    assert "this is not the punkt_tab.zip that scores are compared with" in output
+
+
+def test_the_folder_is_asked_for_before_anything_is_fetched(cm, tmp_path):
+    for flags, words in (((), "--result_dir=..."), ((f"--result_dir={tmp_path}",), "holds no run")):
+        for more in ((), ("--plan",)):
+            code, output = cm("process,mlperf,accuracy", *flags, *more)
+            assert code == 20, output
+            assert words in output
+            assert "get,nltk-data" not in output
+
+
+def test_a_run_alone_gets_the_sentence_model_that_it_needs(cm, accuracy_run):
+    folder = accuracy_run.write(["salt"], [(0, "salt")], sentences="punkt_tab")
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", "--plan")
+    assert code == 0, output
+    assert "get,nltk-data" in output and "get,mlperf,grader" not in output
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", f"--nltk_data={folder}", "--plan")
+    assert code == 0, output
+    assert "get,nltk-data" not in output
+
+
+def test_a_run_that_is_scored_alone_shows_its_scores(cm, accuracy_run):
+    folder = accuracy_run.write(["salt"], [(0, "salt")])
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}")
+    assert code == 0, output
+    assert "Offline accuracy on 1 of 13,368 samples:\n  ROUGE1 100" in output
+    assert f"scores:  {folder / 'accuracy.txt'}" in output
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", "--env.CM_MLPERF_RESULTS_DIR=/results")
+    assert code == 0 and "ROUGE1" not in output, "the main job shows the scores of all runs together"

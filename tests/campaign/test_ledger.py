@@ -2,15 +2,27 @@
 
 import errno
 import fcntl
+import hashlib
+import json
 import os
+import shutil
+import signal
+import time
 
+import msgspec
 import pytest
 
+from cm4vllm.campaign import job as module
+from cm4vllm.campaign.kept_results import set_aside
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.live.job_status import StatusSettings, report_status
 from cm4vllm.campaign.planning.steps import Duration, Step
-from cm4vllm.common.errors import DiskFull, NotWritable, UsageError
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import DiskFull, ModelError, NotWritable, UsageError
 from cm4vllm.common.secrets.redaction import Vault
+from cm4vllm.serving.supervision.death_reasons import STATE_FILE
+from cm4vllm.serving.supervision.supervisor import parent_of
+from small_job import RUNS, SmallJob
 
 
 def entry(step, state, **fields):
@@ -145,3 +157,225 @@ def test_a_ledger_that_is_a_folder_is_named_with_a_remedy(tmp_path):
             use()
         assert LEDGER_FILE in str(refused.value) and "it is no file" in refused.value.cause
         assert "--output_dir" in refused.value.remedy
+
+
+# --- a results folder that somebody else prepared or copied: nothing outside it is read, written, moved or waited for
+
+
+FOLDER = "CM_MLPERF_OUTPUT_DIR"
+#: Written by a job with the real recipes, beside what the small job writes.
+ALSO = (
+    "status.json",
+    ".status.json.partial",
+    "summary.html",
+    "summary.json",
+    "summary.csv",
+    "campaign.json",
+    "rerun.yaml",
+    ATTEMPTS,
+    "search",
+    "system",
+    "submission",
+    "rate",
+    "runs/sut/small/Offline/accuracy.user.conf",
+    "runs/sut/small/Offline/accuracy.answers",
+    "runs/sut/small/Offline/accuracy.partial",
+    "runs/sut/small/Offline/accuracy.failed",
+)
+
+
+def digests(folder):
+    """Return what is in a folder: names, kinds, contents."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.fixture(scope="module")
+def small_job(tmp_path_factory):
+    """Return a small job that was killed in its performance run."""
+    job = SmallJob(tmp_path_factory.mktemp("job"))
+    process = job.start()
+    job.wait_until(process, lambda: job.is_measuring(process))
+    supervisor = json.loads((job.out / "server" / STATE_FILE).read_text())["supervisor"]
+    process.kill()
+    process.wait()
+    # The supervisor writes how the server ended: a copy of the folder must not meet that file half written.
+    deadline = time.monotonic() + 30
+    while parent_of(supervisor) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return job
+
+
+def outside_of(folder):
+    private = folder / "private"
+    (private / "keys").mkdir(parents=True)
+    (private / "keys" / "id").write_text("secret")
+    return private
+
+
+KINDS = {
+    "a link to a file": lambda path, private: path.symlink_to(private / "keys" / "id"),
+    "a link to a folder": lambda path, private: path.symlink_to(private / "keys"),
+    "a link to a missing file": lambda path, private: path.symlink_to(private / "new"),
+    "a pipe": lambda path, _: os.mkfifo(path),
+}
+
+
+class Asked:
+    """Notes the recipes that are asked for, and ends the job at the model."""
+
+    def __init__(self):
+        self.tags = []
+
+    def __call__(self, tags, env):
+        self.tags.append(tags)
+        raise ModelError("stop here")
+
+
+def run(out, recipes):
+    signal.alarm(60)
+    try:
+        module.run(Job.of(CampaignSettings(output_dir=str(out), run_checker=False)), recipes, "cm run script")
+    finally:
+        signal.alarm(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_link_or_a_pipe_in_the_place_of_anything_that_a_job_writes_is_refused_by_name(tmp_path, small_job, kind):
+    private = outside_of(tmp_path)
+    before = digests(private)
+    written = {str(path.relative_to(small_job.out)) for path in small_job.out.rglob("*")}
+    assert {".lock", LEDGER_FILE, "server/server.json", "runs/sut/small/Offline/accuracy/run.json"} <= written
+    for number, name in enumerate(sorted(written | set(ALSO))):
+        base = tmp_path / str(number)
+        out = base / "test"
+        shutil.copytree(small_job.out, out)
+        made = out / name
+        if made.is_dir():
+            shutil.rmtree(made)
+        made.unlink(missing_ok=True)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        KINDS[kind](made, private)
+        kept, recipes = digests(out), Asked()
+        with pytest.raises(UsageError) as caught:
+            run(base, recipes)
+        assert str(made) in caught.value.what and kind.partition(" to ")[0] in caught.value.what
+        assert recipes.tags == [] and digests(out) == kept
+        shutil.rmtree(base)
+    assert digests(private) == before
+
+
+def test_files_of_others_under_the_names_of_a_job_are_kept_and_said(tmp_path, capsys):
+    out = tmp_path / "test"
+    out.mkdir()
+    names = ("status.json", "summary.html", "summary.csv")
+    for name in names:
+        (out / name).write_text(f"{name} of the user")
+    with pytest.raises(ModelError):
+        run(tmp_path, Asked())
+    said = capsys.readouterr().out
+    for name in names:
+        assert (out / f"kept-{name}").read_text() == f"{name} of the user"
+        assert f"{name} was not written by cm4vllm, or was changed since: it is now kept-{name}" in said
+    with pytest.raises(ModelError):
+        run(tmp_path, Asked())
+    assert len(list(out.glob("kept-*"))) == len(names), "what the job itself wrote is no other's"
+
+
+def test_a_job_goes_on_in_a_folder_of_plain_files(tmp_path, small_job):
+    shutil.copytree(small_job.out, tmp_path / "test")
+    with pytest.raises(ModelError):
+        run(tmp_path, Asked())
+
+
+@pytest.mark.parametrize("kind", ["a link to a file", "a pipe"])
+def test_a_command_ends_with_the_code_of_bad_input(tmp_path, kind):
+    private = outside_of(tmp_path)
+    before = digests(private)
+    job = SmallJob(tmp_path)
+    job.out.mkdir(parents=True)
+    KINDS[kind](job.out / ".lock", private)
+    assert job.start().wait(60) == 20
+    assert f"{job.out / '.lock'} is {kind.partition(' to ')[0]}" in job.log.read_text()
+    assert digests(private) == before
+
+
+def test_a_results_folder_below_the_given_one_that_is_a_link_is_refused(tmp_path):
+    private = outside_of(tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "test").symlink_to(private)
+    with pytest.raises(UsageError, match=r"results/test is a link"):
+        run(tmp_path / "results", Asked())
+    (tmp_path / "given").symlink_to("disk")  # the user's own link to another disk
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(ModelError):
+        run(tmp_path / "given", Asked())
+
+
+def test_a_job_in_a_copy_leaves_the_original_as_it_is(tmp_path, small_job):
+    original, copy = small_job, SmallJob(tmp_path)
+    shutil.copytree(original.folder / "results", copy.folder / "results")
+    before = digests(original.out)
+    assert f"{RUNS.removeprefix('results/test/')}/performance.partial" in before
+    assert copy.start().wait(90) == 0, copy.log.read_text()
+    assert digests(original.out) == before
+    states = copy.states()
+    assert (states["Offline accuracy"].last.state, states["Offline performance"].last.state) == (State.KEPT, State.DONE)
+    aborted = [line for line in ledger_lines(copy.out) if line["state"] == "aborted"]
+    assert [line["left"] for line in aborted] == [f"{ATTEMPTS}/offline.performance-1"]
+    assert (copy.out / ATTEMPTS / "offline.performance-1" / "user.conf").exists()
+    assert not any(str(original.folder) in str(line) for line in ledger_lines(copy.out))
+
+
+def ledger_lines(out):
+    return [msgspec.json.decode(line) for line in (out / LEDGER_FILE).read_bytes().splitlines()]
+
+
+def running(step, folder):
+    return Entry(run="", at="2026-01-01T00:00:00+00:00", step=step, state=State.RUNNING, inputs={FOLDER: str(folder)})
+
+
+def test_paths_in_the_ledger_are_relative_and_those_of_a_model_are_not(tmp_path):
+    inputs = {FOLDER: f"{tmp_path}/runs/a", "CM_ML_MODEL_RECORD": "/models/m.json", "CM_X": f"{tmp_path}", "CM_Y": "b"}
+    LedgerFile(tmp_path, "first 1").append([Entry(run="", at="", step="run", state=State.RUNNING, inputs=inputs)])
+    (line,) = ledger_lines(tmp_path)
+    assert line["schema"] == 2
+    assert line["inputs"] == {FOLDER: "runs/a", "CM_ML_MODEL_RECORD": "/models/m.json", "CM_X": ".", "CM_Y": "b"}
+    assert read_ledger(tmp_path).states["run"].last.inputs == line["inputs"]
+
+
+def test_an_older_ledger_is_read_and_its_whole_paths_lead_nowhere_else(tmp_path):
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    (original / "runs" / "accuracy.partial").mkdir(parents=True)
+    old = {
+        "schema": 1,
+        "run": "2026-01-01T00:00:00+00:00 1",
+        "at": "2026-01-01T00:00:00+00:00",
+        "step": "run",
+        "state": "running",
+        "inputs": {FOLDER: str(original / "runs" / "accuracy")},
+    }
+    (original / LEDGER_FILE).write_bytes(msgspec.json.encode(old) + b"\n")
+    shutil.copytree(original, copy)
+    before = digests(original)
+    entry = read_ledger(copy).states["run"].last
+    assert set_aside(copy, entry.step, entry.inputs) == "" and digests(original) == before
+    entry = read_ledger(original).states["run"].last
+    assert entry.inputs == {FOLDER: "runs/accuracy"}
+    assert set_aside(original, entry.step, entry.inputs) == f"{ATTEMPTS}/run-1"
+    assert not (original / "runs" / "accuracy.partial").exists()
+
+
+@pytest.mark.parametrize("place", ["../outside/accuracy", "/{tmp}/outside/accuracy", "link/accuracy", ".", ""])
+def test_nothing_outside_is_moved_whatever_the_ledger_says(tmp_path, place):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    for folder in (outside / "accuracy.partial", outside / "accuracy" / "probe-01", tmp_path / "out.partial"):
+        folder.mkdir(parents=True)
+    out.mkdir()
+    (out / "link").symlink_to(outside)
+    before = digests(tmp_path)
+    assert set_aside(out, "run", {FOLDER: place.replace("/{tmp}", str(tmp_path))}) == ""
+    assert digests(tmp_path) == before

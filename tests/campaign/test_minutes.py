@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.planning.minutes import COUNT, MINUTES, SHORTENED, Minutes, Rate
 from cm4vllm.campaign.planning.run_sizes import LEAST, RunSize, divided, fitting, run_size
 from cm4vllm.campaign.planning.run_targets import TARGET
@@ -289,5 +290,5 @@ def test_minutes_are_above_zero(minutes):
 
 
 def test_a_valid_job_has_no_minutes():
-    (note,) = Job.of(CampaignSettings(execution_mode="valid", rehearsal_minutes=3.0)).notes
+    (note,) = job_notes(Job.of(CampaignSettings(execution_mode="valid", rehearsal_minutes=3.0)))
     assert note.startswith("--rehearsal_minutes=3.0: ignored")

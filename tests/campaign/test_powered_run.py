@@ -18,6 +18,7 @@ from cm4vllm.campaign.planning.schedule import SESSION_S, schedule
 from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powered_run, require_power, require_sound
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.folders.ownership_notes import note_files
 from cm4vllm.loadgen.measurement import RunInputs
@@ -27,7 +28,6 @@ from cm4vllm.records.power.samples import SIMULATED
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.results.checks.power import session_findings
-from cm4vllm.results.findings import Severity
 from cm4vllm.rules import round_names, round_terms
 from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.tree_writer import TreeWriter

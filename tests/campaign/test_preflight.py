@@ -3,9 +3,20 @@
 import fcntl
 import json
 import os
+from pathlib import Path
 
 import pytest
 
+from cm4vllm.accuracy.graders.sandbox import sandbox_lacks
+from cm4vllm.campaign.job_checks.capabilities import (
+    compliance_tests,
+    graders,
+    require_runnable,
+    require_scored,
+    runnable_benchmarks,
+    unscored,
+)
+from cm4vllm.campaign.job_checks.machine_needs import machine_notes
 from cm4vllm.campaign.job_checks.preflight import absolute_paths, preflight, require_files, require_results_folder
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import (
@@ -13,9 +24,22 @@ from cm4vllm.common.errors import (
     DatasetError,
     DiskFull,
     InstallError,
+    LimitTooLow,
     ModelError,
     SourceUnavailable,
     UsageError,
+)
+from cm4vllm.compliance.verification import verified_tests
+from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.rules import (
+    Division,
+    ExecutionMode,
+    Mode,
+    Scenario,
+    benchmark_names,
+    benchmark_terms,
+    round_names,
+    round_terms,
 )
 from gpu_machines import gpus
 
@@ -224,3 +248,222 @@ def test_a_results_folder_that_is_in_use_or_has_no_room_is_refused(tmp_path, mon
     monkeypatch.setattr("cm4vllm.common.files.free_bytes", lambda _: 2**20)
     with pytest.raises(DiskFull, match="results"):
         require_results_folder(tmp_path, tmp_path / ".lock")
+
+
+# --- the needs of a job's runs: reported before anything is started, and refused where the machine cannot meet them
+
+
+MANY = {"open_files": 20_000, "local_ports": 60_000, "shared_memory_bytes": 2**34, "memory_bytes": 2**36}
+REHEARSAL = {
+    "CM_MLPERF_MODEL": "gpt-oss-120b",
+    "CM_MLPERF_ROUND": "v6.0",
+    "CM_MLPERF_LOADGEN_SCENARIO": "Server",
+    "CM_ML_MODEL_SOURCE": "_tiny",
+}
+VALID = REHEARSAL | {
+    "CM_ML_MODEL_SOURCE": "_hf.owner/name",
+    "CM_MLPERF_RUN_STYLE": "valid",
+    "CM_MLPERF_LOADGEN_MODES": "performance",
+    "CM_RUN_SUBMISSION_CHECKER": "no",
+}
+RATE, WORKERS, EXTRA = (
+    "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS",
+    "CM_MLPERF_INFERENCE_NUM_WORKERS",
+    "CM_VLLM_SERVER_EXTRA_ARGS",
+)
+
+
+def notes(env, **limits):
+    return machine_notes(env, Job.of(CampaignSettings.of(env)), MachineLimits(**MANY | limits))
+
+
+def test_a_rehearsal_needs_no_more_than_the_queries_that_it_has():
+    """28.8 queries/s, as the tiny model takes them: answers may take 822 s each, the run has a few hundred queries."""
+    (most,) = notes(REHEARSAL | {RATE: "28.8"}, open_files=4096)
+    assert "the Server performance run may have 768 requests open at once (the run has so many queries)" in most
+    assert "864 open files in a process of the client, 864 in a process of the server; 4,096 are allowed" in most
+
+
+def test_a_rate_that_is_measured_first_is_bounded_in_words():
+    most, rate = notes(REHEARSAL)
+    assert "the Server accuracy run may have 256 requests open at once" in most
+    assert "the Server performance run, whose rate is measured before it, may have 19,897 requests" in rate
+    assert "19,993 open files in a process of the client" in rate
+    assert "a rate above about 1,934 queries/s is refused" in rate
+    (only,) = notes(VALID)
+    assert "a rate above about 24.2 queries/s is refused" in only
+
+
+def test_a_high_rate_is_written_without_an_exponent():
+    here = {"CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_INFERENCE_API_SERVER": "unix:///server"}
+    *_, rate = notes(REHEARSAL | here)
+    assert "a rate above about 126,900 queries/s is refused" in rate
+
+
+def test_what_the_client_and_the_server_need_together_is_refused_with_what_would_do():
+    with pytest.raises(LimitTooLow, match="may need 23,808 open files in a process of the server, 20,000") as refused:
+        notes(VALID | {RATE: "28.8"})
+    assert "11,936 open files in each of 2 processes of the client, 23,808 in a process of the server" in (
+        refused.value.cause
+    )
+    assert "--extra_args=--api-server-count=2" in refused.value.remedy
+    (most,) = notes(VALID | {RATE: "28.8", EXTRA: "--api-server-count=2"})
+    assert "in each of 2 processes of the client, 11,936 in each of 2 processes of the server" in most
+
+
+def test_the_servers_part_is_not_known_of_a_server_that_runs_already():
+    given = VALID | {RATE: "28.8", "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"}
+    (most,) = notes(given)
+    assert "11,936 open files in each of 2 processes of the client; 20,000" in most
+    with pytest.raises(LimitTooLow) as refused:
+        notes(given | {WORKERS: "1"})
+    assert "--num_workers=2" in refused.value.remedy and "--api-server-count" not in refused.value.remedy
+
+
+def test_workers_of_a_server_need_shared_memory():
+    two = REHEARSAL | {"CM_VLLM_SERVER_TP_SIZE": "2"}
+    with pytest.raises(LimitTooLow, match="needs 240 MiB of shared memory, 64 MiB of /dev/shm are free") as refused:
+        notes(two, shared_memory_bytes=64 * 2**20)
+    assert "--shm-size" in refused.value.remedy
+    assert notes(two) and notes(REHEARSAL, shared_memory_bytes=64 * 2**20)
+
+
+def test_answers_of_random_weights_have_the_published_length():
+    rehearsed = {"CM_MLPERF_RUN_STYLE": "test", "CM_TEST_QUERY_COUNT": "100000"}
+    given = VALID | rehearsed | {RATE: "28.8", "CM_ML_MODEL_SOURCE": "_dummy.gpt-oss-120b"}
+    (most,) = notes(given, open_files=30_000)
+    assert "each answered within" in most and "822.2 s" not in most
+
+
+# --- the capabilities: the rules and the built features decide each cell, and docs/what-runs.md shows the same table
+
+
+ROOT = Path(__file__).parents[2]
+WHAT_RUNS = ROOT / "docs" / "what-runs.md"
+
+
+def runs(round_name, name):
+    """Return the scenarios of a benchmark that can be run in the open division."""
+    benchmark, scenarios = benchmark_terms(round_name, name), []
+    for scenario in benchmark.scenarios:
+        try:
+            require_runnable(round_terms(round_name), benchmark, (scenario,))
+        except UsageError:
+            continue
+        scenarios.append(str(scenario))
+    return scenarios
+
+
+def table():
+    """Return the rounds in which each scenario of each benchmark can be run."""
+    used = [
+        scenario
+        for scenario in Scenario
+        if any(scenario in runs(each, name) for each in round_names() for name in benchmark_names(each))
+    ]
+    lines = ["| benchmark | " + " | ".join(used) + " |", "|---" * (len(used) + 1) + "|"]
+    for name in benchmark_names():
+        ran = {
+            round_name: runs(round_name, name) for round_name in round_names() if name in benchmark_names(round_name)
+        }
+        cells = [
+            span([round_name for round_name in round_names() if scenario in ran.get(round_name, ())])
+            for scenario in used
+        ]
+        if set(cells) != {"-"}:
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def span(rounds):
+    """Return `v5.1 to v6.1` for three rounds or more without a gap, else the rounds."""
+    first = round_names().index(rounds[0]) if rounds else 0
+    if len(rounds) > 2 and list(round_names()[first : first + len(rounds)]) == rounds:
+        return f"{rounds[0]} to {rounds[-1]}"
+    return ", ".join(rounds) or "-"
+
+
+def test_the_documented_table_is_what_can_be_run():
+    assert table() in WHAT_RUNS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("round_name", "name", "words"),
+    [
+        ("v4.1", "gptj-99", "beam search"),
+        ("v6.1", "qwen3.6-27b", "not measured with LoadGen"),
+        ("v6.1", "resnet", "no language model"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
+    assert name not in runnable_benchmarks(round_name)
+    benchmark = benchmark_terms(round_name, name)
+    with pytest.raises(UsageError, match="cannot be run yet") as refused:
+        require_runnable(round_terms(round_name), benchmark, benchmark.scenarios[:1])
+    assert words in refused.value.cause
+
+
+@pytest.mark.parametrize(
+    ("round_name", "words"), [("v6.1", "48,289 samples in every performance run"), ("v6.0", "states no limit")]
+)
+def test_a_scenario_of_which_no_result_could_pass_is_refused_with_the_reason(round_name, words):
+    benchmark = benchmark_terms(round_name, "qwen3-vl-235b-a22b")
+    require_runnable(round_terms(round_name), benchmark, (Scenario.OFFLINE, Scenario.SERVER))
+    with pytest.raises(UsageError, match="Interactive of qwen3-vl-235b-a22b cannot be run") as refused:
+        require_runnable(round_terms(round_name), benchmark, (Scenario.OFFLINE, Scenario.INTERACTIVE))
+    assert words in refused.value.cause
+    assert "run Offline or Server" in refused.value.remedy and "docs/endpoints.md" in refused.value.remedy
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-r1", "gpt-oss-120b"])
+def test_a_valid_accuracy_run_without_a_scorer_of_all_its_samples_is_refused(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox_lacks.cache_clear()
+    monkeypatch.setattr("cm4vllm.accuracy.graders.catalogue.sandbox_lacks", sandbox_lacks.__wrapped__)
+    benchmark = benchmark_terms("v6.0", name)
+    require_scored(benchmark, tuple(Mode), ExecutionMode.TEST)
+    require_scored(benchmark, (Mode.PERFORMANCE,), ExecutionMode.VALID)
+    with pytest.raises(UsageError, match="cannot be scored as a whole") as refused:
+        require_scored(benchmark, tuple(Mode), ExecutionMode.VALID)
+    assert all(why in refused.value.cause for reasons in unscored(benchmark).values() for why in reasons)
+    assert "_performance-only" in refused.value.remedy
+    assert graders(benchmark) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "division", "tests"),
+    [
+        ("", Division.OPEN, ()),
+        ("TEST06", Division.OPEN, ("TEST06",)),
+        ("test06,TEST06", Division.OPEN, ("TEST06",)),
+        ("", Division.CLOSED, ("TEST06",)),
+        ("TEST06", Division.CLOSED, ("TEST06",)),
+    ],
+)
+def test_the_compliance_tests_of_a_job(asked, division, tests):
+    assert compliance_tests(asked, benchmark_terms("v6.1", "llama3.1-8b"), division) == tests
+
+
+@pytest.mark.parametrize(
+    ("round_name", "name", "asked", "words"),
+    [
+        ("v6.1", "llama3.1-8b", "TEST01", "has no such test"),
+        ("v6.1", "llama3.1-8b", "TEST09", "has no such test"),
+        ("v6.1", "llama3.1-8b-edge", "TEST06", "has no such test"),
+    ],
+)
+def test_a_compliance_test_that_cannot_be_run_is_refused(round_name, name, asked, words):
+    with pytest.raises(UsageError, match=words) as refused:
+        compliance_tests(asked, benchmark_terms(round_name, name), Division.OPEN)
+    assert refused.value.remedy
+
+
+def test_every_test_that_the_rules_name_of_a_benchmark_that_runs_can_be_verified():
+    named = {
+        test
+        for round_name in round_names()
+        for name in runnable_benchmarks(round_name)
+        for test in benchmark_terms(round_name, name).compliance
+    }
+    assert named == set(verified_tests())
+    assert compliance_tests("", benchmark_terms("v6.1", "gpt-oss-120b"), Division.CLOSED) == ("TEST07", "TEST09")

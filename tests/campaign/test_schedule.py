@@ -2,15 +2,23 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
+from cm4vllm.campaign.amendments import JOB, Amendments, StepInput, amendments
+from cm4vllm.campaign.job_checks.job_notes import job_notes
+from cm4vllm.campaign.ledger import State
+from cm4vllm.campaign.planning.expected_times import with_expected_times
 from cm4vllm.campaign.planning.run_targets import TARGET, TARGET_SOURCE
 from cm4vllm.campaign.planning.schedule import schedule
-from cm4vllm.campaign.planning.steps import MeasuredTarget, Step
+from cm4vllm.campaign.planning.step_values import measured_rate
+from cm4vllm.campaign.planning.steps import RECIPES, MeasuredTarget, Step, names_of
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import UsageError
+from small_job import PROFILE, RUNS, SmallJob
 
 #: The earlier steps that export the keys to which inputs refer.
 EXPORTED_BY = {
@@ -244,4 +252,172 @@ def test_answers_that_a_grader_judges_are_scored_with_its_record_where_it_can_ru
     wanted = "" if grader_lacks("mbxp") else "<<<CM_MLPERF_GRADER_MBXP>>>"
     assert steps["Offline accuracy: scores"].inputs["CM_MLPERF_GRADERS"] == wanted
     assert ("grader mbxp" in steps) is bool(wanted)
-    assert any("not scored: mbxp" in note for note in job.notes) is not bool(wanted)
+    assert any("not scored: mbxp" in note for note in job_notes(job)) is not bool(wanted)
+
+
+# --- `--adr` of the main job: settings of the job, inputs of its steps, and what the engine applies
+
+
+KEYS = {"max_num_seqs": "CM_VLLM_SERVER_MAX_NUM_SEQS"}
+OWN = {"seed": "CM_VLLM_SERVER_SEED", "output_dir": "CM_VLLM_SERVER_DIR"}
+
+
+def reach(i):
+    """Return what each recipe takes: the job has one of the server's flags."""
+    flags = {JOB: KEYS, "run,vllm-server": {**KEYS, **OWN}}.get(i["tags"], {})
+    return {"inputs": flags, "names": ["vllm"] if i["tags"].startswith("run,vllm-server") else []}
+
+
+def test_a_flag_of_the_job_is_its_setting_and_another_one_an_input_of_the_step():
+    applied = amendments({"vllm-server": {"max_num_seqs": "64", "seed": 7, "version": "1", "odd": True}}, reach)
+    assert applied.settings == {"CM_VLLM_SERVER_MAX_NUM_SEQS": "64"}
+    assert applied.inputs == (StepInput("vllm-server", "seed", "CM_VLLM_SERVER_SEED", "7"),)
+    assert applied.rest == {"vllm-server": {"version": "1", "odd": True}}, "the engine applies or refuses these"
+    as_env = amendments({"vllm-server": {"env": {"CM_VLLM_SERVER_MAX_NUM_SEQS": "64", "CM_X": ["a", "b"]}}}, reach)
+    assert as_env.settings == applied.settings
+    assert as_env.inputs == (StepInput("vllm-server", "env.CM_X", "CM_X", "a,b"),)
+    assert amendments(None, reach) == amendments({}, reach) == Amendments()
+
+
+def test_model_and_datasets_become_settings_and_other_tags_stay():
+    given = {
+        "ml-model": "_hf.ORG/NAME,_odd",
+        "dataset": "_path.a.json",
+        "performance-dataset": "_path.b.json",
+        "loadgen": "_from-pip",
+        "vllm": "_version.1",
+    }
+    applied = amendments({name: {"tags": tags} for name, tags in given.items()}, reach)
+    assert applied.settings == {
+        "CM_ML_MODEL_SOURCE": "_hf.ORG/NAME",
+        "CM_DATASET_FILE": "a.json",
+        "CM_PERFORMANCE_DATASET_FILE": "b.json",
+    }
+    left = {"ml-model": "_odd", "loadgen": "_from-pip", "vllm": "_version.1"}
+    assert applied.rest == {name: {"tags": tags} for name, tags in left.items()}
+    tiny = amendments({"dataset": {"tags": "_tiny"}, "ml-model": {"tags": "_tiny"}}, reach).settings
+    assert tiny == {"CM_DATASET_SOURCE": "tiny", "CM_ML_MODEL_SOURCE": "_tiny"}
+
+
+def test_two_models_and_the_loadgen_of_a_round_are_refused():
+    with pytest.raises(UsageError, match="names 2 sources"):
+        amendments({"ml-model": {"tags": "_tiny,_hf.a/b"}}, reach)
+    with pytest.raises(UsageError, match="_r5.1") as error:
+        amendments({"loadgen": {"tags": "_r5.1"}}, reach)
+    assert "among the tags of the command" in error.value.remedy
+
+
+def test_a_step_gets_its_input_and_refuses_what_the_job_gives_it():
+    def steps(change):
+        applied = amendments({"vllm-server": change}, reach)
+        return {step.name: step for step in schedule(replace(Job.of(CampaignSettings()), step_inputs=applied.inputs))}
+
+    with_seed = steps({"seed": "7"})
+    assert with_seed["server"].inputs["CM_VLLM_SERVER_SEED"] == "7"
+    assert [name for name, step in with_seed.items() if "CM_VLLM_SERVER_SEED" in step.inputs] == ["server"]
+    with pytest.raises(UsageError, match="--adr.vllm-server.output_dir cannot be given"):
+        steps({"output_dir": "/x"})
+
+
+def test_names_without_a_step_or_a_dependency_are_named():
+    given = {name: {"tags": "_x"} for name in ("vllm-server", "vllm", "vlm", "compiler", "quantization")}
+    sentences = amendments(given, reach).without_effect(schedule(Job.of(CampaignSettings())))
+    assert [sentence.split()[0] for sentence in sentences] == ["--adr.vlm", "--adr.compiler", "--adr.quantization"]
+    assert "did you mean 'vllm'?" in sentences[0]
+    assert sentences[1] == "--adr.compiler has no effect: nothing is compiled: pip installs LoadGen"
+
+
+def test_every_step_has_a_name_and_every_name_a_step():
+    fields = [
+        {"model": "gpt-oss-120b", "compliance": "TEST07,TEST09"},
+        {
+            "quantize": "int8,kv-fp8",
+            "vllm_model_name": "a/b",
+            "search": "max-num-seqs:64..256",
+            "find_target_qps": True,
+        },
+        {"model": "llama2-70b-99.9", "vllm_model_name": "llama-2-70b-chat", "division": "closed"},
+        {"model": "mixtral-8x7b", "round": "v6.0", "vllm_model_name": "a/b"},
+        {"power": "simulated"},
+    ]
+    steps = [step for field in fields for step in schedule(Job.of(CampaignSettings(**field)))]
+    assert [step.tags for step in steps if not step.names] == []
+    unused = {"grader"} if grader_lacks("mbxp") else set()  # a machine without a sandbox has no step of a grader
+    assert {name for step in steps for name in step.names} == set(RECIPES) - unused
+    assert names_of("get,dataset,_performance,_path./a/b.json") == ("performance-dataset",)
+    assert names_of("run,simulated-vllm-server,_describe") == ("vllm-server",)
+    assert names_of("get,os") == ()
+
+
+# --- a whole job on a slow server keeps to its minutes; its records say what is shorter, and the plan takes its times
+
+
+RUN_NAMES = ("Offline accuracy", "Offline performance")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A job that ended on a server of some 3 samples/s, of which 256 would take longer than its minutes."""
+    folder = tmp_path_factory.mktemp("slow")
+    profile = folder / "slow.yaml"
+    profile.write_text(PROFILE.read_text().replace("step_s: 0.008", "step_s: 0.1"))
+    job = SmallJob(folder)
+    job.given = (f"SMALL_PROFILE={profile}", "CM_TEST_QUERY_COUNT=", "CM_MLPERF_REHEARSAL_MINUTES=0.4")
+    process = job.start(*job.given)
+    assert process.wait(120) == 0, job.log.read_text()
+    job.first = job.log.read_text()
+    return job
+
+
+@pytest.mark.parametrize("mode", ["accuracy", "performance"])
+def test_a_run_that_a_slow_server_makes_too_long_has_fewer_queries_and_says_so(made, mode):
+    settings = made.record(mode)["settings"]
+    assert 2 <= settings["samples"] < 256
+    assert settings["shortened"].startswith(f"{settings['samples']} queries in place of 256, so that the job keeps to ")
+    assert f"Offline {mode}: {settings['shortened']}" in made.first
+
+
+def test_the_time_left_is_said_without_a_terminal(made):
+    assert "; the job: " in made.first and " left" in made.first
+
+
+def test_the_same_command_finds_the_shorter_runs_again(made):
+    process = made.start(*made.given)
+    assert process.wait(60) == 0, made.log.read_text()
+    states = made.states()
+    assert [states[name].last.state for name in RUN_NAMES] == [State.KEPT, State.KEPT]
+
+
+def planned(made, **fields):
+    job = Job.of(CampaignSettings(output_dir=str(made.folder / "results"), scenario="Offline,Server", **fields))
+    steps, notes = with_expected_times(job, schedule(job))
+    return {step.name: step.duration for step in steps}, " ".join(notes)
+
+
+def test_the_plan_of_a_result_takes_hours_from_the_rate_of_the_rehearsal(made):
+    times, _ = planned(made, execution_mode="valid")
+    rate = measured_rate(made.folder / RUNS / "performance")
+    accuracy = times["Offline accuracy"]
+    assert accuracy.seconds == pytest.approx(13_368 / rate, rel=0.01)
+    assert accuracy.words.endswith(f"13,368 queries by the {rate} of Offline performance in the rehearsal")
+    assert f"({accuracy.seconds / 3600:.1f} h)" in accuracy.words
+    assert times["Server search"].at_least and times["Server search"].seconds > 2 * accuracy.seconds
+    given, _ = planned(made, execution_mode="valid", server_target_qps=0.5)
+    assert given["Server performance"].seconds == pytest.approx(2 * 13_368, rel=0.01)
+
+
+def test_the_plan_of_a_rehearsal_says_that_its_minutes_are_an_upper_bound(made):
+    times, notes = planned(made)
+    assert "--rehearsal_minutes=15 is an upper bound" in notes and "samples/s of Offline performance in " in notes
+    assert sum(times[name].seconds for name in (*RUN_NAMES, "Server performance", "Server accuracy")) <= 900
+
+
+@pytest.mark.parametrize("fields", [{"vllm_model_name": "owner/name"}, {"output_dir": "/nowhere"}])
+def test_without_a_rehearsal_of_the_same_model_the_times_are_those_of_the_rules(made, fields):
+    fields = {"output_dir": str(made.folder / "results"), **fields}
+    job = Job.of(CampaignSettings(execution_mode="valid", **fields))
+    assert with_expected_times(job, schedule(job)) == (schedule(job), ())
+    rehearsed = Job.of(CampaignSettings(**fields))
+    (bound, verdict) = with_expected_times(rehearsed, schedule(rehearsed))[1]
+    assert "upper bound" in bound and "measured a rate; it is measured first" in bound
+    assert verdict.startswith("Server: with fewer than 662 queries")

@@ -169,7 +169,6 @@ ALONE = {
     "src/cm4vllm/loadgen/process/kept_answers.py": TYPED,
     "src/cm4vllm/loadgen/process/loopback.py": OURS,
     "src/cm4vllm/loadgen/process/process_monitor.py": TYPED,
-    "src/cm4vllm/results/check_command/kept_findings.py": OURS,
     "src/cm4vllm/results/result_index.py": OURS,
     "src/cm4vllm/serving/answers/event_stream.py": "a part of an answer, bounded where it is received",
     "src/cm4vllm/serving/answers/id_answers.py": "decoders for serving/answers/stated.py",

@@ -79,7 +79,7 @@ class Recipes:
     def _started(self, env):
         folder = Path(env["CM_VLLM_SERVER_DIR"])
         if env.get("CM_MLPERF_INFERENCE_API_SERVER"):
-            _, path = launch(LaunchSettings.of(env), env)
+            _, path = launch(LaunchSettings.of(env))
             return {"CM_VLLM_SERVER_RECORD": str(path)}
         part = ServerSettings(model=NAME, name=NAME, api=Api.COMPLETIONS, max_num_seqs=64)
         start = Path(rehearsal.__file__).with_name("start.py")

@@ -3,7 +3,7 @@
 import pytest
 from made_points import BENCHMARK, DESCRIPTION
 from msgspec.structs import replace
-from test_curve_status import measured
+from test_curve_plan import measured
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_json, write_text

@@ -3,16 +3,17 @@
 import pytest
 from made_points import BENCHMARK, PASSES, change_json, change_yaml
 
+from cm4vllm.common.checks import Stage
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.endpoints.curve_checks import CURVE_CHECKS, curve_findings
 from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoints_checks
+from cm4vllm.results.checks import CHECKS, findings_at
 from cm4vllm.results.endpoints.curves import read_curves
 
 
 def codes(points):
     (curve,), problems = read_curves(points[8].parent)
     assert problems == ()
-    return sorted({finding.code for finding in curve_findings(curve)})
+    return sorted({finding.code for finding in findings_at(Stage.CURVE, curve)})
 
 
 def declared(points, concurrency, **fields):
@@ -165,7 +166,7 @@ FAULTS = {
 def test_a_check_of_several_parts_makes_each(points, words):
     FAULTS[words](points)
     (curve,), _ = read_curves(points[8].parent)
-    assert words in [finding.what for finding in curve_findings(curve)]
+    assert words in [finding.what for finding in findings_at(Stage.CURVE, curve)]
 
 
 @pytest.mark.parametrize(
@@ -195,12 +196,14 @@ def test_a_figure_that_no_run_has_is_named(points, name, fields, words):
     assert "POINT-IMPOSSIBLE" not in codes(points)
     change()
     (curve,), _ = read_curves(points[8].parent)
-    findings = [finding for finding in curve_findings(curve) if finding.code == "POINT-IMPOSSIBLE"]
+    findings = [finding for finding in findings_at(Stage.CURVE, curve) if finding.code == "POINT-IMPOSSIBLE"]
     assert words in [finding.field for finding in findings] and {finding.file for finding in findings} == {"point-14"}
 
 
 def test_each_check_is_shown_by_a_hole():
-    assert {code for _, code in HOLES.values()} == set(CURVE_CHECKS)
+    assert {code for _, code in HOLES.values()} == {
+        check.code for check in CHECKS.values() if check.stage is Stage.CURVE
+    }
 
 
 def test_a_file_that_cannot_be_read_is_a_finding_and_the_rest_is_checked(points):
@@ -256,4 +259,4 @@ def test_a_concurrency_that_is_no_number_is_none(points, value):
     (curve,), _ = read_curves(points[8].parent)
     assert curve.c_max is None
     assert [point.concurrency for point in curve.points].count(None) == 1
-    assert curve_findings(curve)
+    assert findings_at(Stage.CURVE, curve)

@@ -1,14 +1,27 @@
 """The plan of a curve: points, passes that suffice for the window, one more point, moved ends."""
 
+import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from made_points import BENCHMARK as STATUS_BENCHMARK
+from made_points import point_record
+from msgspec.structs import replace
 
+from cm4vllm.campaign.endpoints.schedule import schedule
+from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings, point_options
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import write_record
 from cm4vllm.endpoints.curve_plan import coverage_words, plan_curve, rate_at, require_coverage
 from cm4vllm.endpoints.curve_search import _gaps, _highest, given_points
+from cm4vllm.endpoints.curve_status import MeasuredPoint, curve_status
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines
 from cm4vllm.endpoints.records import CurveRecord, Probe
+from cm4vllm.endpoints.steady_state import SteadyState
+from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import endpoints_benchmark, endpoints_rules, regions
 
 BENCHMARK = endpoints_benchmark("llama3_1-8b")
@@ -111,3 +124,125 @@ def test_probes_that_lie_far_apart_get_others_between_them():
     assert list(_gaps([40, 1])) == [6]
     assert list(_gaps([1, 16])) == []
     assert sorted(_gaps([1, 4096])) == [8, 64, 512]
+
+
+# --- the status of a curve, from the run folders of the points that are measured
+
+
+PLAN = plan_curve(STATUS_BENCHMARK, {1: 2.0, 512: 80.0}, c_min=1, c_max=512, at_full_length=False)
+CURVE = CurveRecord(
+    plan=PLAN,
+    probes=(Probe(concurrency=1, samples=32, samples_per_second=2.0, overhead_s=6.0),),
+    identity="",
+    found_at="2026-11-24T00:00:00+00:00",
+)
+
+
+def measured(folder, number):
+    """Write the files of a point that the status is made from."""
+    point = PLAN.points[number - 1]
+    state = SteadyState(status="insufficient_passes", verdict="not found")
+    record = point_record(point.terms, samples=point.samples, curve=PLAN.regions, steady_state=state)
+    (folder / "performance").mkdir(parents=True)
+    summary = {"tps": 100.0 * number, "tpot": {"percentiles": {"99.0": 9e6, "90.0": 4e6}}}
+    (folder / "performance" / "result_summary.json").write_text(json.dumps(summary))
+    write_record(folder / POINT_FILE, record)
+
+
+def test_the_status_has_the_measured_points_and_the_seconds_foreseen_of_all(tmp_path):
+    measured(tmp_path / "point-1", 1)
+    measured(tmp_path / "point-3", 3)
+    (tmp_path / "point-2").mkdir()  # it was not measured to its end
+    status = curve_status(CURVE, 4, tmp_path)
+    assert [point.number for point in status.points] == [1, 3]
+    assert status.points[1] == MeasuredPoint(
+        number=3,
+        concurrency=PLAN.points[2].concurrency,
+        tokens_per_second=300.0,
+        tokens_per_second_per_user=250.0,
+        steady_state="insufficient_passes",
+    )
+    assert (status.number, status.count, status.concurrency) == (4, 7, PLAN.points[3].concurrency)
+    assert status.foreseen_s == tuple(round(point.all_seconds + 6, 1) for point in PLAN.points)
+    later = status.after(5, 9, 1.26)
+    assert (later.done, later.total, later.elapsed_s, later.points) == (5, 9, 1.3, status.points)
+
+
+def test_a_slow_first_start_of_the_client_does_not_count_for_every_point():
+    probes = [Probe(concurrency=1, samples=32, samples_per_second=2.0, overhead_s=own) for own in (15.0, 9.0, 10.0)]
+    point = PLAN.points[0]
+    assert replace(CURVE, probes=tuple(probes)).foreseen_s(point) == point.all_seconds + 10.0
+
+
+# --- points whose server has further options: it is started again where they change, and only there
+
+
+POINTS = "1,2,4,7,13,23,40"
+GIVEN = tuple(map(int, POINTS.split(",")))
+
+
+def test_options_are_those_of_the_named_points():
+    asked = "23,40: --max-num-seqs=64 --enforce-eager; 2: --max-num-seqs=4"
+    options = point_options(asked, GIVEN, served=False)
+    both = "--max-num-seqs=64 --enforce-eager"
+    assert options == {23: both, 40: both, 2: "--max-num-seqs=4"}
+    assert point_options(" ", (), served=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "points", "served", "words"),
+    [
+        ("5: --a", GIVEN, False, "names '5', which is none of --points=1,2,4"),
+        ("9" * 5000 + ": --a", GIVEN, False, "which is none of --points=1,2,4"),
+        ("²: --a", GIVEN, False, "names '²', which is none of --points=1,2,4"),
+        ("23 --a", GIVEN, False, "names no options"),
+        ("23: 'a", GIVEN, False, "cannot be read"),
+        ("23: --a", (), False, "needs --points"),
+        ("23: --a", GIVEN, True, "no effect with --api_server"),
+    ],
+)
+def test_what_cannot_be_is_refused(text, points, served, words):
+    with pytest.raises(UsageError, match=words):
+        point_options(text, points, served=served)
+
+
+def test_a_server_is_started_where_the_options_change(tmp_path):
+    asked = {"points": POINTS, "point_args": "4,7,40: --max-num-seqs=8", "extra_args": "--x"}
+    job = EndpointsJob.of(EndpointsSettings(output_dir=str(tmp_path), **asked))
+    steps = [step for step in schedule(job) if step.name.startswith(("server", "point"))]
+    assert [step.name for step in steps] == [
+        "server",
+        "point 1",
+        "point 2",
+        "server from point 3 on",
+        "point 3",
+        "point 4",
+        "server from point 5 on",
+        "point 5",
+        "point 6",
+        "server from point 7 on",
+        "point 7",
+    ]
+    inputs = {step.name: step.inputs.get("CM_VLLM_SERVER_EXTRA_ARGS") for step in steps if "server" in step.name}
+    assert list(inputs.values()) == [None, "--x --max-num-seqs=8", "--x", "--x --max-num-seqs=8"]
+
+
+def test_a_job_measures_its_points_on_the_servers_that_they_ask_for(tmp_path):
+    words = [
+        "SECONDS=0.1",
+        f"CM_MLPERF_ENDPOINTS_POINTS_GIVEN={POINTS}",
+        "CM_MLPERF_ENDPOINTS_POINT_ARGS=40: --max-num-seqs=8",
+    ]
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("small_curve.py"), tmp_path, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    points = tmp_path / "results/endpoints/test/points"
+    argvs = [json.loads((points / f"point-{n}/point.json").read_text())["server"]["argv"] for n in (1, 6, 7)]
+    assert [argv.count("--max-num-seqs=8") for argv in argvs] == [0, 0, 1]
+    assert done.stdout.count("starting vLLM with small: done") == 2

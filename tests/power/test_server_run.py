@@ -1,5 +1,6 @@
 """The recipe of the power server: what it refuses before it starts, and a session that the official client makes."""
 
+import json
 import os
 import socket
 import subprocess
@@ -14,11 +15,12 @@ import yaml
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import PortInUse, UsageError
+from cm4vllm.common.git.git_source import extract
 from cm4vllm.power.programs import CLIENT, official_environment, provide
 from cm4vllm.power.ptd import simulated_program
 from cm4vllm.power.server_config import ServerSettings
 from cm4vllm.power.server_run import require_settings
-from cm4vllm.records.power.session import PowerSession, reasons_unmeasured
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import design_watts, read_supplies
 from cm4vllm.rules import round_names, round_terms
 
@@ -166,3 +168,87 @@ def test_a_file_without_supplies_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_supplies(path)
     assert "--power_supplies" in raised.value.remedy
+
+
+# --- the public recipe `run,mlperf,power,client` of cm4mlops, unchanged, under this engine, with the simulated analyzer
+# Needs CM4MLOPS=<checkout of cm4mlops>. Its dependencies on Python, on the programs and on ntpdate are satisfied by our
+# recipes with those tags: nothing is installed, and no clock is set.
+
+
+ROOT = Path(__file__).parents[2]
+#: The UID of the public recipe: ours answers to the same tags.
+PUBLIC = "bf6a6d0cc97b48ae"
+PUBLIC_MEASURE = f"""#!{sys.executable}
+from pathlib import Path
+from cm4vllm.power.making import preflight_run
+folder = Path("WORK") / "loadgen_logs"
+folder.mkdir(exist_ok=True)
+preflight_run(folder, seconds=3)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A CM home with our repository, and one that has the public recipe alone."""
+    named = os.environ.get("CM4MLOPS", "")
+    if not named:
+        pytest.skip("CM4MLOPS names no checkout of cm4mlops")
+    public = tmp_path / "public"
+    (public / "script").mkdir(parents=True)
+    (public / "cmr.yaml").write_text('alias: public\nuid: "00000000000000f3"\n')
+    recipe = "run-mlperf-power-client"
+    (public / "script" / recipe).symlink_to(Path(named).resolve() / "script" / recipe)
+    home = tmp_path / "CM"
+    home.mkdir()
+    (home / "repos.json").write_text(json.dumps([str(ROOT), str(public)]))
+    return home
+
+
+def test_the_public_client_makes_a_session(own_network: None, home: Path, power_dev: Path, tmp_path: Path) -> None:
+    programs = round_terms(round_names()[-1]).power
+    source = provide(programs, power_dev, tmp_path / "source")
+    work = tmp_path / "work"
+    work.mkdir()
+    measure = work / "measure.py"
+    measure.write_text(PUBLIC_MEASURE.replace("WORK", str(work)))
+    measure.chmod(0o755)
+    cm = Path(sys.executable).with_name("cm")
+    command = [cm, "run", "script", PUBLIC, "--quiet", "--power_server=127.0.0.1", "--ntp_server=127.0.0.1"]
+    command += [f"--run_cmd={measure}", f"--loadgen_logs_dir={work / 'loadgen_logs'}", f"--log_dir={work / 'logs'}"]
+    command += [f"--env.CM_MLPERF_POWER_SOURCE_GIT={power_dev}"]
+    site = [sys.executable, "-m", "cm4vllm.power.simulated_site", work, source, programs.section]
+    env = {**os.environ, "CM_REPOS": str(home), "MLPP_DEBUG": "1", "HOME": str(tmp_path)}
+    words = [str(word) for word in ("unshare", "-Urn", *site, *command)]
+    done = subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    session = PowerSession(work / "logs")
+    names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}
+    assert names == {*FILES, FETCHED_ONLY} and len(names) == 12
+    assert reasons_unmeasured(session) == () and session.simulated
+    assert "sudo" not in done.stdout and "ntpdate" not in done.stdout.replace("_ntpdate", "")
+
+
+# --- the official power checker of each round on published sessions: whole ones pass all of its checks
+
+
+#: The session in whose copy PTDaemon's log is missing, which the checker finds.
+CUT = "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
+
+
+def test_the_checker_of_the_round_passes_the_published_sessions(published_power: Path, tmp_path: Path) -> None:
+    git = os.environ.get("INFERENCE_GIT")
+    if not git:
+        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
+    passed = {}
+    for session in sorted(published_power.iterdir()):
+        terms = round_terms(session.name.partition("-")[0])
+        folder = tmp_path / terms.name
+        if not folder.exists():
+            folder.mkdir()
+            extract(Path(git), terms.checkers[0].commit, ["tools/submission/power"], folder)
+        words = [sys.executable, folder / "tools/submission/power/power_checker.py", session]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        lines = (done.stdout + done.stderr).splitlines()
+        passed[session.name] = [sum(mark in line for line in lines) for mark in ("[x] ", "[ ] ")]
+    assert passed.pop(CUT) == [9, 2]
+    assert set(map(tuple, passed.values())) == {(11, 0)}, passed

@@ -1,18 +1,30 @@
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
-from cm4vllm.common.records import read_record
+import msgspec
+import pytest
+
+from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.records.assets import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.records.client import TextCounts
 from cm4vllm.records.run import RUN_FILE, RunRecord
-from cm4vllm.report.final_table import final_table
-from cm4vllm.report.summary import write_summary
+from cm4vllm.records.server import Dialect, Prompts, ServerRecord, Simulation
+from cm4vllm.report.final_table import final_table, next_step
+from cm4vllm.report.summary import render, write_summary
 from cm4vllm.report.tree_texts import measurement_readmes
-from cm4vllm.results.campaign_results import load
-from cm4vllm.results.judgement.campaign_verdict import Kind, findings
+from cm4vllm.results.campaign_results import Report, load
+from cm4vllm.results.judgement.campaign_verdict import Kind, findings, headline, missing, unexpected
 from cm4vllm.rules import Scenario
 
 Change = Callable[..., None]
@@ -141,3 +153,245 @@ def test_a_scenario_that_was_not_run_is_listed(out: Path) -> None:
 
     shutil.rmtree(next(out.glob("runs/*/*/Offline")))
     assert re.search(r"^Offline +not measured$", final_table(load(out), stream=io.StringIO()), re.MULTILINE)
+
+
+# --- campaign_verdict
+
+
+PASSED = CheckerRecord(
+    commit="b66003e1",
+    round="v4.1",
+    passed=True,
+    runs=[
+        CheckerRun(
+            name="submission_checker", argv=[], status=0, results=2, errors=[], warnings=[], crashed=False, passed=True
+        )
+    ],
+)
+
+
+@pytest.fixture
+def result(published: Path) -> Report:
+    return load(published)
+
+
+def test_an_open_result_below_the_closed_targets_is_valid_and_says_so(result: Report) -> None:
+    report = replace(result, checker=PASSED)
+    assert headline(report) == "A valid result in the open division"
+    kinds = {f.subject: f.kind for f in findings(report)}
+    assert kinds["Offline performance"] is Kind.GOOD and kinds["Offline accuracy"] is Kind.OPEN
+
+
+def test_a_checker_that_ended_by_a_fault_of_its_own_is_said_to_give_no_verdict(result: Report) -> None:
+    faulty = msgspec.structs.replace(PASSED.runs[0], name="old", passed=False, status=1, own_fault="TypeError: a")
+    report = replace(result, checker=msgspec.structs.replace(PASSED, runs=[*PASSED.runs, faulty]))
+    text = next(f.text for f in findings(report) if f.subject == "Official checker")
+    assert text.endswith("(submission_checker: passed, old: no verdict, it ended by a fault of its own)")
+
+
+def test_a_result_that_no_checker_saw_is_not_complete(result: Report) -> None:
+    assert headline(result).endswith("not complete: see Official checker")
+
+
+def test_a_result_whose_client_was_the_bottleneck_says_so_first(result: Report) -> None:
+    first = result.results[0]
+    assert first.performance is not None and first.performance.run.client.self_check is not None
+    run = first.performance.run
+    slow = msgspec.structs.replace(run.client.self_check, capacity_qps=0.1)
+    run = msgspec.structs.replace(run, client=msgspec.structs.replace(run.client, self_check=slow))
+    results = replace(first, performance=replace(first.performance, run=run)), *result.results[1:]
+    report = replace(result, checker=PASSED, submission=replace(result.submission, results=results))
+    assert headline(report) == "Valid in the open division, but DOUBTFUL: see Offline client"
+    assert "may have been the bottleneck" in next(f.text for f in findings(report) if f.subject == "Offline client")
+
+
+def test_a_refused_result_is_not_valid(result: Report) -> None:
+    refused = msgspec.structs.replace(
+        PASSED, passed=False, runs=[msgspec.structs.replace(PASSED.runs[0], passed=False, errors=["seeds"], status=1)]
+    )
+    report = replace(result, checker=refused)
+    assert headline(report) == "Not a valid submission: see Official checker"
+    assert "submission_checker: refused with 1 error" in findings(report)[-1].text
+
+
+def test_a_checker_that_was_not_to_be_had_says_why(result: Report) -> None:
+    report = replace(result, checker=CheckerRecord(commit="", round="v4.1", passed=False, unavailable="no network"))
+    assert findings(report)[-1].text == "not run: no network"
+
+
+def test_an_invalid_run_is_bad_in_a_result_and_a_note_in_a_rehearsal(result: Report, real_runs: Path) -> None:
+    for report, kind in ((result, Kind.BAD), (load(real_runs), Kind.OPEN)):
+        first = report.results[0]
+        assert first.performance is not None
+        invalid = replace(first.performance, loadgen_valid=False, loadgen_reasons=("minimum duration not met",))
+        results = replace(first, performance=invalid), *report.results[1:]
+        finding = findings(replace(report, submission=replace(report.submission, results=results)))[0]
+        assert finding.kind is kind and finding.text.startswith("INVALID (minimum duration not met)")
+
+
+def test_a_rehearsal_is_never_called_a_result(real_runs: Path) -> None:
+    assert headline(load(real_runs)) == "A rehearsal, not a result"
+
+
+def test_a_checker_refuses_a_rehearsal_for_being_short(real_runs: Path) -> None:
+    report = load(real_runs)
+    assert report.checker is not None
+    short = msgspec.structs.replace(
+        report.checker.runs[0], passed=False, status=1, errors=["SUMMARY: submission has errors"]
+    )
+    report = replace(report, checker=msgspec.structs.replace(report.checker, passed=False, runs=[short]))
+    assert unexpected(report) == []
+    assert findings(report)[-1].kind is Kind.GOOD
+    assert "only length findings, expected of a rehearsal" in findings(report)[-1].text
+    assert "SUMMARY" not in final_table(report, stream=io.StringIO())  # what is expected is not listed
+    slow = msgspec.structs.replace(short, errors=["Failed extra check for TTFT and TPOT. Obtained: TTFT 99-tile: 5"])
+    report = replace(report, checker=msgspec.structs.replace(report.checker, runs=[slow]))
+    assert "only length and latency findings" in findings(report)[-1].text
+    broken = msgspec.structs.replace(short, errors=["no such file"])
+    report = replace(report, checker=msgspec.structs.replace(report.checker, runs=[broken]))
+    assert "submission_checker: no such file" in final_table(report, stream=io.StringIO())
+
+
+def test_gaps_are_named_in_words(result: Report, real_runs: Path) -> None:
+    assert {"Accelerator topology", "the model's SHA-256: its files are not on this machine"} <= set(missing(result))
+    gaps = missing(load(real_runs))
+    assert gaps.count("Submitter") == 1 and "Cooling" in gaps and "the model's number of parameters" not in gaps
+    assert missing(replace(result, system={}))[0] == "the description of the system"
+
+
+def test_a_shortened_run_is_named_on_every_page_of_a_rehearsal(real_runs: Path) -> None:
+    report = load(real_runs)
+    assert report.shortened == {}
+    words = "7 queries in place of 768; LoadGen's verdict needs 662"
+    first, *others = report.submission.results
+    assert first.performance is not None
+    settings = msgspec.structs.replace(first.performance.run.settings, shortened=words)
+    run = msgspec.structs.replace(first.performance.run, settings=settings)
+    results = replace(first, performance=replace(first.performance, run=run)), *others
+    report = replace(report, submission=replace(report.submission, results=results))
+    named = next(f for f in findings(report) if f.subject == f"{settings.title} run")
+    assert (named.kind, named.text) == (Kind.OPEN, f"shortened: {words}")
+    assert f"{settings.title} is shortened: {words}" in final_table(report, stream=io.StringIO())
+
+
+# --- the line that ends a job names the command or the flag that comes next
+
+
+SIMULATION = Simulation(profile="p", title="4 GPUs", sha256="0" * 64, seed=0, faults="", source="measured", system={})
+
+
+def test_a_rehearsal_leads_to_the_run_by_the_rules(real_runs: Path) -> None:
+    assert "--execution_mode=valid" in next_step(load(real_runs))
+
+
+@pytest.mark.parametrize(
+    ("notice", "fields", "words"),
+    [
+        (STAND_IN_NOTICE, {"settings__model__source": STAND_IN_SOURCE}, "--vllm_model_name="),
+        (DUMMY_NOTICE, {"settings__model__source": DUMMY_SOURCE}, "--vllm_model_name="),
+        (SIMULATED_NOTICE, {"settings__server__simulated": SIMULATION}, "without --rehearse"),
+    ],
+)
+def test_what_is_no_benchmarks_model_leads_to_a_real_one(
+    published: Path, change: Change, notice: str, fields: dict[str, object], words: str
+) -> None:
+    for path in published.glob(f"runs/*/*/*/*/{RUN_FILE}"):
+        change(path, RunRecord, notice=notice, **fields)
+    for path in published.glob("runs/*/*/*/*/accuracy.json"):
+        change(path, AccuracyRecord, notice=notice)
+    assert words in next_step(load(published))
+
+
+def test_a_result_leads_to_its_check_and_then_to_the_archive(published: Path, real_runs: Path, change: Change) -> None:
+    assert next_step(load(published)) == ""  # no tree was built
+    tree = published / "submission"
+    (tree / "open" / "NeuralMagic").mkdir(parents=True)
+    assert next_step(load(published)) == f"cm run script --tags=check,mlperf,results --input={tree}"
+    shutil.copy(real_runs / CHECKER_FILE, published / CHECKER_FILE)
+    assert next_step(load(published)) == f"cm run script --tags=pack,mlperf,submission --submission_dir={tree}"
+    refused = read_record(published / CHECKER_FILE, CheckerRecord)
+    change(published / CHECKER_FILE, CheckerRecord, passed=False)
+    assert next_step(load(published)) == ""
+    write_record(published / CHECKER_FILE, refused)
+    change(next(published.glob(f"runs/*/*/Server/performance/{RUN_FILE}")), RunRecord, client__failed=1)
+    assert next_step(load(published)) == ""
+
+
+# --- the token count's method: shown on every page; runs with different methods make no page
+
+
+TEXT = Dialect(prompts=Prompts.TEXT, done=False, left_out=["min_tokens"])
+COUNTS = TextCounts(
+    answers=64,
+    server_tokens=8000,
+    tokenizer_tokens=7990,
+    apart=24,
+    prompt_tokens=6000,
+    server_prompt_tokens=6064,
+    prompts_changed=3,
+)
+NAMES = {"software": "SGLang", "version": "0.5.5", "owned": False, "argv": [], "packages": {}}
+
+
+@pytest.fixture
+def counted(out: Path, change: Change) -> Path:
+    """The folder of a rehearsal against a server that gives text."""
+    for path in runs(out):
+        change(
+            path,
+            RunRecord,
+            client__text=COUNTS,
+            settings__server__dialect=TEXT,
+            **{f"settings__server__{name}": value for name, value in NAMES.items()},
+        )
+    change(out / "server" / "server.json", ServerRecord, dialect=TEXT, **NAMES)
+    return out
+
+
+def runs(out: Path) -> list[Path]:
+    return sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}"))
+
+
+def test_every_page_says_it(counted: Path) -> None:
+    readmes = measurement_readmes(load(counted))
+    pages = [*readmes.values(), unescape(render(load(counted))), final_table(load(counted), stream=io.StringIO())]
+    for page in pages:
+        text = " ".join(page.replace("\\", "").split())
+        assert "The server gives text and no token ids." in text
+        assert "Prompts were sent as text" in text and "takes no min_tokens:" in text
+        assert "both counts differ by 0.3% over 64 answers" in text
+        assert "3 are other token ids" in text and "counts 6,064 tokens of prompts" in text
+    assert all("SGLang 0.5.5" in page for page in pages[:-1])
+    assert all("vLLM 0.5.5" not in page for page in pages)
+
+
+def test_what_the_server_could_not_be_asked_stands_on_every_page(counted: Path, change: Change) -> None:
+    unknown = {"software": "", "version": "", "unchecked": ["whether it caches prompt prefixes: /metrics is missing"]}
+    for run in runs(counted):
+        change(run, RunRecord, **{f"settings__server__{name}": value for name, value in unknown.items()})
+    change(counted / "server" / "server.json", ServerRecord, **unknown)
+    readmes = measurement_readmes(load(counted))
+    for page in [*readmes.values(), unescape(render(load(counted))), final_table(load(counted), stream=io.StringIO())]:
+        assert "not checked: whether it caches prompt prefixes" in " ".join(page.split())
+    assert not any(line.strip() == "- Server:" for page in readmes.values() for line in page.splitlines())
+
+
+def test_a_server_that_lists_ids_is_said_to(real_runs: Path) -> None:
+    for page in (*measurement_readmes(load(real_runs)).values(), render(load(real_runs))):
+        assert "Token ids are those that the server lists" in page
+    assert "Token counts" not in {finding.subject for finding in findings(load(real_runs))}
+
+
+def test_without_usage_it_says_so_and_no_difference(counted: Path, change: Change) -> None:
+    uncounted = TextCounts(answers=0, server_tokens=0, tokenizer_tokens=0, apart=0)
+    for path in runs(counted):
+        change(path, RunRecord, client__text=uncounted, settings__server__dialect__usage=False)
+    page = unescape(render(load(counted)))
+    assert "does not count them either" in page and "open division alone" in page
+    assert "both counts differ" not in page
+
+
+def test_runs_that_were_counted_in_two_ways_do_not_belong_together(counted: Path, change: Change) -> None:
+    change(runs(counted)[0], RunRecord, settings__server__dialect=None, client__text=None)
+    with pytest.raises(SubmissionError, match="way of counting"):
+        load(counted)

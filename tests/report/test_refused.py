@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from cm4vllm.common.checks import Stage
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.records import read_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.records.assets import DUMMY_SOURCE
@@ -16,8 +18,7 @@ from cm4vllm.records.run import RUN_FILE, Piece, RunRecord
 from cm4vllm.records.server import Simulation
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.checks import CHECKS, Stage, findings
-from cm4vllm.results.findings import Severity
+from cm4vllm.results.checks import CHECKS, findings
 from cm4vllm.results.run_folders import SYSTEM_FILE, chosen_folder, read_runs
 from cm4vllm.rules import Division, ExecutionMode, Scenario
 

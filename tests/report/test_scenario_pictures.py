@@ -1,22 +1,33 @@
 """The pictures of a run: what they are drawn from, that no value is lost in them, and how small they are."""
 
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from cm4vllm.common.number_texts import ms, rate
+from cm4vllm.common.units import Milliseconds
+from cm4vllm.records.accuracy import Score
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.records.metrics import GpuSample, GpusSample
+from cm4vllm.records.metrics import GpuSample, GpusSample, MetricsSample, ServerMetrics
 from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
 from cm4vllm.report.pictures.canvas import WIDTH, Axis, Canvas
+from cm4vllm.report.pictures.charts import MAX_POINTS, latency_bar, score_bar, trace
+from cm4vllm.report.pictures.power_pictures import power_pictures, power_words
 from cm4vllm.report.pictures.sample_pictures import _length_bins
 from cm4vllm.report.pictures.scenario_pictures import pictures
 from cm4vllm.report.pictures.timelines import gpu_pictures
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.model import Performance
+from cm4vllm.results.log_folders import Reader
+from cm4vllm.results.model import Latency, Performance
+from cm4vllm.results.recorded_power import RecordedPower, recorded_power
+from cm4vllm.submission.capsule.comparison import compare_paths
 
 
 def titled(drawn, title):
@@ -178,3 +189,155 @@ def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other() -> Non
             assert left >= 0 and left + length <= WIDTH and text["y"] < canvas.y.end, values
             through = [line["x1"] for line in lines if line["y1"] < text["y"] and left < line["x1"] < left + length]
             assert through == [], values
+
+
+# --- charts
+
+
+Metrics = Callable[..., ServerMetrics]
+
+
+def sample(at_s: float, running: int, waiting: int) -> MetricsSample:
+    return MetricsSample(
+        at_s=at_s,
+        running=running,
+        waiting=waiting,
+        kv_cache_usage=0.0,
+        preemptions=0,
+        prefix_cache_hits=0,
+        cached_prompt_tokens=0,
+        prompt_tokens=0,
+        generation_tokens=0,
+    )
+
+
+def latency(p99: float, limit: float | None) -> Latency:
+    return Latency("TTFT", Milliseconds(p99), None, None if limit is None else Milliseconds(limit))
+
+
+def test_a_latency_below_its_limit_ends_before_the_line_does() -> None:
+    bar = latency_bar(latency(500, 2000))
+    assert bar is not None and (bar.value, bar.high, bar.met) == (25, 100, True)
+
+
+def test_a_latency_beyond_its_limit_shows_where_the_limit_was() -> None:
+    bar = latency_bar(latency(4000, 2000))
+    assert bar is not None and (bar.value, bar.high, bar.met) == (100, 50, False)
+
+
+def test_a_latency_at_its_limit_misses_it() -> None:
+    assert latency(2000, 2000).met is False and latency(2000, 2000).headroom == 0
+
+
+def test_a_runs_requests_are_drawn_over_its_time_to_the_most_of_them(server_metrics: Metrics) -> None:
+    drawn = trace("run", server_metrics(), [sample(0, 0, 0), sample(5, 10, 40), sample(10, 20, 0)])
+    assert drawn.running == "0.0,19.5 50.0,14.8 100.0,10.0"
+    assert drawn.waiting == "0.0,19.5 50.0,0.5 100.0,19.5"
+
+
+def test_of_many_samples_as_many_are_drawn_as_can_be_seen(server_metrics: Metrics) -> None:
+    drawn = trace("run", server_metrics(), [sample(float(i), i, 0) for i in range(1000)])
+    assert 60 < len(drawn.running.split()) <= MAX_POINTS
+    assert trace("run", server_metrics(), []).running == ""
+
+
+def test_no_limit_no_bar() -> None:
+    assert latency_bar(latency(500, None)) is None and latency(500, None).headroom is None
+
+
+def test_a_score_is_drawn_against_its_window() -> None:
+    score = Score(metric="GEN_LEN", label="gen_len", value=50.0, lower=80.0, upper=100.0, met=False)
+    bar = score_bar(score)
+    assert 0 < bar.value < bar.low < bar.high < 100 and not bar.met
+    assert score_bar(msgspec.structs.replace(score, met=None)) is None
+    open_ended = score_bar(Score(metric="ROUGE1", label="rouge1", value=0.0, lower=38.0, upper=None, met=False))
+    assert open_ended.value == 0 and open_ended.high == 100
+
+
+# --- the power of published runs in words and as a curve
+
+
+GPU = "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
+STREAM = "v4.1-untether-h13-resnet50-singlestream"
+
+
+def part_of(published: Path, name: str) -> Performance:
+    part = Reader(published).performance(published / name / "run_1", None)
+    assert part is not None
+    return part
+
+
+def power_of(published: Path, name: str) -> RecordedPower:
+    power = recorded_power(part_of(published, name))
+    assert power is not None
+    return power
+
+
+@pytest.mark.parametrize(("name", "tokens"), [(GPU, 4.11), ("v5.1-lenovo-b200-llama2-70b-99-offline", 9.89)])
+def test_tokens_per_joule_are_those_that_an_independent_program_computed(
+    published_power: Path, name: str, tokens: float
+) -> None:
+    power = power_of(published_power, name)
+    assert power.efficiency is not None and power.efficiency.unit == "tokens/J"
+    assert power.efficiency.value == pytest.approx(tokens, abs=0.005)
+
+
+def test_the_figures_of_a_session(published_power: Path) -> None:
+    power = power_of(published_power, GPU)
+    assert power_words(power) == "6,152.984 W, 4.11 tokens/J" and not power.simulated
+    assert power.samples == 3116 and power.peak == 6219.0
+    assert power.idle is not None and 2400 < power.idle < 3000
+    assert power.ranging == pytest.approx(6215.968, abs=0.001)
+    assert power.uncertainty == pytest.approx((0.3121, 0.5155))
+
+
+def test_a_result_that_is_compared_by_a_latency_has_the_energy_of_a_query(published_power: Path) -> None:
+    power = power_of(published_power, STREAM)
+    assert power_words(power).startswith("29.239 mJ/query, ") and power.efficiency is not None
+    assert power.efficiency.unit == "queries/J"
+
+
+def test_the_curve_has_the_window_the_mean_and_a_table(published_power: Path) -> None:
+    (picture,) = power_pictures(part_of(published_power, GPU))
+    kinds = [shape.attributes["class"] for shape in picture.shapes]
+    assert kinds[0] == "zone" and {"line-1", "line-2"} <= set(kinds)
+    rows = dict(picture.tables[0].rows)
+    assert rows["mean of the run"] == "6,152.984 W" and rows["mean of ranging"] == "6,215.968 W"
+    assert rows["testing against ranging"] == "-1.0%"
+    assert (rows["uncertainty, mean"], rows["uncertainty, greatest"]) == ("0.31%", "0.52%")
+    assert rows["samples above zero in the window"] == "3,116 in 3,116.7 s"
+    (streams,) = power_pictures(part_of(published_power, STREAM))
+    assert dict(streams.tables[0].rows)["energy of a query"] == "29.238987 mJ/query"
+
+
+def test_a_run_without_a_session_has_no_curve(published_power: Path, tmp_path: Path) -> None:
+    log = published_power / GPU / "run_1" / "mlperf_log_detail.txt"
+    (tmp_path / "run_1").mkdir()
+    for name in ("mlperf_log_detail.txt", "mlperf_log_summary.txt"):
+        (tmp_path / "run_1" / name).write_bytes(log.with_name(name).read_bytes())
+    part = Reader(tmp_path).performance(tmp_path / "run_1", None)
+    assert part is not None and list(power_pictures(part)) == []
+
+
+def scaled(text: str, factor: float) -> str:
+    return re.sub(r"Watts,([\d.]+)", lambda match: f"Watts,{float(match[1]) * factor:.6f}", text)
+
+
+def test_two_results_with_power_are_compared_by_it(published_power: Path, tmp_path: Path) -> None:
+    trees = []
+    for name, factor in (("one", 1.0), ("other", 1.1)):
+        home = tmp_path / name / "open" / "Somebody"
+        folder = home / "results" / "a_system" / "llama2-70b-99" / "Offline" / "performance"
+        shutil.copytree(published_power / GPU, folder, copy_function=shutil.copyfile)
+        (home / "systems").mkdir()
+        (home / "systems" / "a_system.json").write_text('{"system_name": "a system", "accelerators_per_node": "8"}')
+        samples = folder / "run_1" / "spl.txt"
+        samples.chmod(0o644)
+        samples.write_text(scaled(samples.read_text(), factor))
+        trees.append(tmp_path / name)
+    (block,) = compare_paths(trees).blocks
+    rows = {row.name: row for row in block.rows}
+    power, work = rows["power"], rows["efficiency"]
+    assert (power.unit, power.better, work.unit, work.better) == ("W", "", "tokens/J", "higher")
+    assert [round(cell.figure.value, 3) for cell in power.cells if cell.figure] == [6152.984, 6768.283]
+    assert work.cells[1].shift is not None and work.cells[1].shift.change == pytest.approx(1 / 1.1 - 1)

@@ -1,6 +1,10 @@
+import csv
 import dataclasses
+import io
+import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,21 +13,29 @@ import pytest
 from msgspec.structs import replace
 from tests.report.parsed_page import LOADING, Page, traced
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "campaign" / "search"))
+
+from test_halving import record
+
 from cm4vllm import STAND_IN_NOTICE
-from cm4vllm.common.number_texts import ms, number, rate
+from cm4vllm.common.files import write_json
+from cm4vllm.common.number_texts import ms, number, rate, when
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import STAND_IN_SOURCE
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord
 from cm4vllm.records.metrics import METRICS_FILE, MetricsSample, ServerMetrics
 from cm4vllm.records.run import RUN_FILE, MachineLoad, RunRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.summary import MAX_BYTES, render
-from cm4vllm.report.summary_exports import summary_record
+from cm4vllm.report.searches import SETTINGS_PATH, search_curves, tried_settings
+from cm4vllm.report.summary import MAX_BYTES, render, write_summary
+from cm4vllm.report.summary_exports import CSV_COLUMNS, SummaryRecord, summary_csv, summary_record
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.published_rank import place, places_of
-from cm4vllm.results.result_index import Index, row_of
+from cm4vllm.results.result_index import Index, read_index, row_of
 from cm4vllm.results.results_at_path import open_results
 
 Change = Callable[..., None]
@@ -288,3 +300,231 @@ def test_the_page_shows_the_places_that_were_given_and_nothing_without(real_runs
     assert summary_record(given).places[0].standings[0].among_all.place == 2
     rehearsed = render(dataclasses.replace(report, places=tuple(places_of(report.submission, index))))
     assert rehearsed.count("No place, because these runs are no result.") == 2
+
+
+# --- the figures of the page are those of LoadGen's logs and of the system description
+
+
+def test_each_figure_of_a_page_is_that_of_loadgens_log(real_runs: Path, page: Page, published: Path) -> None:
+    assert traced(page, real_runs) >= 20
+    assert traced(Page(render(load(published))), published) >= 20
+
+
+def test_each_place_is_computed_from_the_logs_of_published_results(
+    published: Path, neural_magic: Path, tmp_path: Path
+) -> None:
+    report = load(published)
+    own = row_of(report.submission, report.results[1])
+    real = read_index(neural_magic.parents[1], tmp_path).rows
+    rows = [
+        replace(row, model=own.model, benchmark=own.benchmark, scenario=own.scenario, system=f"system {at}")
+        for at, row in enumerate(real)
+        if row.unit == own.unit and row.accelerators
+    ]
+    rows += [replace(row, round="v5.0") for row in rows[:3]]
+    given = dataclasses.replace(report, places=tuple(places_of(report.submission, Index(tuple(rows), 1, 0))))
+    page = Page(render(given))
+    root = neural_magic.parents[1]
+    assert traced(page, published, root) >= traced(Page(render(load(published))), published) + 6
+    titles = [str(a["title"]) for tag, a in page.elements if tag == "data" and "per accelerator" in str(a["data-unit"])]
+    assert any(title.startswith("mean of ") for title in titles) and any(
+        "divided by 4 acc" in title for title in titles
+    )
+    with pytest.raises(AssertionError):
+        traced(Page(render(given).replace("divided by 4 accelerators", "divided by 5 accelerators")), published, root)
+
+
+def test_a_figure_that_was_changed_is_found(real_runs: Path) -> None:
+    html = render(load(real_runs))
+    value = re.search(r'<data value="([\d.]+)" data-unit="tokens/s"', html)
+    assert value
+    with pytest.raises(AssertionError):
+        traced(Page(html.replace(value[1], f"{float(value[1]) + 0.01}")), real_runs)
+
+
+def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None:
+    report = load(real_runs)
+    expected: list[str] = [number(report.model.parameters or 0), number(report.benchmark.samples)]
+    for m in report.results:
+        assert m.performance and m.accuracy and m.accuracy.record
+        result, record = m.performance, m.accuracy.record
+        expected += [rate(result.tokens_per_second) + " tokens/s", rate(result.samples_per_second) + " samples/s"]
+        expected += [number(result.samples), number(record.samples), number(record.tokens)]
+        expected.append(f" of {number(round(result.figures.value('tokens_per_sample') or 0, 2))} tokens")
+        if result.scheduled_samples_per_second is not None:
+            expected.append(rate(result.scheduled_samples_per_second) + " samples/s")
+        for latency in m.performance.latencies:
+            expected += [ms(latency.p99) + " ms", ms(latency.mean or 0) + " ms", number(latency.limit or 0) + " ms"]
+        for score in record.scores:
+            expected += [score.metric, number(score.value), number(score.lower)]
+            expected += [number(score.upper)] if score.upper is not None else []
+        expected += [f"{label} {number(value)}" for label, value in record.values.items()]
+        for run in m.runs:
+            client = run.client
+            expected += [
+                number(n)
+                for n in (
+                    client.requests,
+                    client.completed,
+                    client.failed,
+                    client.retries,
+                    client.prompt_tokens,
+                    client.completion_tokens,
+                )
+            ]
+            expected += [*run.files, *run.files.values(), when(run.started_at)]
+    assert [words for words in expected if words not in page.text] == []
+
+
+def test_every_key_of_the_system_is_there(real_runs: Path, page: Page) -> None:
+    report = load(real_runs)
+    values = {v for k, v in report.system.items() if v and not k.startswith("accelerator_") and v != "not-stated"}
+    assert [value for value in values if value not in page.text] == []
+    assert "None: the model is served by the processor." in page.text
+    assert "The machine that ran LoadGen" in page.text and "2: 1 x 2 cores x 1 threads" in page.text
+
+
+def test_real_accelerators_are_shown_with_all_their_keys(published: Path) -> None:
+    report = load(published)
+    text = Page(render(load(published))).text
+    assert [v for v in report.system.values() if v and " ".join(v.split()) not in text] == []
+    assert "NVIDIA GeForce RTX 4090" in text and "onpremise" in text
+
+
+def test_a_published_result_gets_its_own_unit_and_variant(published: Path) -> None:
+    """The page made of these logs: 1954.36 Queries/s in the row of llama2-70b, Closed, accuracy targets blank."""
+    text = Page(render(load(published))).text
+    assert "1,954.36 tokens/s" in text and "6.89 samples/s" in text and "1,871.84 tokens/s" in text
+    assert "neuralmagic_Llama-2-7b-chat-hf-FP8 , not the benchmark's own model" in text
+    assert "open division" in text and "≥ 44.3867688" in text and "≤ 323.895" in text
+    assert "misses 3 of 4 closed-division targets" in text
+    assert "REHEARSAL" not in text.upper()
+
+
+# --- summary.json and summary.csv: the figures of the page, each with its source, as programs read them
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "report.md"
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_page_json_and_csv_are_written_and_agree(out: Path) -> None:
+    report = load(out)
+    write_summary(report)
+    record = read_record(out / "summary.json", SummaryRecord)
+    assert record == summary_record(report)
+    assert (out / "summary.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    for row, result in zip(rows((out / "summary.csv").read_text(encoding="utf-8")), record.results, strict=True):
+        assert result.metric is not None
+        assert float(row["result"]) == result.metric.value and row["unit"] == result.metric.unit == "tokens/s"
+        assert row["scenario"] == result.scenario and row["valid"] == str(result.valid)
+        assert row["notice"] == "REHEARSAL, NOT A RESULT"
+        for latency in result.latencies:
+            assert float(row[f"{latency.name.lower()}_p99_ms"]) == latency.p99_ms
+
+
+def test_scores_and_targets_keep_their_digits(real_runs: Path) -> None:
+    row = rows(summary_csv(load(real_runs)))[0]
+    assert row["accuracy_target"].startswith("ROUGE1: 38.391408, ROUGE2: 15.748425, ")
+    assert "GEN_LEN: 7350879.6" in row["accuracy_target"]
+
+
+def test_each_figure_names_its_file_and_field(real_runs: Path) -> None:
+    for result in summary_record(load(real_runs)).results:
+        assert len(result.figures) > 5
+        for figure in result.figures:
+            assert (real_runs / figure.file).is_file() and figure.field.startswith("result_")
+
+
+def test_every_field_and_column_is_described(real_runs: Path) -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    record = summary_record(load(real_runs))
+    for described in (record, record.results[0], record.findings[0]):
+        assert [name for name in msgspec.to_builtins(described) if f"`{name}`" not in text] == []
+    assert [name for name in CSV_COLUMNS if f"`{name}`" not in text] == []
+
+
+def test_what_was_not_measured_is_empty_and_not_zero(out: Path) -> None:
+    shutil.rmtree(next(out.glob("runs/*/*/Offline/performance")))
+    row, result = rows(summary_csv(load(out)))[0], summary_record(load(out)).results[0]
+    assert (row["result"], row["valid"], row["target_qps"], row["samples_per_second"]) == ("", "", "", "")
+    assert result.metric is None and result.valid is None and result.figures == ()
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@"])
+def test_no_cell_is_a_formula(out: Path, begin: str) -> None:
+    path, text = out / "system" / "system.json", f"{begin}HYPERLINK(1)"
+    write_json(path, {**json.loads(path.read_text()), "host_processor_model_name": text})
+    assert {row["processor"] for row in rows(summary_csv(load(out)))} == {f"'{text}"}
+
+
+# --- the picture of a search, drawn from a record that the search itself writes
+
+
+def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched: Path) -> None:
+    (picture,) = search_curves(searched, "Server")
+    assert search_curves(searched, "Offline") == []
+    assert picture.words == "4 probes found 8 queries/s; interval of the true rate: 7.9 to 8.6; near enough"
+    assert picture.source == f"search/Server/{SEARCH_FILE}: probes"
+    lines = [shape.attributes["points"] for shape in picture.shapes if shape.tag == "polyline"]
+    assert [len(str(line).split()) for line in lines] == [3, 4]  # a probe without an answer has no TTFT
+    assert [row[0] for row in picture.tables[0].rows] == ["4", "4", "8", "8", "16", "16", "32"]
+    assert "4 probes found 8 queries/s" in render(load(searched))
+
+
+def test_a_server_whose_speed_changed_is_told(searched: Path) -> None:
+    file = searched / "search" / "Server" / SEARCH_FILE
+    record = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode({**record, "drift": "the server's speed changed"}))
+    (picture,) = search_curves(searched, "Server")
+    assert picture.words.endswith("near enough; the server's speed changed")
+
+
+def test_a_search_that_is_being_written_is_left_out(searched: Path) -> None:
+    (searched / "search" / "Server" / SEARCH_FILE).write_text("{")
+    assert search_curves(searched, "Server") == []
+
+
+# --- the table of the server settings that a search tried, from the record that the search writes
+
+
+def test_the_table_has_what_was_tried_with_the_reason_of_what_was_dropped(tmp_path):
+    assert tried_settings(tmp_path) is None
+    path = tmp_path / SETTINGS_PATH
+    path.parent.mkdir(parents=True)
+    write_record(path, record())
+    tried = tried_settings(tmp_path)
+    assert tried.head == ("Options of vLLM", "Round", "Seconds each", "Start, s", "Offline", "")
+    assert tried.rows[0] == ("--max-num-seqs=16", "2", "10.00", "60.00", "118.00 tokens/s", "chosen")
+    assert tried.rows[-1][-1] == "dropped: the server of x did not start; CUDA out of memory"
+    assert "3 of 3 candidates" in tried.words
+    assert "1.168 times as much" in tried.words
+    assert "compare with each other alone" in tried.words
+    assert [row[-1] for row in tried.rows[1:3]] == ["no bound", "no bound"]
+    assert "For 2 of 2 tried settings the records have no bound" in tried.words
+
+
+def test_a_rate_has_the_bracket_that_its_probes_measured(tmp_path):
+    searched = record()
+    best = next(
+        evaluation
+        for evaluation in searched.evaluations
+        if evaluation.options == searched.chosen and evaluation.score is not None
+    )
+    paced = [msgspec.structs.replace(scenario, unit="queries/s", low=110.0, high=121.5) for scenario in best.scenarios]
+    later = msgspec.structs.replace(best, round=best.round + 1, scenarios=paced)
+    path = tmp_path / SETTINGS_PATH
+    path.parent.mkdir(parents=True)
+    write_record(path, msgspec.structs.replace(searched, evaluations=[*searched.evaluations, later]))
+    value = tried_settings(tmp_path).rows[0][4]
+    assert value.endswith(" queries/s (110.00 to 121.50)")
+
+
+def test_a_file_that_is_no_record_is_left_out(tmp_path):
+    path = tmp_path / SETTINGS_PATH
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    assert tried_settings(tmp_path) is None

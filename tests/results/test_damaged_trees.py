@@ -3,21 +3,24 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import good_tree
 import pytest
+from test_power_checks import GOOD, tree_of
 
+from cm4vllm.common.checks import Check, Fault, Stage, whole
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.findings import Finding, Rule, Severity
 from cm4vllm.report.comparison_texts import report_comparison
 from cm4vllm.results import file_listing
-from cm4vllm.results.check_command import kept_findings
 from cm4vllm.results.check_command.tree_check import check_tree, report_checks
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.checks.check import Check, Fault, Stage
-from cm4vllm.results.checks.subjects import results, whole
-from cm4vllm.results.findings import Finding, Rule, Severity
+from cm4vllm.results.checks.subjects import results
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.result_index import read_index
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
@@ -40,9 +43,9 @@ def found_in(home: Path) -> dict[str, Finding]:
     return by_code
 
 
-def reported(home: Path, sarif: Path) -> Mapping[str, object]:
+def reported(home: Path) -> Mapping[str, object]:
     try:
-        return report_checks(home.parents[1], sarif=sarif)
+        return report_checks(home.parents[1])
     except SubmissionError as error:
         return error.state
 
@@ -72,18 +75,13 @@ def test_a_number_too_long_for_json_makes_the_file_unreadable(home: Path, tmp_pa
 
 
 @pytest.mark.parametrize("place", ["src", str(RESULT / "Server" / "accuracy"), "systems", "measurements", "."])
-def test_a_name_that_is_not_utf8_is_a_finding(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    monkeypatch.setattr(kept_findings, "_LARGE", 1)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_name_that_is_not_utf8_is_a_finding(home: Path, tmp_path: Path, place: str) -> None:
     (home / place).mkdir(exist_ok=True)
     Path(os.fsdecode(os.fsencode(home / place / "caf") + b"\xe9.json")).write_text("{}")
-    state = json.loads(json.dumps(reported(home, tmp_path / "found.sarif"), ensure_ascii=False).encode())
+    state = json.loads(json.dumps(reported(home), ensure_ascii=False).encode())
     named = [finding for finding in state["findings"] if finding["file"].endswith("caf\\xe9.json")]
     assert "FILE-UNEXPECTED" in {finding["code"] for finding in named}
     assert "README-UNFILLED" in {finding["code"] for finding in state["findings"]}
-    assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
     assert explored(home, tmp_path / "kept") == 2
 
 
@@ -93,7 +91,7 @@ def test_names_of_systems_and_submitters_that_are_not_utf8_are_checked(home: Pat
     shutil.copytree(home, other)
     Path(other, RESULT.parent).rename(Path(other, "results", system))
     Path(other, "systems", f"{good_tree.SYSTEM}.json").rename(Path(other, "systems", f"{system}.json"))
-    checked = check_tree(home.parents[1], keep=tmp_path / "kept")
+    checked = check_tree(home.parents[1])
     files = {finding.file for finding in checked.findings if finding.code == "README-UNFILLED"}
     assert f"closed/Z\\xfcrich/results/Syst\\xe8me/{good_tree.MODEL}/Offline/README.md" in files
     assert explored(home, tmp_path / "kept") == 4
@@ -201,3 +199,80 @@ def test_a_folder_that_cannot_be_listed_is_a_finding(home: Path, monkeypatch: py
     monkeypatch.setattr(file_listing.os, "scandir", refusing)  # root may list all: the refusal is made here
     finding = found_in(home)["FILE-UNREADABLE"]
     assert (finding.file, finding.value) == ("closed/Somebody/documentation", "Permission denied")
+
+
+# --- files with holes, larger than all memory, in a stranger's tree: each is read up to a bound
+
+
+SIZE = 5 * 2**30
+#: Everything that reads a stranger's tree, in a process that may have 1.5 GiB of memory of its own.
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**29, 3 * 2**29))
+from cm4vllm.results.check_command.tree_check import check_tree
+from cm4vllm.submission.checker.official_checker import _unscored, is_rehearsal
+from cm4vllm.submission.capsule.from_tree import _pages
+root = Path(sys.argv[1])
+checked = check_tree(root)
+print(len(checked.findings), is_rehearsal(root, next(path for path in root.glob("*/*")).name), _unscored(root))
+for finding in checked.findings:
+    print(finding.code, finding.file, finding.value)
+"""
+
+
+def checked(root):
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM, root], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, time.monotonic() - began
+
+
+def enlarge(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.touch()
+    os.truncate(path, SIZE)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("README.md", "calibration.md", "documentation/calibration.md", "measurements/*/README.md"),
+        ("measurements/*/*/*/README.md", "results/*/*/*/README.md"),
+        ("results/*/*/*/accuracy/accuracy.txt",),
+        ("measurements/*/*/*/user.conf", "measurements/*/*/*/mlperf.conf", "measurements/*/*/*/*.json"),
+        ("systems/*.json", "model_mapping.json"),
+        ("results/*/*/*/*/mlperf_log_accuracy.json", "results/*/*/*/performance/run_1/mlperf_log_summary.txt"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_a_tree_with_such_files_is_checked(tree, names):
+    home = next((tree / "open").iterdir())
+    for name in names:
+        for path in list(home.glob(name))[:3] or [home / name.replace("*", "x")]:
+            enlarge(path)
+    printed, seconds = checked(tree)
+    assert "CHECK-FAILED" not in printed
+    assert seconds < 90
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("power/server.log", "POWER-HASH"),
+        ("power/ptd_logs.txt", "POWER-HASH"),
+        ("power/client.json", "POWER-FILES"),
+        ("run_1/spl.txt", "POWER-HASH"),
+        ("run_1/mlperf_log_detail.txt", "LOG-UNREADABLE"),
+        ("run_1/anything.bin", ""),
+    ],
+)
+def test_a_power_session_with_such_a_file_is_checked(published_power, tmp_path, name, code):
+    session = tree_of(published_power, GOOD, tmp_path)
+    enlarge(session / name)
+    printed, seconds = checked(tmp_path)
+    assert code in printed and "CHECK-FAILED" not in printed, printed
+    assert seconds < 60

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 
 from checks_page import codes_page
+from cm4vllm.common.checks import Check, Fault, Stage, whole
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.results.checks import CHECKS, Check, Fault, Stage, findings
-from cm4vllm.results.checks.subjects import whole
+from cm4vllm.common.findings import Finding, Rule, Severity, refuse
+from cm4vllm.results.checks import CHECKS, findings
 from cm4vllm.results.figures import Figure, Figures, Source
-from cm4vllm.results.findings import Finding, Rule, Severity, refuse
 from cm4vllm.results.log_folders import PROBLEMS
 from cm4vllm.results.model import Submission
 

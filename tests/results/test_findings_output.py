@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -10,12 +9,12 @@ from hypothesis import strategies as st
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.results.check_command.check_summary import WIDTH, by_submission, counts, listed
+from cm4vllm.common.findings import Finding, Rule, Severity
+from cm4vllm.results.check_command import submission_processes
+from cm4vllm.results.check_command.check_summary import WIDTH, CheckedSubmission, by_submission, counts, listed
 from cm4vllm.results.check_command.finding_filters import Filters
-from cm4vllm.results.check_command.findings_output import as_objects, as_sarif, summary
-from cm4vllm.results.check_command.kept_findings import CheckedSubmission
+from cm4vllm.results.check_command.findings_output import as_objects, summary
 from cm4vllm.results.check_command.tree_check import check_tree, report_checks
-from cm4vllm.results.findings import Finding, Rule, Severity
 
 
 def finding(code: str, severity: Severity, file: str = "open/Us/a file.json") -> Finding:
@@ -137,25 +136,13 @@ def test_objects_have_every_field_and_no_finding_twice() -> None:
     }
 
 
-def test_sarif_names_rules_levels_and_files_as_the_format_asks() -> None:
-    log = as_sarif(FOUND, "1.2.3")
-    (run,) = log["runs"]
-    rules = run["tool"]["driver"]["rules"]
-    assert log["version"] == "2.1.0" and [rule["id"] for rule in rules] == ["A-CODE", "B-CODE", "C-CODE"]
-    for result in run["results"]:
-        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
-        assert result["level"] in ("error", "warning", "note") and result["message"]["text"]
-    place = run["results"][0]["locations"][0]
-    assert place["physicalLocation"]["artifactLocation"]["uri"] == "open/Us/a%20file.json"  # a URI has no spaces
-
-
-def test_sarif_and_json_say_what_was_checked_by_which_rules_and_what_was_not(tree: Path, tmp_path: Path) -> None:
+def test_json_says_what_was_checked_by_which_rules_and_what_was_not(tree: Path) -> None:
     shutil.copytree(tree / "open" / "NeuralMagic", tree / "open" / "Another")
     (tree / "open" / "Empty").mkdir()
     log = next(tree.glob("open/NeuralMagic/results/*/*/*/performance/run_1/mlperf_log_detail.txt"))
     log.write_bytes(log.read_bytes()[:5000])
     with pytest.raises(SubmissionError) as refused:
-        report_checks(tree, sarif=tmp_path / "found.sarif", filters=Filters.parse(submitters="neuralmagic"))
+        report_checks(tree, filters=Filters.parse(submitters="neuralmagic"))
     state = refused.value.state
     (checked,) = state["checked"]  # type: ignore[misc]
     assert checked["submission"] == "open/NeuralMagic" and checked["rules_of"] == "v4.1"
@@ -167,12 +154,6 @@ def test_sarif_and_json_say_what_was_checked_by_which_rules_and_what_was_not(tre
     assert left["open/Empty"] == "it has no folder results/"
     assert "1 of 10 results of open/NeuralMagic" in left and "the weights that were served" in left
     assert left[log.relative_to(tree).as_posix()].startswith("mlperf_log_detail.txt is not a whole log")
-    (run,) = json.loads((tmp_path / "found.sarif").read_text())["runs"]
-    assert run["properties"] == {name: state[name] for name in ("checked", "coverage", "not_checked")}
-    (invocation,) = run["invocations"]
-    texts = [notice["message"]["text"] for notice in invocation["toolExecutionNotifications"]]
-    assert invocation["executionSuccessful"] is True
-    assert "not checked: open/Empty: it has no folder results/" in texts
 
 
 def test_filters_choose_what_is_shown_and_not_what_is_judged(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,16 +217,6 @@ def test_a_tree_that_does_not_exist_is_called_so(tmp_path: Path) -> None:
         report_checks(tmp_path / "a.txt")
 
 
-def test_the_sarif_log_is_written_and_the_findings_kept_when_there_are_errors(tree: Path, tmp_path: Path) -> None:
-    next(tree.glob("open/*/results/*/*/*/performance/run_1/mlperf_log_detail.txt")).unlink()
-    with pytest.raises(SubmissionError) as refused:
-        report_checks(tree, sarif=tmp_path / "findings.sarif")
-    all_findings = refused.value.state["findings"]
-    assert isinstance(all_findings, list) and all_findings[0]["severity"] == "error"
-    results = json.loads((tmp_path / "findings.sarif").read_text())["runs"][0]["results"]
-    assert len(results) == len(all_findings)
-
-
 @pytest.mark.parametrize("rehearsal", [False, True])
 def test_errors_of_a_rehearsals_tree_are_said_to_be_expected(tree: Path, rehearsal: bool) -> None:
     next(tree.glob("open/*/results/*/*/*/performance/run_1/mlperf_log_detail.txt")).unlink()
@@ -257,18 +228,8 @@ def test_errors_of_a_rehearsals_tree_are_said_to_be_expected(tree: Path, rehears
     assert ("the tree is a rehearsal's" in str(refused.value)) is rehearsal
 
 
-@pytest.mark.parametrize("mine", ["mine", "{}"])
-def test_a_file_of_the_user_at_the_place_of_the_sarif_log_is_kept(tree: Path, tmp_path: Path, mine: str) -> None:
-    place = tmp_path / "out" / "found.sarif"
-    place.parent.mkdir()
-    place.write_text(mine)
-    for _ in range(2):
-        with pytest.raises(SubmissionError):
-            report_checks(tree, sarif=place)
-        assert json.loads(place.read_text())["runs"]
-    assert sorted(path.name for path in place.parent.iterdir()) == [
-        ".found.sarif.cm4vllm.json",
-        "found.sarif",
-        "kept-found.sarif",
-    ]
-    assert (place.parent / "kept-found.sarif").read_text() == mine
+def test_processes_find_what_one_finds(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(tree / "open" / "NeuralMagic", tree / "closed" / "Another")
+    alone = check_tree(tree)
+    monkeypatch.setattr(submission_processes, "MANY", 2)
+    assert check_tree(tree) == alone

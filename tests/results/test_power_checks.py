@@ -14,6 +14,9 @@ from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase
 from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import CHECKS
+from cm4vllm.results.figures import Figure
+from cm4vllm.results.log_folders import Reader
+from cm4vllm.results.recorded_power import recorded_power
 
 GOOD, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
 FORMAT = "%m-%d-%Y %H:%M:%S.%f"
@@ -389,3 +392,29 @@ def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session: 
 def test_every_check_of_power_is_shown_by_a_change() -> None:
     shown = {*CHANGES.values(), "POWER-CHANNELS", *ONE}
     assert {code for code in CHECKS if code.startswith("POWER-")} == shown
+
+
+# --- the published figure of power of each kind of result: W, and mJ/query where results are compared by a latency
+
+
+def figures(root: Path, name: str) -> tuple[Figure, Figure]:
+    part = Reader(root).performance(root / name / "run_1", None)
+    power = recorded_power(part) if part else None
+    assert power is not None
+    return power.mean, power.metric
+
+
+def test_a_rate_has_watts_and_a_latency_has_energy(published_power: Path) -> None:
+    """The figures are those that mlcommons/cm4mlperf-results has as Result_Power."""
+    power, metric = figures(published_power, "v4.1-untether-r760-resnet50-offline")
+    assert power == metric and power.unit == "W" and power.value == pytest.approx(1021.358974)
+    power, metric = figures(published_power, "v4.1-untether-h13-resnet50-singlestream")
+    assert (power.unit, power.value) == ("W", pytest.approx(231.1185))
+    assert (metric.unit, metric.value) == ("mJ/query", pytest.approx(29.238987, abs=5e-7))
+    assert metric.source.file == "v4.1-untether-h13-resnet50-singlestream/run_1/spl.txt"
+
+
+def test_a_run_without_an_analyzer_has_no_power(neural_magic: Path) -> None:
+    folder = next(neural_magic.glob("results/*/*/*/performance/run_1"))
+    part = Reader(neural_magic).performance(folder, None)
+    assert part is not None and recorded_power(part) is None

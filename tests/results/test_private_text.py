@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.common.secrets.secret_forms import keys_in
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submitted_names import is_a_person
 from cm4vllm.results.text_files import LARGEST_TEXT

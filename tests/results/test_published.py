@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import published_findings
+from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.results.findings import Finding, Severity
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "checks-published.md"
 ROW = re.compile(r"^- `([A-Z-]+)` \((error|warning|note), (\d+)\): ", re.MULTILINE)

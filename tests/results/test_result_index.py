@@ -10,6 +10,9 @@ import pytest
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.records.logs.detail_log import read_detail_log
+from cm4vllm.records.searches.rate_search import Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.results import file_listing
+from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_index, read_indexes, require_published
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -65,6 +68,20 @@ def test_what_has_not_changed_is_not_read_again(neural_magic: Path, kept: Path, 
     assert (changed.read, len(list(kept.iterdir()))) == (1, 2)
     next(iter(sorted(kept.iterdir()))).write_text("{")
     assert read_index(tmp_path, kept).rows == changed.rows
+
+
+def test_files_that_may_still_change_and_links_to_folders_elsewhere_prove_no_state(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tree / "open" / "NeuralMagic"
+    (home / "documentation" / "inside").symlink_to(home / "code")
+    assert list_files(tree, home).state
+    (tmp_path / "elsewhere").mkdir()
+    (home / "documentation" / "outside").symlink_to(tmp_path / "elsewhere")
+    assert not list_files(tree, home).state
+    (home / "documentation" / "outside").unlink()
+    monkeypatch.setattr(file_listing, "RECENT_S", 60.0)
+    assert not list_files(tree, home).state
 
 
 def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index, tree: Path, tmp_path: Path) -> None:
@@ -152,3 +169,58 @@ def test_an_outlier_is_far_from_the_median_of_its_like() -> None:
     assert [index.outlier(row) for row in rows] == ["", "", "", f"2.1 times the median of 5 on {H100}", ""]
     assert index.outlier(index.rows[5]) == ""  # too few of its like
     assert made(100.0, unit="ms").per_accelerator is None and made(5, accelerators=0).per_accelerator is None
+
+
+# --- the result of a search in one line says what run the rate was tried in
+
+
+def made_search(*, queries, rehearsal, confirmed=True):
+    limit = LimitRecord(name="TPOT", limit_ms=100, over=0, within=1, low=0.9, high=1, p99_ms=8)
+    probe = ProbeRecord(
+        number=1,
+        rate=600,
+        planned_s=10,
+        took_s=4,
+        warm_up_s=0,
+        queries=queries,
+        limits=[limit],
+        verdict=Verdict.PASSES,
+        ended_early=False,
+        sure=True,
+    )
+    return SearchRecord(
+        scenario="Server",
+        benchmark="llama3.1-8b",
+        rate=600,
+        confirmed=confirmed,
+        lowest_failing=None,
+        low=600,
+        high=None,
+        binding="TPOT",
+        cause="",
+        boundary=Boundary.UNKNOWN,
+        precision=0.01,
+        start=100,
+        start_source="a test",
+        stopped="",
+        cost_s=6,
+        rehearsal=rehearsal,
+        probes=[probe] if confirmed else [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        (made_search(queries=6000, rehearsal=False), "600 queries/s pass a full-length run; "),
+        (made_search(queries=600, rehearsal=True), "600 queries/s pass a rehearsal's run of 600 queries; "),
+        (made_search(queries=64, rehearsal=True), "run of 64 queries, too few for LoadGen's test; "),
+        (made_search(queries=0, rehearsal=True, confirmed=False), "no rehearsal's run passed, the probes point to 600"),
+        (
+            made_search(queries=0, rehearsal=False, confirmed=False),
+            "no full-length run passed, the probes point to 600",
+        ),
+    ],
+)
+def test_a_run_of_a_rehearsal_is_not_called_full_length(search, words):
+    assert words in search.words

@@ -142,10 +142,10 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
         settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"),
     )
     for name, value in {
-        "step_values.read_record": run,
-        "step_values.read_performance": result,
-        "step_values.check_vocabulary": None,
-        "step_values.check_tokenizer": None,
+        "planning.step_values.read_record": run,
+        "planning.step_values.read_performance": result,
+        "planning.step_values.check_vocabulary": None,
+        "planning.step_values.check_tokenizer": None,
         "entry.load_sample": None,  # half a second of each job
         "job.load": SimpleNamespace(invalid_results=[]),
         "job.write_summary": None,

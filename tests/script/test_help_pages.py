@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
+from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.engine.format.inputs import INPUT_TYPES
 from cm4vllm.engine.tools.help import describe
 from recipes import recipe
@@ -75,3 +77,67 @@ def test_a_long_example_can_be_pasted(monkeypatch):
     last = next(place for place in range(first, len(lines)) if not lines[place].endswith("\\"))
     pasted = " ".join(line.rstrip("\\").strip() for line in lines[first : last + 1])
     assert pasted == f"cm run script --tags={example}"
+
+
+# --- the fit advisor as a user calls it
+
+
+def advise(cm, *flags):
+    return cm("run", "script", "--tags=advise,vllm-fit", "--quiet", *flags)
+
+
+def test_a_layout_is_advised_for_a_model_that_is_not_here(cm):
+    done = advise(
+        cm,
+        "--vllm_model_name=llama-2-70b-chat-fp8",
+        "--gpus=4",
+        "--gpu_memory=79.6",
+        "--tp_size=4",
+        "--gpu_memory_utilization=0.95",
+        "--max_num_seqs=1024",
+    )
+    assert done.code == 0, done.output
+    assert "--max-model-len 2048 --max-num-seqs 1024 --tensor-parallel-size 4" in done.output
+
+
+def test_what_does_not_fit_is_refused_with_the_sum(cm):
+    done = advise(cm, "--vllm_model_name=llama-2-70b-chat", "--gpus=2", "--gpu_memory=24")
+    done.refused_with(ModelError.exit_code, "does not fit 2 x 24.0 GiB", "weights 64.24 GiB", "remedy")
+
+
+def test_an_unknown_model_names_the_nearest(cm):
+    done = advise(cm, "--vllm_model_name=llama-2-70b-chat-fp9")
+    done.refused_with(UsageError.exit_code, "llama-2-70b-chat-fp8")
+
+
+# --- generate,kubernetes-manifests as a user types it
+
+
+def test_the_recipe_writes_checked_manifests(cm, tmp_path):
+    done = cm(
+        "run",
+        "script",
+        "--tags=generate,kubernetes-manifests",
+        "--vllm_model_name=owner/name",
+        "--image=example.org/v:1",
+        "--tp_size=2",
+        f"--output_dir={tmp_path}",
+        "--quiet",
+    )
+    assert done.code == 0, done.output
+    deployment, service = yaml.safe_load_all((tmp_path / "manifests.yaml").read_text())
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert service["kind"] == "Service"
+    assert "Deployment: fits the schema of Kubernetes" in done.output
+
+
+def test_a_pod_without_an_image_is_refused(cm, tmp_path):
+    done = cm(
+        "run",
+        "script",
+        "--tags=generate,kubernetes-manifests",
+        "--vllm_model_name=owner/name",
+        f"--output_dir={tmp_path}",
+    )
+    done.refused_with(20, "image")
+    assert not (tmp_path / "manifests.yaml").exists()

@@ -67,6 +67,7 @@ def test_a_rehearsal_from_assets_to_report(cm):
     assert "Traceback" not in done.output
 
 
+@pytest.mark.long  # Ctrl-C ends a real vLLM in test_server_by_hand.py, and a run of a small server in test_runner.py
 def test_ctrl_c_leaves_no_process_and_no_half_written_run(cm):
     running = cm.start_main_job(*SERVER_ALONE, tags=PERFORMANCE)
     running.wait_for("] Server performance run", FIRST_START_S)

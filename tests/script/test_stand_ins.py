@@ -63,7 +63,7 @@ def test_the_plan_of_a_rehearsal_for_another_machine_installs_no_vllm_and_makes_
     ],
 )
 def test_the_plan_refuses_what_the_run_refuses(cm, flags, tags, error, word):
-    """One for each class of errors; test_refusals_of_main_job.py has many more without starting the command."""
+    """One for each class of errors; test_plan_of_main_job.py has many more without starting the command."""
     planned, done = cm.main_job("--plan", *flags, tags=tags), cm.main_job(*flags, tags=tags)
     planned.refused_with(error.exit_code, word)
     done.refused_with(error.exit_code, word)

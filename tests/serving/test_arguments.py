@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import struct
 from importlib import metadata
 from pathlib import Path
@@ -10,22 +11,25 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.common.settings import env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
+from cm4vllm.records.vllm.options import stored_options
+from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.arguments import (
     ServerSettings,
-    completed,
+    fit_to_model,
     niceness,
     preset_options,
-    read_server_settings,
     secret_env,
     server_argv,
     server_env,
+    with_extra_options,
 )
-from cm4vllm.serving.options.presets import Preset
+from cm4vllm.serving.options.fixed_options import refuse_fixed, speculative_options
+from cm4vllm.serving.options.fp8 import fp8_env
+from cm4vllm.serving.options.presets import Preset, option_words, preset_for, preset_named, presets
 
-KEYS = env_keys(ServerSettings)
+NONE = ServerSettings()
 
 
 def argv(**more) -> list[str]:
@@ -173,10 +177,9 @@ def test_no_other_secret_goes_into_the_servers_command_line(extra):
 
 
 def test_an_option_among_the_further_words_is_the_setting_of_its_own():
-    keys = env_keys(ServerSettings)
-    given = {keys["model"]: "m", keys["name"]: "n", keys["max_num_seqs"]: "8", keys["max_model_len"]: "4096"}
+    given = ServerSettings(model="m", name="n", max_num_seqs=8, max_model_len=4096)
     extra = "--max_num_seqs=64 -tp 2 --pipeline_parallel_size=2 --no-enforce-eager --max-model-len 1k"
-    settings = read_server_settings(given | {keys["extra"]: extra})
+    settings = with_extra_options(replace(given, extra=extra))
     assert (settings.max_num_seqs, settings.workers, settings.enforce_eager) == (64, 4, False)
     assert settings.max_model_len == 1000
     words = server_argv(Path("python"), settings)
@@ -196,44 +199,263 @@ def test_no_secret_of_the_environment_is_recorded(monkeypatch):
 
 
 def test_the_models_path_name_and_data_type_are_filled_in(model, tmp_path):
-    given = completed({}, model(), 0)
-    assert given == {KEYS["model"]: str(tmp_path), KEYS["name"]: "my-model", KEYS["dtype"]: "float32"}
-    assert KEYS["dtype"] not in completed({}, model("BF16"), 0)
+    assert fit_to_model(NONE, model(), 0) == ServerSettings(model=str(tmp_path), name="my-model", dtype="float32")
+    assert fit_to_model(NONE, model("BF16"), 0).dtype == ""
 
 
 def test_what_the_user_says_wins(model):
-    given = completed({KEYS["name"]: "mine", KEYS["dtype"]: "bfloat16", KEYS["max_model_len"]: "300"}, model(), 200)
-    assert (given[KEYS["name"]], given[KEYS["dtype"]], given[KEYS["max_model_len"]]) == ("mine", "bfloat16", "300")
+    given = fit_to_model(ServerSettings(name="mine", dtype="bfloat16", max_model_len=300), model(), 200)
+    assert (given.name, given.dtype, given.max_model_len) == ("mine", "bfloat16", 300)
 
 
 @pytest.mark.parametrize(
     ("context", "longest", "expected"),
     [
         (131072, 0, None),
-        (131072, 500, "2048"),
-        (131072, 2048, "2048"),
-        (131072, 2049, "4096"),
+        (131072, 500, 2048),
+        (131072, 2048, 2048),
+        (131072, 2049, 4096),
         (2048, 500, None),
         (3000, 2500, None),
     ],
 )
 def test_a_long_context_is_cut_to_what_the_dataset_needs(model, context, longest, expected):
-    assert completed({}, model(context=context), longest).get(KEYS["max_model_len"]) == expected
+    assert fit_to_model(NONE, model(context=context), longest).max_model_len == expected
 
 
 def test_a_dataset_that_is_longer_than_the_models_context_is_refused(model):
     with pytest.raises(ModelError, match="does not fit") as caught:
-        completed({}, model(context=512), 513)
+        fit_to_model(NONE, model(context=512), 513)
     assert "512" in caught.value.cause
     assert "513" in caught.value.cause
 
 
 def test_another_model_than_the_recorded_one_is_left_alone(model):
-    given = {KEYS["model"]: "owner/other"}
-    assert completed(given, model(), 0) == given
+    given = ServerSettings(model="owner/other")
+    assert fit_to_model(given, model(), 0) == given
 
 
 @pytest.mark.parametrize("given", [{"model": "--speculative-config={}"}, {"name": "-sc"}])
 def test_a_name_that_vllm_would_take_for_an_option_is_refused(given):
     with pytest.raises(UsageError, match="not the name of a model"):
         server_argv(Path("/venv/bin/python"), ServerSettings(**{"model": "/m", "name": "n", **given}), 8000)
+
+
+# --- options that nobody may give, in every form in which vLLM 0.32.0's own parser takes them (it was asked)
+
+
+FORMS = [
+    """-sc '{"method": "ngram"}'""",
+    """-s '{"method": "ngram"}'""",
+    "-sc.method ngram",
+    "-sc.method=ngram",
+    "--speculative-config.method ngram",
+    "--speculative_config.method=ngram",
+    """--speculative-c '{"method": "ngram"}'""",
+    "--speculative-config.eagle_config.x+ 1",
+    "--spec-method ngram",
+    "--spec-meth ngram",
+    "--spec_model=x",
+    "--spec-tokens=3",
+    "--enable-prefix-caching",
+    "--mm-processor-cache-gb",
+    "--mm_processor_cache_gb 4",
+    "--mm-proc=4",
+    "--enable_prefix_caching",
+    "--enable-prefix-cach",
+    "--enable_prefix_c",
+    "--generation-config auto",
+    "--gen auto",
+    """--override-generation-config '{"temperature": 1}'""",
+    "--override-generation-config.temperature 1",
+    "--override-gen.temperature=1",
+    "--api-key k",
+    "--api_key=k",
+    "--api-k k",
+    "--config options.yaml",
+    "--config=options.yaml",
+    "--conf options.yaml",
+    "--port 9",
+    "--po 9",
+    "--served_model_name x",
+    "--served x",
+    "--model x",
+    "--logits-processors mine.Module",
+    "--kv-transfer-config {}",
+    "--kv_transfer_config.kv_connector=LMCacheConnectorV1",
+    "--kv-offloading-size 8",
+]
+
+
+@pytest.mark.parametrize("extra", FORMS)
+@pytest.mark.parametrize("before", ["", "--seed 3 "])
+def test_no_form_of_a_fixed_option_is_taken(extra, before):
+    with pytest.raises(UsageError, match="cannot be given in --extra_args") as caught:
+        server_argv(Path("python"), ServerSettings(model="/m", name="n", extra=before + extra))
+    assert caught.value.cause
+    assert shlex.split(extra)[0].partition("=")[0] in caught.value.what
+
+
+FIXED = {
+    "--enable-prefix-caching",
+    "--mm-processor-cache-gb",
+    "--kv-transfer-config",
+    "--kv-offloading-size",
+    "--kv-offloading-backend",
+    "--generation-config",
+    "--override-generation-config",
+    "--logits-processors",
+    "--watermark-config",
+    "--speculative-config",
+    "-sc",
+    "--spec-method",
+    "--spec-model",
+    "--spec-tokens",
+    "--api-key",
+    "--config",
+    "--model",
+    "--served-model-name",
+    "--host",
+    "--port",
+    "--uds",
+}
+
+
+def test_all_other_options_of_vllm_may_be_given():
+    refused = set()
+    for option in stored_options():
+        try:
+            refuse_fixed([option])
+        except UsageError:
+            refused.add(option)
+    assert refused == FIXED
+
+
+@pytest.mark.parametrize(
+    "word", ["-", "--", "7", "ngram", "-1", "-tp", "--max-model-len", "--no-enable-prefix-caching"]
+)
+def test_other_words_are_no_fixed_option(word):
+    refuse_fixed([word])
+    assert speculative_options([word]) == []
+
+
+@pytest.mark.parametrize("extra", ["--load-format dummy", "--load_format=dummy", "--load-f dummy"])
+def test_random_weights_are_not_asked_for_past_their_notice(extra):
+    with pytest.raises(UsageError, match="--load-format dummy cannot be given") as caught:
+        server_argv(Path("python"), ServerSettings(model="/m", name="n", extra=extra))
+    assert "_dummy" in caught.value.remedy
+    refuse_fixed(["--load-format", "pt"])
+
+
+# --- the choice of another FP8 kernel for vLLM, and its effect in vLLM's processes
+
+
+WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel"}
+FP8 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": WEIGHTS}}}
+INT8 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {**WEIGHTS, "type": "int"}}}}
+SAPPHIRE_RAPIDS = "fpu avx2 avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8"
+GRANITE_RAPIDS = SAPPHIRE_RAPIDS + " amx_fp16"
+EPYC = "fpu avx2 avx512f avx512_bf16"
+
+
+@pytest.fixture
+def fp8_model(tmp_path):
+    """Make a model folder whose configuration says how it is quantised."""
+
+    def make(quantised):
+        folder = tmp_path / "model"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"quantization_config": quantised}))
+        return folder
+
+    return make
+
+
+def processor(root: Path, flags: str) -> Path:
+    (root / "proc").mkdir()
+    (root / "proc" / "cpuinfo").write_text(f"processor : 0\nmodel name : a processor\nflags : {flags}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("flags", "quantised", "needed"),
+    [
+        (SAPPHIRE_RAPIDS, FP8, True),
+        (SAPPHIRE_RAPIDS, INT8, False),
+        (SAPPHIRE_RAPIDS, None, False),
+        (GRANITE_RAPIDS, FP8, False),
+        (EPYC, FP8, False),
+    ],
+)
+def test_the_kernel_is_replaced_where_onednn_has_only_a_reference_one(fp8_model, tmp_path, flags, quantised, needed):
+    assert bool(fp8_env(fp8_model(quantised), processor(tmp_path, flags))) == needed
+
+
+def test_vllm_finds_the_plugin_on_the_path_that_it_is_given(fp8_model, tmp_path):
+    env = fp8_env(fp8_model(FP8), processor(tmp_path, SAPPHIRE_RAPIDS))
+    plugins = [
+        point
+        for distribution in metadata.distributions(path=[env["PYTHONPATH"]])
+        for point in distribution.entry_points
+    ]
+    assert [(plugin.group, plugin.value) for plugin in plugins] == [("vllm.general_plugins", "cm4vllm_fp8:register")]
+    assert (Path(env["PYTHONPATH"]) / f"{plugins[0].module}.py").is_file()
+
+
+def test_what_the_user_disables_stays_disabled(fp8_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "TheirKernel")
+    disabled = fp8_env(fp8_model(FP8), processor(tmp_path, SAPPHIRE_RAPIDS))["VLLM_DISABLED_KERNELS"].split(",")
+    assert disabled == ["TheirKernel", "ChannelWiseTorchFP8ScaledMMLinearKernel"]
+
+
+def test_only_a_server_on_a_cpu_is_given_it(fp8_model, monkeypatch):
+    monkeypatch.setattr(arguments, "fp8_env", lambda folder: {"GIVEN": folder.name})
+    folder = str(fp8_model(FP8))
+    assert server_env(ServerSettings(model=folder, name="n"))["GIVEN"] == "model"
+    assert "GIVEN" not in server_env(ServerSettings(model=folder, name="n", device="cuda"))
+
+
+# --- presets, against the command lines that were published with results
+
+
+#: From the README of Neural Magic's submission to MLPerf Inference v4.1.
+PUBLISHED = {
+    "nm-testing/Llama-2-70b-chat-hf-FP8": "vllm serve nm-testing/Llama-2-70b-chat-hf-FP8 --tensor-parallel-size=4 "
+    "--max-num-seqs=1024 --max-model-len=2048 --enable-chunked-prefill --max-num-batched-tokens=2048 "
+    "--gpu-memory-utilization=0.95 --disable-log-requests",
+    "nm-testing/Llama-2-70B-Chat-GPTQ": "vllm serve nm-testing/Llama-2-70B-Chat-GPTQ --tensor-parallel-size=4 "
+    "--max-num-seqs=1024 --max-model-len=2048 --enable-chunked-prefill --max-num-batched-tokens=2048 "
+    "--gpu-memory-utilization=0.95 --disable-log-requests",
+}
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_the_published_command_comes_out_of_the_preset_for_that_machine(model):
+    preset = preset_for("cuda", model, H100, 4)
+    assert " ".join(["vllm", "serve", model, *option_words(preset.options)]) == PUBLISHED[model]
+
+
+def test_a_folder_of_the_models_name_is_that_model():
+    assert preset_for("cuda", "/models/Llama-2-70b-chat-hf-FP8", H100, 4).precision == "fp8"
+
+
+@pytest.mark.parametrize(("gpu", "gpus"), [("NVIDIA L40S", 4), (H100, 8), ("", 0)])
+def test_another_machine_has_no_preset_that_was_not_made_for_it(gpu, gpus):
+    assert preset_for("cuda", next(iter(PUBLISHED)), gpu, gpus) is None
+
+
+def test_any_model_on_the_cpu_has_the_cpus_preset():
+    assert preset_for("cpu", "some/model").options["enforce-eager"] is True
+
+
+def test_a_preset_is_taken_by_name_and_a_wrong_name_told_with_the_nearest():
+    assert preset_named("cpu").device == "cpu"
+    with pytest.raises(UsageError) as caught:
+        preset_named("llama2-70b-fp8-4xh10")
+    assert "llama2-70b-fp8-4xh100" in caught.value.remedy
+
+
+def test_every_preset_states_its_source_and_has_a_name_of_its_own():
+    assert all(preset.source for preset in presets())
+    assert len({preset.name for preset in presets()}) == len(presets())

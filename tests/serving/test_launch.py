@@ -1,7 +1,11 @@
 """The recipe of the server, with a program in place of vLLM's Python that understands its command line."""
 
+import contextlib
 import json
+import os
+import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -10,6 +14,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+
+from cm4vllm.common.errors import PortInUse
+from cm4vllm.hardware.gpus import nvml
+from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
+from cm4vllm.serving.ports import free_port, listens, reachable
+from gpu_replay import Replay
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,7 +30,6 @@ from cm4vllm.common.errors import ModelError, ServerUnsuitable, UsageError
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.secrets.redaction import Vault
-from cm4vllm.common.settings import env_keys
 from cm4vllm.records.access import Access
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.server import Api, ServerRecord
@@ -74,7 +83,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
         folder=str(tmp_path / "server"),
         dataset_record=str(tmp_path / "dataset.json"),
     )
-    record, path = launch(settings, {env_keys(ServerSettings)["max_num_seqs"]: "32"})
+    record, path = launch(replace(settings, server=ServerSettings(max_num_seqs=32)))
     try:
         assert path == tmp_path / "server" / SERVER_FILE
         assert read_record(path, ServerRecord) == record
@@ -110,8 +119,7 @@ def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
             folder=str(tmp_path / "server"),
             installation=installation,
             api=api,
-        ),
-        {},
+        )
     )
     end(str(path))
     assert record.api is asked
@@ -123,7 +131,7 @@ def test_a_server_of_few_cores_is_started_with_few_processes(
     tmp_path, monkeypatch, capsys, python, model_record, cores, few
 ):
     monkeypatch.setattr("cm4vllm.serving.planned_servers.usable_processors", lambda: cores)
-    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
+    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")))
     end(str(path))
     assert ("--distributed-executor-backend uni" in " ".join(record.argv)) is few
     assert record.env.get("OMP_NUM_THREADS") == ("1" if few else None)
@@ -131,7 +139,7 @@ def test_a_server_of_few_cores_is_started_with_few_processes(
 
 
 def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, model_record):
-    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
+    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")))
     end(str(path))
     assert record.api is Api.COMPLETIONS
 
@@ -149,7 +157,7 @@ def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
         api="generate",
     )
     with pytest.raises(UsageError, match="--api=generate") as caught:
-        launch(settings, {})
+        launch(settings)
     assert "no option --enable-scale-out" in caught.value.cause
     assert "leave --api out" in caught.value.remedy
     assert not (tmp_path / "server").exists()
@@ -160,7 +168,7 @@ def test_a_wrong_option_is_an_error_before_anything_starts(tmp_path, python, mod
         python=python, model_record=model_record, folder=str(tmp_path / "server"), installation=installation
     )
     with pytest.raises(UsageError, match="no option --max-num-batched-tokenz") as caught:
-        launch(settings, {env_keys(ServerSettings)["extra"]: "--max-num-batched-tokenz=8"})
+        launch(replace(settings, server=ServerSettings(extra="--max-num-batched-tokenz=8")))
     assert "did you mean '--max-num-batched-tokens'?" in caught.value.remedy
     assert not (tmp_path / "server").exists()
 
@@ -175,8 +183,7 @@ def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
         installation=installation,
         preset="llama2-70b-fp8-4xh100",
     )
-    env = {env_keys(ServerSettings)["max_num_seqs"]: "8", env_keys(ServerSettings)["device"]: "cuda"}
-    record, path = launch(settings, env)
+    record, path = launch(replace(settings, server=ServerSettings(max_num_seqs=8, device="cuda")))
     end(str(path))
     options = dict(zip(record.argv, record.argv[1:], strict=False))
     assert (options["--tensor-parallel-size"], options["--max-num-seqs"]) == ("4", "8")
@@ -186,18 +193,18 @@ def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
 
 def test_a_given_server_is_only_checked(tmp_path):
     with peer.running() as url:
-        record, path = launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})
+        record, path = launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))
         end(str(path))
         assert read_record(path, ServerRecord) == record
         assert record.owned is False
         assert record.api is Api.COMPLETIONS
-        assert launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})[0] == record
+        assert launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))[0] == record
     assert [entry.name for entry in (tmp_path / "server").iterdir()] == [SERVER_FILE]
 
 
 def test_a_given_server_that_cannot_be_measured_leaves_no_record(tmp_path):
     with peer.running("token-short") as url, pytest.raises(ServerUnsuitable):
-        launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")), {})
+        launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))
     assert not (tmp_path / "server" / SERVER_FILE).exists()
 
 
@@ -205,17 +212,17 @@ def test_a_model_that_changed_or_is_gone_is_not_served(tmp_path, python, model_r
     settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"))
     (tmp_path / "tiny" / "config.json").write_text('{"max_position_embeddings": 8192}')
     with pytest.raises(ModelError, match="have changed"):
-        launch(settings, {})
+        launch(settings)
     (tmp_path / "tiny").rename(tmp_path / "elsewhere")
     with pytest.raises(ModelError, match="does not exist any more"):
-        launch(settings, {})
+        launch(settings)
 
 
 def test_without_model_or_vllm_it_says_what_is_missing(tmp_path, python):
     with pytest.raises(UsageError, match="no vLLM"):
-        launch(LaunchSettings(folder=str(tmp_path)), {})
+        launch(LaunchSettings(folder=str(tmp_path)))
     with pytest.raises(UsageError, match="no model"):
-        launch(LaunchSettings(python=python, folder=str(tmp_path)), {})
+        launch(LaunchSettings(python=python, folder=str(tmp_path)))
 
 
 #: Says when it waits for Ctrl-C: one that came before would not be waited for.
@@ -228,7 +235,7 @@ def watched(record, reason=module.death_reason):
     print("waiting", flush=True)
     return reason(record)
 module.death_reason = watched
-_, path = launch(LaunchSettings(python=sys.argv[1], model_record=sys.argv[2], folder=sys.argv[3]), {})
+_, path = launch(LaunchSettings(python=sys.argv[1], model_record=sys.argv[2], folder=sys.argv[3]))
 try:
     wait_in_foreground(str(path), "llama3.1-8b")
 finally:
@@ -262,7 +269,7 @@ def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, mod
 def test_a_model_without_weights_is_served_with_random_ones(tmp_path, python):
     provide(ModelSettings(source="dummy", location="llama3.1-8b", layers=1), tmp_path)
     settings = LaunchSettings(python=python, model_record=str(tmp_path / MODEL_FILE), folder=str(tmp_path / "server"))
-    record, path = launch(settings, {})
+    record, path = launch(settings)
     end(str(path))
     assert record.argv[record.argv.index("--load-format") + 1] == "dummy"
     assert record.model_name == "llama-3.1-8b-instruct-dummy-1-layers"
@@ -285,3 +292,76 @@ def test_the_shown_request_to_a_server_with_a_key_names_the_variable_and_can_be_
     record = ServerRecord(endpoint="http://a", model_name="m", max_model_len=1, version="", owned=True)
     shown = use_words(replace(record, access=Access(key_env="VLLM_API_KEY")), "b")
     assert ' -H "Authorization: Bearer ${VLLM_API_KEY:?}" ' in Vault({"VLLM_API_KEY": "a-key-of-mine"}).clean(shown)
+
+
+# --- the wait for a server's GPU memory to be freed, with readings in NVML's form; no GPU is needed
+
+
+GIB = 2**30
+
+
+def reading(used_gib: float, *processes: int) -> dict[str, GpuMemory]:
+    return {"GPU-1": GpuMemory("NVIDIA H100 80GB HBM3", int(used_gib * GIB), processes)}
+
+
+def test_memory_that_is_freed_in_time_is_waited_for(capsys):
+    readings = iter([reading(70, 12), reading(70, 12), reading(1.1)])
+    assert wait_until_freed(reading(1), lambda: next(readings), timeout_s=30)
+    assert capsys.readouterr().out == ""
+
+
+def test_memory_that_stays_is_told_with_its_holder(capsys):
+    assert not wait_until_freed(reading(1, 1), lambda: reading(71, 1, os.getpid()), timeout_s=0.1)
+    said = capsys.readouterr().out
+    assert "70.0 GiB more" in said
+    assert f"({os.getpid()})" in said
+    assert "(1)" not in said
+
+
+def test_without_a_gpu_there_is_nothing_to_wait_for():
+    assert wait_until_freed({}, lambda: pytest.fail("nobody needs to look"), timeout_s=30)
+
+
+def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):
+    recording = json.loads((Path(__file__).parents[1] / "hardware/recordings/l40s-x4.json").read_text())
+    answers = {f"nvmlDeviceGetMemoryInfo(gpu{place})": {"total": 48 * GIB, "used": place * GIB} for place in range(4)}
+    answers["nvmlDeviceGetComputeRunningProcesses(gpu2)"] = [{"pid": 4711}, {"pid": 12}]
+    driver = Replay({"answers": {**recording["answers"], **answers}})
+    monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(driver))
+    memory = list(gpu_memory().values())
+    assert [gpu.used_bytes for gpu in memory] == [0, GIB, 2 * GIB, 3 * GIB]
+    assert [gpu.processes for gpu in memory] == [(), (), (12, 4711), ()] and memory[0].name == "NVIDIA L40S"
+    driver = Replay({"answers": {}})
+    assert gpu_memory() == {}
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
+def test_a_machine_without_a_driver_has_no_gpu_memory():
+    assert gpu_memory() == {}
+
+
+# --- ports for servers that will listen only after many seconds
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "0.0.0.0"])
+def test_a_chosen_port_is_none_that_the_kernel_gives_to_others_meanwhile(host):
+    if host == "::1" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for _ in range(20):
+        port = free_port(host, 0)
+        assert not first <= port <= last
+        assert not listens(f"http://{reachable(host)}:{port}")
+
+
+def test_two_choices_are_seldom_the_same():
+    assert len({free_port("127.0.0.1", 0) for _ in range(20)}) > 15
+
+
+def test_a_port_that_is_taken_is_not_chosen_and_not_given():
+    with socket.create_server(("127.0.0.1", free_port("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        assert listens(f"http://127.0.0.1:{port}")
+        with pytest.raises(PortInUse, match=str(port)) as caught:
+            free_port("127.0.0.1", port)
+    assert caught.value.cause.startswith(f"process {os.getpid()} (")

@@ -2,11 +2,19 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.host_addresses import PROXY_VARIABLES
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm import options as module
+from cm4vllm.records.vllm.given_options import given_options, value_text, whole_number
 from cm4vllm.records.vllm.options import HELP_FILE, Option, fit_to_release, parse_help, read_options
+from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes, worker_count
+from cm4vllm.serving.carried_variables import carried_variables, without_service_links
+from vllm_lines import LINES
 
 HELP = Path(module.__file__).with_name(HELP_FILE)
 
@@ -129,3 +137,139 @@ def test_an_installation_without_its_help_has_no_known_options(tmp_path):
     assert read_options(tmp_path / "vllm.json") is None
     (tmp_path / HELP_FILE).write_text(HELP.read_text())
     assert len(read_options(tmp_path / "vllm.json")) > 400
+
+
+# --- the options that a command line gives, in every form that vLLM takes
+
+
+@pytest.mark.parametrize(("line", "options"), LINES)
+def test_an_option_is_read_in_every_form(line, options):
+    for program in ("", "python -m vllm.entrypoints.cli.main serve m ", "A=1 vllm serve m "):
+        assert given_options((program + line).split()) == options
+
+
+def test_options_of_another_release_have_the_values_that_follow():
+    words = (
+        "python -m vllm.entrypoints.openai.api_server --num-scheduler-steps 10 --use_v2 --a 1 x --no-b --c=y".split()
+    )
+    assert given_options(words) == {"num-scheduler-steps": 10, "use-v2": True, "a": [1, "x"], "b": False, "c": "y"}
+
+
+def test_the_options_of_the_installation_decide():
+    options = parse_help("  --deep-parallel-size, -deep N\n  --switch, --no-switch\n  --names NAME [NAME ...]\n")
+    words = ["-deep", "2", "--no-switch", "--names=a"]
+    assert given_options(words, options) == {"deep-parallel-size": 2, "switch": False, "names": ["a"]}
+
+
+@pytest.mark.parametrize("text", ["{", '{"a":NaN}', "[" * 100_000, "9" * 5000, "1e999", '{"a":' + "9" * 400 + "}"])
+def test_no_command_line_makes_a_record_that_cannot_be_written(text):
+    given = given_options(["--hf-overrides", text, f"--hf-overrides.a={text}"])
+    assert msgspec.json.decode(msgspec.json.encode(given)) == given
+
+
+def test_a_whole_number_is_none_where_it_is_none():
+    given = given_options(["--max-num-seqs", "many", "--enforce-eager"])
+    assert [whole_number(given, name) for name in ("max-num-seqs", "enforce-eager", "seed")] == [None] * 3
+
+
+def test_values_are_written_as_in_a_command_line():
+    values = {"a": True, "b": False, "c": 0.5, "d": ["x", 1], "e": {"f": 1}}
+    assert [value_text(value) for value in values.values()] == ["yes", "no", "0.5", "x 1", '{"f":1}']
+
+
+def test_the_record_of_a_server_has_the_options_of_its_command_line(tmp_path):
+    record = ServerRecord(
+        endpoint="http://127.0.0.1:1", model_name="m", max_model_len=8, version="0.32.0", owned=True,
+        argv=["python", "-m", "vllm.entrypoints.cli.main", "serve", "m", "--max_num_seqs=64", "-tp", "2"],
+    )  # fmt: skip
+    assert record.options == {"max-num-seqs": 64, "tensor-parallel-size": 2}
+    write_record(tmp_path / "server.json", record)
+    stored = msgspec.json.decode((tmp_path / "server.json").read_bytes())
+    assert stored["options"] == record.options
+    del stored["options"]  # as an earlier version wrote it
+    (tmp_path / "server.json").write_bytes(msgspec.json.encode(stored))
+    assert read_record(tmp_path / "server.json", ServerRecord) == record
+
+
+# --- the processes and the shared memory that a server with given options needs
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ([], 1),
+        (["--api-server-count", "4"], 4),
+        (["--api_server_count=4"], 4),
+        (["--data-parallel-size", "2"], 2),
+        (["--data-parallel-size=2", "--api-server-count=1"], 1),
+        (["--api-server-count"], 1),
+    ],
+)
+def test_connections_are_taken_by_as_many_processes_as_vllm_starts(words, count):
+    assert api_processes(given_options(["vllm", "serve", "m", *words])) == count
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ([], 0),
+        (["--tensor-parallel-size", "2"], 240 * 2**20),
+        (["--pipeline-parallel-size=2"], 240 * 2**20),
+        (["--tensor-parallel-size=2", "--distributed-executor-backend=ray"], 0),
+        (["--data-parallel-size=2"], 0),
+    ],
+)
+def test_workers_of_their_own_need_shared_memory(words, needed):
+    assert ring_buffer_bytes(given_options(words)) == needed
+
+
+def test_every_parallel_size_multiplies_the_workers():
+    assert worker_count({}) == 1
+    assert worker_count(given_options(["-tp", "2", "--pipeline_parallel_size=3", "-dp=2"])) == 12
+
+
+# --- variables that servers on other nodes and in containers get, and those that a Service's name makes by accident
+
+
+#: The variables that Kubernetes sets in each pod for a Service named vllm (kubernetes.io, Accessing the Service).
+SERVICE = {
+    "VLLM_PORT": "tcp://10.0.0.7:8000",
+    "VLLM_SERVICE_HOST": "10.0.0.7",
+    "VLLM_SERVICE_PORT": "8000",
+    "VLLM_SERVICE_PORT_HTTP": "8000",
+    "VLLM_PORT_8000_TCP": "tcp://10.0.0.7:8000",
+    "VLLM_PORT_8000_TCP_PROTO": "tcp",
+    "VLLM_PORT_8000_TCP_PORT": "8000",
+    "VLLM_PORT_8000_TCP_ADDR": "10.0.0.7",
+}
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        SERVICE,
+        {key.replace("VLLM", "HF_CACHE"): value for key, value in SERVICE.items()},
+        {"VLLM_PORT": "udp://[fd00::7]:9", "NCCL_PORT": "tcp://a:1", "VLLM_ROUTER_PORT": "tcp://10.1.0.3:80"},
+    ],
+)
+def test_what_a_services_name_makes_is_left_out(links):
+    kept = {
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "VLLM_HOST_IP": "10.0.0.1",
+        "HOME": "/root",
+        "REDIS_PORT": "tcp://10.0.0.9:1",
+    }
+    assert without_service_links({**kept, **links}) == kept
+    assert carried_variables({**kept, **links}) == {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_HOST_IP": "10.0.0.1"}
+
+
+@pytest.mark.parametrize("port", ["8000", "29500", "0"])
+def test_a_port_that_is_a_number_is_carried(port):
+    assert carried_variables({"VLLM_PORT": port}) == {"VLLM_PORT": port}
+
+
+@pytest.mark.parametrize("name", PROXY_VARIABLES)
+def test_a_proxy_is_carried_in_either_spelling(name):
+    assert carried_variables({name: "http://proxy:3128", "PROXY": "x", "CUDA_VISIBLE_DEVICES": "0"}) == {
+        name: "http://proxy:3128"
+    }

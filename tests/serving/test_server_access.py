@@ -59,8 +59,7 @@ def test_a_server_behind_a_prefix_a_key_and_a_header_is_described_without_their_
                 api_key_env="MY_KEY",
                 api_headers_env="MY_HEADERS",
                 folder=str(tmp_path),
-            ),
-            {},
+            )
         )
         assert look(sites_of(record)[0]) is None  # the peer's metrics are none of vLLM's
     assert record.endpoint == gateway.endpoint
@@ -82,7 +81,7 @@ def test_the_usual_variables_are_looked_at_in_this_order(upstream, monkeypatch, 
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     with Gateway(upstream, key=SECRET) as gateway:
-        record, _ = launch(LaunchSettings(api_server=gateway.endpoint, folder=str(tmp_path)), {})
+        record, _ = launch(LaunchSettings(api_server=gateway.endpoint, folder=str(tmp_path)))
     assert record.access.key_env == name
     said = capsys.readouterr()
     assert f"the key in {name} is sent" in said.out + said.err

@@ -36,7 +36,7 @@ def model(tmp_path):
 def test_transformers_serve_is_asked_in_text_and_without_what_it_refuses(tmp_path, capsys):
     with TextServer() as server:
         record, path = launch(
-            LaunchSettings(api_server=server.endpoint, model_name=MODEL, max_model_len=2048, folder=str(tmp_path)), {}
+            LaunchSettings(api_server=server.endpoint, model_name=MODEL, max_model_len=2048, folder=str(tmp_path))
         )
     assert record.dialect is not None
     assert (record.dialect.prompts, record.dialect.usage, record.dialect.done) == (Prompts.TEXT, True, False)

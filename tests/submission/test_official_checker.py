@@ -1,12 +1,21 @@
+import ast
+import random
 import shutil
+import subprocess
+import time
 
 import pytest
 
-from cm4vllm.common.errors import CheckerFailed, SubmissionError
+from cm4vllm.common.errors import CheckerFailed, SourceUnavailable, SubmissionError
 from cm4vllm.common.records import read_record
 from cm4vllm.records.checker import CheckerRecord, CheckerRun
+from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.judgement.expected_findings import unexpected_findings
+from cm4vllm.results.log_folders import PROBLEMS
+from cm4vllm.submission.checker import source
+from cm4vllm.submission.checker.checker_explanations import _MEANINGS, codes_of, disagreements, explained
 from cm4vllm.submission.checker.official_checker import check_submission, is_rehearsal, run_checkers
+from cm4vllm.submission.checker.source import extract_checker, fetch, open_source
 from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.tree import build_tree, system_folder
 
@@ -184,3 +193,241 @@ def test_a_rehearsal_explains_the_scores_that_it_said_it_would_not_have():
     run = CheckerRun(name="old", argv=[], status=1, results=1, errors=errors, warnings=[], crashed=False, passed=False)
     record = CheckerRecord(commit="", round=ROUND, passed=False, runs=[run], unscored=[without])
     assert unexpected_findings(record) == [f"old: {errors[1]}"]
+
+
+# --- checker_explanations
+
+
+#: Sums of other messages, and what a result of a language model, without a measurement of its power, never meets.
+NOT_EXPLAINED = (
+    "%s",
+    "{}",
+    "",
+    "has issues",
+    "SUMMARY",
+    "NoResults",
+    "Some ",
+    "Not all checks",
+    "caused exception",
+    "\t",
+    "equal issue",
+    "disallowed model",
+    "TTFT/TPOT latency limits missing",
+    "ower",
+    "ptd",
+    "Execution occurred",
+    "invalid division",
+    "Root contains",
+    "extra files",
+    "ranging",
+)
+
+
+def test_every_meaning_is_a_code_that_there_is() -> None:
+    assert {code for _, codes in _MEANINGS for code in codes} <= {*CHECKS, *PROBLEMS}
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("open/A/x/mlperf_log_detail.txt qsl_rng_seed is wrong, expected=1, found=2", "LOG-SEEDS"),
+        ("open/A/x Test duration less than 600s in user config. expected=600000, found=1000", "LOG-MIN-DURATION"),
+        ("Failed extra check for TTFT and TPOT. Obtained: TTFT 99-tile: 1, TPOT 99-tile: 2.", "LATENCY-LIMIT"),
+        ("systems/a.json, field cooling requires a meaningful response but is empty", "SYSTEM-KEYS"),
+        ("open/A/results/x accuracy not valid", "ACCURACY-TARGET"),
+        ("open/A/results/x/accuracy accuracy not met: expected=20.103376, found=20.0913", "ACCURACY-TARGET"),
+        ("open/A/results/x/accuracy expected to have the following extra files (['images'])", "RESULT-FILES"),
+        ("Yaml file not found in directory closed/A/results/x/rgat/Offline/", "FILE-MISSING"),
+        ("closed/A/x/TEST07/performance/run_1/mlperf_log_detail.txt Test duration less than 600s", "LOG-MIN-DURATION"),
+        ("closed/A/compliance/x contains broken symbolic links", "FILE-UNEXPECTED"),
+        ("closed/A/results/x/TEST07/verify_performance.txt is missing in closed/A/results/x/TEST07", "COMPLIANCE"),
+        ("closed/A: has not calibration file. One of a or b is required", "CALIBRATION-MISSING"),
+    ],
+)
+def test_a_message_is_explained_by_the_code_of_its_rule(message: str, code: str) -> None:
+    assert codes_of(message)[0] == code
+    assert explained(message).startswith(f"{message} [{code}")
+
+
+def test_a_sum_of_others_is_left_as_it_is() -> None:
+    assert explained("SUMMARY: submission has errors") == "SUMMARY: submission has errors"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "crashed: UnboundLocalError: cannot access local variable 'compliance_perf_valid'",
+        "closed/A/results/x/yolo-99/offline/TEST01/performance/run_1 "
+        "caused exception in check_performance_dir: 'yolo-99'",
+    ],
+)
+def test_a_failure_of_the_checker_is_no_finding(message: str) -> None:
+    assert codes_of(message) == []
+    assert "the checker itself failed" in explained(message)
+
+
+def test_a_default_of_the_checker_is_no_finding() -> None:
+    assert codes_of("accuracy_sample_count not found for model whisper, using performance_sample_count") == []
+    assert codes_of("Execution of check endpoints_model_check skipped for closed/A/compliance/x/Offline/TEST01.") == []
+
+
+def test_rules_that_one_checker_alone_calls_broken_are_named() -> None:
+    both, old = "a qsl_rng_seed is wrong, expected=1", "open/A contains files with spaces in their names: b"
+    assert disagreements({"new": [both], "old": [both, old, "SUMMARY: submission has errors"]}) == [
+        "only old refuses: FILE-UNEXPECTED"
+    ]
+    assert disagreements({"new": [both], "old": [both]}) == disagreements({"one": [both]}) == []
+
+
+def test_the_official_messages_are_explained(inference) -> None:  # type: ignore[no-untyped-def]
+    if inference.git is None:
+        pytest.skip("the source is no git directory")
+    git = ["git", f"--git-dir={inference.git}"]
+    listing = subprocess.run(
+        [*git, "ls-tree", "-r", "--name-only", "b66003e1", "tools/submission"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    files = [name for name in listing if name.endswith(("_check.py", "checker_old.py"))]
+    messages = set()
+    for name in files:
+        source = subprocess.run([*git, "show", f"b66003e1:{name}"], check=True, capture_output=True, text=True).stdout
+        messages |= {
+            node.args[0].value
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "error"
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+            and isinstance(node.args[0].value, str)
+        }
+    assert len(messages) > 60
+    unknown = [
+        message
+        for message in messages
+        if not codes_of(message)
+        and message not in NOT_EXPLAINED
+        and not any(part and part not in ("%s", "{}") and part in message for part in NOT_EXPLAINED)
+    ]
+    assert sorted(unknown) == []
+
+
+# --- source
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository shaped like mlcommons/inference: a checker among other things."""
+    folder = tmp_path / "repository"
+    tools = folder / "tools" / "submission" / "submission_checker"
+    tools.mkdir(parents=True)
+    (tools / "main.py").write_text("print('as published')\n")
+    (tools.parent / "submission_checker_old.py").write_text("pass\n")
+    (tools.parent / "notes.md").write_text("notes\n")
+    (folder / "large.bin").write_bytes(random.Random(1).randbytes(1_000_000))
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "one")
+    return folder
+
+
+@pytest.fixture
+def pinned(repository, monkeypatch):
+    """Take the repository's commit for the pinned one."""
+    commit = git(repository, "rev-parse", "HEAD")
+    monkeypatch.setattr(source, "COMMIT", commit)
+    return commit
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+AS_PUBLISHED = {"submission_checker/main.py": "print('as published')\n", "submission_checker_old.py": "pass\n"}
+
+
+def test_a_checkout_gives_the_pinned_commit_whatever_lies_in_its_folder(repository, pinned, tmp_path):
+    (repository / "tools/submission/submission_checker/main.py").write_text("print('patched')\n")
+    source = open_source(repository)
+    assert source.commit == pinned
+    assert files(extract_checker(source, tmp_path / "out")[0]) == AS_PUBLISHED
+
+
+def test_a_bare_git_directory_gives_the_pinned_commit(repository, pinned, tmp_path):
+    git(tmp_path, "clone", "-q", "--bare", str(repository), "bare")
+    source = open_source(tmp_path / "bare")
+    assert source.commit == pinned
+    assert files(extract_checker(source, tmp_path / "out")[0]) == AS_PUBLISHED
+
+
+def test_plain_files_are_taken_and_named_by_their_digest(repository, tmp_path):
+    plain = tmp_path / "plain"
+    (repository / "tools").rename(plain.joinpath("tools").parent.mkdir() or plain / "tools")
+    source = open_source(plain)
+    assert source.commit.startswith("files with sha256 ")
+    assert files(extract_checker(source, tmp_path / "out")[0]) == AS_PUBLISHED
+
+
+def test_a_checkout_of_another_commit_is_taken_when_its_checker_is_unchanged(repository):
+    assert open_source(repository).commit == git(repository, "rev-parse", "HEAD")
+
+
+def test_a_checkout_whose_checker_was_changed_is_refused(repository):
+    (repository / "tools/submission/submission_checker/main.py").write_text("print('patched')\n")
+    with pytest.raises(SourceUnavailable, match="was changed"):
+        open_source(repository)
+
+
+def test_a_bare_git_directory_without_the_commit_is_refused(repository, tmp_path):
+    git(tmp_path, "clone", "-q", "--bare", str(repository), "bare")
+    with pytest.raises(SourceUnavailable, match="does not hold commit"):
+        open_source(tmp_path / "bare")
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_a_folder_without_a_checker_is_refused_with_a_remedy(tmp_path, name):
+    with pytest.raises(SourceUnavailable) as refused:
+        open_source(tmp_path / name)
+    assert "--inference_src=DIR" in refused.value.remedy
+
+
+def test_only_the_checkers_files_are_fetched(repository, pinned, tmp_path):
+    git(repository, "config", "uploadpack.allowFilter", "true")
+    source = fetch(tmp_path / "fetched", f"file://{repository}", pinned)
+    assert not (tmp_path / "fetched" / "large.bin").exists()
+    assert sum(file.stat().st_size for file in (tmp_path / "fetched").rglob("*")) < 500_000
+    assert not (tmp_path / "fetched" / "tools/submission/notes.md").exists()
+    assert files(extract_checker(source, tmp_path / "out")[0]) == AS_PUBLISHED
+    assert fetch(tmp_path / "fetched", "file:///nowhere", pinned) == source
+
+
+def test_a_failed_fetch_leaves_nothing_that_looks_fetched(pinned, tmp_path):
+    with pytest.raises(SourceUnavailable, match="cannot be fetched"):
+        fetch(tmp_path / "fetched", f"file://{tmp_path}/nowhere", pinned)
+    assert not (tmp_path / "fetched").exists()
+
+
+def test_without_network_the_failure_is_quick_and_names_the_remedy(tmp_path, monkeypatch):
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(source, "URL", "https://no-such-host.invalid/inference")
+    begin = time.monotonic()
+    with pytest.raises(SourceUnavailable) as refused:
+        fetch(tmp_path / "fetched", source.URL)
+    assert time.monotonic() - begin < 30  # git itself waits for minutes
+    assert "--inference_src=DIR" in refused.value.remedy
+
+
+def test_the_pinned_commit_of_mlcommons_inference_has_both_checkers(inference, tmp_path):
+    assert inference.commit == source.COMMIT
+    tools, _ = extract_checker(inference, tmp_path)
+    assert (tools / "submission_checker" / "main.py").is_file()
+    assert (tools / "submission_checker_old.py").is_file()

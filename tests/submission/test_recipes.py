@@ -30,31 +30,28 @@ ROOT = Path(__file__).parents[2]
 CM = Path(sys.executable).with_name("cm")
 
 
-@pytest.fixture
-def cm(tmp_path):
-    """Run a recipe in a CM home of its own; give its exit code, its output, and its new environment."""
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The environment of a CM home of this module's own: each new one is indexed at its first command."""
+    env = {**os.environ, "CM_REPOS": str(tmp_path_factory.mktemp("home") / "cm")}
+    env.pop("CM_MLPERF_INFERENCE_SOURCE_DIR", None)
+    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=env, check=True, capture_output=True)
+    return env
 
-    def home():
-        env = {**os.environ, "CM_REPOS": str(tmp_path / "cm")}
-        env.pop("CM_MLPERF_INFERENCE_SOURCE_DIR", None)
-        return env
+
+@pytest.fixture
+def cm(home, tmp_path):
+    """Run a recipe; give its exit code, its output, and its new environment."""
 
     def run(tags, *flags):
         saved = tmp_path / "result.json"
         saved.unlink(missing_ok=True)
-        done = subprocess.run(
-            [CM, "run", "script", f"--tags={tags}", "--quiet", f"--save_to_json={saved}", *flags],
-            cwd=tmp_path,
-            env=home(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        words = [CM, "run", "script", f"--tags={tags}", "--quiet", f"--save_to_json={saved}", *flags]
+        given = {"cwd": tmp_path, "env": {**home, "USER": os.environ.get("USER", "")}, "timeout": 120, "check": False}
+        done = subprocess.run(words, capture_output=True, text=True, **given)
         new_env = json.loads(saved.read_text()).get("new_env", {}) if done.returncode == 0 else {}
         return done.returncode, done.stdout + done.stderr, new_env
 
-    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home(), check=True, capture_output=True)
     return run
 
 
@@ -111,15 +108,48 @@ GENERATE, CHECK = "generate,mlperf,inference,submission", "run,mlperf,inference,
 TRUNCATE = "truncate,mlperf,inference,accuracy,log"
 
 
-def test_one_command_builds_truncates_and_checks_a_tree(cm, results, inference):
-    source = f"--inference_src={inference.path}"
+def test_one_command_builds_truncates_and_checks_a_tree_and_writes_nothing_to_it_then(
+    cm, results, inference, monkeypatch, capsys
+):
+    person, source = "jdoe" + "4711x", f"--inference_src={inference.path}"
+    monkeypatch.setenv("USER", person)
+    campaign = read_record(results / "campaign.json", CampaignRecord)
+    typed = (
+        f"cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/{person}/x --env.HF_TOKEN=s3cret-1 "
+        "--extra_args='--hf-token s3cret-2'"
+    )
+    write_record(results / "campaign.json", msgspec.structs.replace(campaign, command=typed))
     code, output, env = cm(GENERATE, f"--results_dir={results}", source)
     assert code == 0, output
-    tree = env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]
     assert "2 truncated" in output
     assert "only length findings, expected of a rehearsal" in output
-    checked = read_record(results / "checker.json", CheckerRecord)
-    assert (checked.round, checked.tree_sha256) == ("v6.1", sha256_of_tree(Path(tree)))
+    tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
+    before, checked = read_record(results / "checker.json", CheckerRecord), sha256_of_tree(tree)
+    assert (before.round, before.tree_sha256) == ("v6.1", checked)
+
+    job = SimpleNamespace(
+        out=results, modes=tuple(Mode), rehearsal=True, no_tree="", settings=SimpleNamespace(published_results="")
+    )
+    assert module._report(job, SimpleNamespace(failure=None, env={"CM_SUT_NAME": system_folder(results)})).checker
+    assert "submission_checker" in capsys.readouterr().out
+    assert sha256_of_tree(tree) == checked
+    for path in tree.rglob("*"):
+        if path.is_file():
+            content = path.read_text(errors="replace")
+            assert person not in content, path
+            assert "s3cret-" not in content or f"/src/{PROGRAM_FOLDER}/tests/" in str(path), path
+    for page in (
+        *tree.glob("*/*/results/*/*/*/README.md"),
+        next(tree.glob("*/*/src/tiny-llama/README.md")),
+        next(tree.glob("*/*/results/*/summary.html")),
+    ):
+        shown = re.sub(r'<span class="whole">(.*?)</span>', r"\1", html.unescape(page.read_text()))
+        for word in ('--output_dir="${OUTPUT_DIR:?}"', '--env.HF_TOKEN="${HF_TOKEN:?}"', "--hf-token '${HF_TOKEN:?}'"):
+            assert word in shown, page
+    assert "refused" in (results / "summary.html").read_text()
+    published = next(tree.glob("*/*/results/*/summary.html")).read_text()
+    assert "was written before the official submission checkers" in published and "refused" not in published
+
     check = (CHECK, f"--submission_dir={tree}", source)
     code, output, env = cm(*check)
     assert code == 0, output
@@ -130,7 +160,9 @@ def test_one_command_builds_truncates_and_checks_a_tree(cm, results, inference):
     assert "is missing README.md" in output
 
 
-def test_checkers_that_are_left_out_or_cannot_be_fetched_leave_a_truncated_tree(cm, results, tmp_path):
+def test_checkers_that_are_left_out_or_cannot_be_fetched_leave_a_truncated_tree_whose_commands_run_when_pasted(
+    cm, results, tmp_path
+):
     code, output, _ = cm(GENERATE, f"--results_dir={results}", "--run_checker=no")
     assert code == 0, output
     assert "2 truncated" in output and not (results / "checker.json").exists()
@@ -141,6 +173,34 @@ def test_checkers_that_are_left_out_or_cannot_be_fetched_leave_a_truncated_tree(
     assert sha256_of_tree(results / "submission") == built
     code, output, _ = cm(GENERATE, f"--submission_dir={results / 'submission'}", "--remove=other")
     assert code == 60 and "truncated" not in output, output
+
+    tree = results / "submission"
+    page = next(tree.glob("open/*/results/*/*/Offline/README.md")).read_text()
+    block = re.search(r"## CM run command\n\n```bash\n(.*?)\n```", page, re.DOTALL)[1]
+    assert block.startswith("pip install cmind==")
+    add = block.splitlines()[1]
+    if not add.startswith("cm add repo"):
+        pytest.skip("this checkout has a public remote, which a test does not pull")
+    (tmp_path / "stranger").mkdir()
+    pasted = f"set -e\n{add}\n{block.partition(add)[2]} --plan"
+    env = {
+        **os.environ,
+        "PATH": f"{CM.parent}{os.pathsep}{os.environ['PATH']}",
+        "CM_REPOS": str(tmp_path / "stranger" / "CM"),
+    }
+    env.pop("SUBMISSION", None)
+    done = subprocess.run(
+        ["bash", "-c", pasted],
+        cwd=tmp_path / "stranger",
+        text=True,
+        capture_output=True,
+        check=False,
+        env={**env, "SUBMISSION": str(tree)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "generate,mlperf,inference,submission" in done.stdout
+    unset = subprocess.run(["bash", "-c", pasted], cwd=tmp_path, text=True, capture_output=True, check=False, env=env)
+    assert unset.returncode != 0 and "SUBMISSION: parameter null or not set" in unset.stderr
 
 
 def test_the_plan_shows_the_whole_chain_of_a_tree(cm, results):
@@ -177,77 +237,6 @@ def test_the_folder_is_asked_for_by_plan_and_run_alike(cm, results, tmp_path):
         with pytest.raises(CmError) as of_plan:
             planned(tmp_path, Request.of({"tags": tags, **given}, str(tmp_path)))
         assert (of_plan.value.exit_code, words in str(of_plan.value)) == (exit_code, True), (tags, flags, of_plan.value)
-
-
-def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inference, monkeypatch, capsys):
-    person = "jdoe" + "4711x"
-    monkeypatch.setenv("USER", person)
-    campaign = read_record(results / "campaign.json", CampaignRecord)
-    typed = (
-        f"cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/{person}/x --env.HF_TOKEN=s3cret-1 "
-        "--extra_args='--hf-token s3cret-2'"
-    )
-    write_record(results / "campaign.json", msgspec.structs.replace(campaign, command=typed))
-    code, output, env = cm(GENERATE, f"--results_dir={results}", f"--inference_src={inference.path}")
-    assert code == 0, output
-    tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
-    checked = sha256_of_tree(tree)
-    assert read_record(results / "checker.json", CheckerRecord).tree_sha256 == checked
-
-    job = SimpleNamespace(
-        out=results, modes=tuple(Mode), rehearsal=True, no_tree="", settings=SimpleNamespace(published_results="")
-    )
-    assert module._report(job, SimpleNamespace(failure=None, env={"CM_SUT_NAME": system_folder(results)})).checker
-    assert "submission_checker" in capsys.readouterr().out
-    assert sha256_of_tree(tree) == checked
-    for path in tree.rglob("*"):
-        if path.is_file():
-            content = path.read_text(errors="replace")
-            assert person not in content, path
-            assert "s3cret-" not in content or f"/src/{PROGRAM_FOLDER}/tests/" in str(path), path
-    for page in (
-        *tree.glob("*/*/results/*/*/*/README.md"),
-        next(tree.glob("*/*/src/tiny-llama/README.md")),
-        next(tree.glob("*/*/results/*/summary.html")),
-    ):
-        shown = re.sub(r'<span class="whole">(.*?)</span>', r"\1", html.unescape(page.read_text()))
-        for word in ('--output_dir="${OUTPUT_DIR:?}"', '--env.HF_TOKEN="${HF_TOKEN:?}"', "--hf-token '${HF_TOKEN:?}'"):
-            assert word in shown, page
-    assert "refused" in (results / "summary.html").read_text()
-    published = next(tree.glob("*/*/results/*/summary.html")).read_text()
-    assert "was written before the official submission checkers" in published and "refused" not in published
-
-
-def test_the_commands_of_a_readme_run_when_pasted(cm, results, tmp_path):
-    code, output, env = cm(GENERATE, f"--results_dir={results}", "--run_checker=no")
-    assert code == 0, output
-    tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
-    page = next(tree.glob("open/*/results/*/*/Offline/README.md")).read_text()
-    block = re.search(r"## CM run command\n\n```bash\n(.*?)\n```", page, re.DOTALL)[1]
-    assert block.startswith("pip install cmind==")
-    add = block.splitlines()[1]
-    if not add.startswith("cm add repo"):
-        pytest.skip("this checkout has a public remote, which a test does not pull")
-    (tmp_path / "stranger").mkdir()
-    pasted = f"set -e\n{add}\n{block.partition(add)[2]} --plan"
-    env = {
-        **os.environ,
-        "PATH": f"{CM.parent}{os.pathsep}{os.environ['PATH']}",
-        "CM_REPOS": str(tmp_path / "stranger" / "CM"),
-    }
-    env.pop("SUBMISSION", None)
-    done = subprocess.run(
-        ["bash", "-c", pasted],
-        cwd=tmp_path / "stranger",
-        text=True,
-        capture_output=True,
-        check=False,
-        env={**env, "SUBMISSION": str(tree)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "generate,mlperf,inference,submission" in done.stdout
-    unset = subprocess.run(["bash", "-c", pasted], cwd=tmp_path, text=True, capture_output=True, check=False, env=env)
-    assert unset.returncode != 0 and "SUBMISSION: parameter null or not set" in unset.stderr
 
 
 def test_without_records_there_is_no_tree(cm, results):

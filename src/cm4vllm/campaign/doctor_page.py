@@ -28,7 +28,7 @@ from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import load_sample, unready
-from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, round_names, round_terms
+from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, default_round, round_terms
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
 from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_device
@@ -45,7 +45,7 @@ _LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
 class MachineSettings(Settings, frozen=True, kw_only=True):
     """The round whose benchmarks are listed."""
 
-    round: input_types.Round = round_names()[-1]
+    round: input_types.Round = default_round()
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _command(benchmark: BenchmarkTerms, device: Device, hub: str, asked: Asked, 
 
 def _tags(round_name: str) -> str:
     """Return the tags of the main job in a round."""
-    variation = "" if round_name == round_names()[-1] else f",{round_terms(round_name).variation}"
+    variation = "" if round_name == default_round() else f",{round_terms(round_name).variation}"
     return f"run-mlperf,inference,_vllm{variation}"
 
 

@@ -11,6 +11,7 @@ import msgspec
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.campaign.job_checks.division_checks import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.job_checks.machine_needs import machine_notes
 from cm4vllm.campaign.job_checks.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.ledger import read_ledger
@@ -27,7 +28,7 @@ from cm4vllm.common.secrets.command_lines import stored_command
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
-from cm4vllm.serving.launch_settings import node_notes
+from cm4vllm.serving.launch_settings import LaunchSettings, node_notes
 
 #: No changes by --adr.
 UNCHANGED = Amendments()
@@ -50,7 +51,7 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
     require_files(env)
     job = replace(Job.of(CampaignSettings.of(env)), step_inputs=changes.inputs)
     faults = division_faults(job, env)
-    job = replace(job, faults=faults, notes=(*published_notes(env), *job.notes, *fault_notes(job, faults)))
+    job = replace(job, faults=faults, notes=(*published_notes(env), *job_notes(job), *fault_notes(job, faults)))
     steps = schedule(job)
     _require_steps(job, steps)
     for sentence in changes.without_effect(steps):
@@ -65,7 +66,7 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
         for note in job.notes:
             say(f"note: {note}")
         raise
-    return replace(job, notes=(*job.notes, *read, *node_notes(env), *needed)), changed
+    return replace(job, notes=(*job.notes, *read, *node_notes(LaunchSettings.of(env)), *needed)), changed
 
 
 def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:

@@ -147,12 +147,12 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
 
     Raises CmError for settings that no server can have.
     """
-    require_usable(env)
+    settings = LaunchSettings.of(env)
+    require_usable(settings)
     inputs = LinkInputs.of(env)
     if inputs.served:
         return {}
     variant = {"CM_VLLM_VARIANT": inputs.device} if inputs.device else {}
-    settings = LaunchSettings.of(env)
     if (media := media_of(settings)) is not None and not settings.container:  # an image has its own
         variant[_PACKAGES[media]] = "yes"
     name = inputs.vllm_model_name

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.common.files import bytes_of, mapped, text_of, typed_path, write_bytes, write_text
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.folders.owned_folders import discard, forget, move_result, write_noted
 from cm4vllm.common.folders.ownership_notes import note_finished
 from cm4vllm.common.progress import warn
@@ -32,7 +33,6 @@ from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.records.power.session import SESSION, PowerSession, session_beside
 from cm4vllm.records.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.results.checks.power import session_findings
-from cm4vllm.results.findings import Severity
 from cm4vllm.rules import round_terms
 
 #: The environment key by which a step is asked to make its run under power: yes, or simulated.

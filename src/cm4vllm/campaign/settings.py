@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
@@ -15,8 +16,6 @@ from cm4vllm.campaign.job_checks.capabilities import (
     require_runnable,
     require_scored,
 )
-from cm4vllm.campaign.job_checks.division_checks import Fault
-from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
@@ -29,12 +28,14 @@ from cm4vllm.rules import (
     BenchmarkTerms,
     Category,
     Division,
+    DivisionRule,
     ExecutionMode,
     Mode,
     RoundTerms,
     Scenario,
     Terms,
     benchmark_terms,
+    default_round,
     division_rules,
     round_terms,
     terms,
@@ -74,7 +75,7 @@ REHEARSAL_MINUTES = 15.0
 class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     """The flags and variations of the entry recipe, as given."""
 
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = default_round()
     scenario: input_types.Scenario = ""
     all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
     modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"
@@ -116,6 +117,30 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     power_wiring: input_types.PowerWiring = ""
     power_supplies: input_types.PowerSupplies = ""
     power_port: input_types.PowerPort = 4950
+
+    @property
+    def targets(self) -> Mapping[Scenario, float | None]:
+        """The targets that were given: queries/s, or the expected ms of an answer where queries come one by one."""
+        return {
+            Scenario.OFFLINE: self.offline_target_qps,
+            Scenario.SERVER: self.server_target_qps,
+            Scenario.INTERACTIVE: self.server_target_qps,
+            Scenario.SINGLE_STREAM: self.singlestream_target_latency,
+        }
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A breach of a rule of the job's division, and its remedy."""
+
+    rule: DivisionRule
+    fact: str
+    remedy: str
+
+    @property
+    def words(self) -> str:
+        """The breach, and the rule with its source."""
+        return f"{self.fact}\n  rule {self.rule.code}: {self.rule.text} ({self.rule.source})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +246,7 @@ class Job(ScheduledJob):
         asset_sources = sources(settings)
         modes = _modes(settings, asset_sources, execution_mode)
         require_scored(benchmark, modes, execution_mode, settings.livecodebench_path)
-        job = cls(
+        return cls(
             settings=settings,
             round=round_,
             benchmark=benchmark,
@@ -244,7 +269,6 @@ class Job(ScheduledJob):
                 simulated=bool(settings.rehearse),
             ),
         )
-        return replace(job, notes=job_notes(job))
 
 
 def _require_values(settings: CampaignSettings) -> None:

@@ -5,6 +5,7 @@ and writes the Settings class that the function returns. No other function takes
 """
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -40,8 +41,15 @@ def env_keys(cls: type) -> Mapping[str, str]:
     return {field: keys[0].name for field, keys in named.items() if keys}
 
 
+@cache
+def parts_of(cls: type) -> Mapping[str, type["Settings"]]:
+    """Return the fields of `cls` that are settings themselves, read from the same environment, each with its class."""
+    hints = _hints(cls).items()
+    return {field: hint for field, hint in hints if isinstance(hint, type) and issubclass(hint, Settings)}
+
+
 class Settings(Record, frozen=True, kw_only=True):
-    """The base of all settings: the fields that have a `Key` are read from an environment."""
+    """The base of all settings: the fields that have a `Key`, and those of parts, are read from an environment."""
 
     @classmethod
     def of(cls, env: Mapping[str, Any]) -> Self:
@@ -66,6 +74,7 @@ class Settings(Record, frozen=True, kw_only=True):
                     cause=_expected(hints[field]) or str(error),
                     remedy=_plain_number(keys[field], value) or "give a value that fits, or leave it out",
                 ) from error
+        values |= {field: part.of(env) for field, part in parts_of(cls).items()}
         try:
             return msgspec.convert(values, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -73,9 +82,10 @@ class Settings(Record, frozen=True, kw_only=True):
             raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {given_by}") from error
 
     def env(self) -> dict[str, str]:
-        """Return the fields with a `Key` as environment values, as `of` reads them; a field at None is left out."""
+        """Return the fields that have a `Key` as environment values, as `of` reads them; None is left out."""
         values = ((key, getattr(self, field)) for field, key in env_keys(type(self)).items())
-        return {key: _word(value) for key, value in values if value is not None}
+        own = {key: _word(value) for key, value in values if value is not None}
+        return dict(ChainMap(own, *(getattr(self, field).env() for field in parts_of(type(self)))))
 
 
 def _word(value: Any) -> str:

@@ -6,19 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import cm4vllm
 from cm4vllm.common import input_types
+from cm4vllm.common.checks import Stage
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.files import json_text, typed_path
-from cm4vllm.common.folders.owned_folders import write_noted
+from cm4vllm.common.files import typed_path
+from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, official_report
-from cm4vllm.endpoints.curve_checks import curve_findings
-from cm4vllm.results.check_command.findings_output import as_objects, as_sarif, ordered, summary
+from cm4vllm.results.check_command.findings_output import as_objects, ordered, summary
+from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import Curve, read_curves
-from cm4vllm.results.findings import Finding, Severity
 
 _NO_BUNDLE = "since it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
 _WIDTH = 120
@@ -28,7 +27,6 @@ class EndpointsCheckSettings(Settings, frozen=True, kw_only=True):
     """The inputs of the recipe check,mlperf,endpoints."""
 
     folder: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKED")] = ""
-    sarif: Annotated[str, Key("CM_MLPERF_ENDPOINTS_SARIF")] = ""
     checker: input_types.EndpointsChecker = ""
     allowed: Annotated[str, Key("CM_MLPERF_ENDPOINTS_ALLOWED_ERRORS")] = ""
 
@@ -48,15 +46,13 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
             cause="no folder below it holds a point.yaml or a result_summary.json",
             remedy="give run folders of the reference client, or a bundle",
         )
-    findings = ordered([*problems, *(finding for curve in curves for finding in curve_findings(curve))])
+    findings = ordered([*problems, *(finding for curve in curves for finding in findings_at(Stage.CURVE, curve))])
     unreadable = any(problem.code == "FILE-UNREADABLE" for problem in problems)
     official = None if unreadable else _official(root, settings.checker)
     why_not = "as it was switched off" if bundle_root(root) else _NO_BUNDLE
     why_not = "as a file above cannot be read" if unreadable else why_not
     for line in _lines(curves, findings, official, why_not):
         say_text(line)
-    if settings.sarif:
-        write_noted(typed_path(settings.sarif).absolute(), json_text(as_sarif(findings, cm4vllm.__version__)))
     _require_none(findings, official, root, {part.strip() for part in settings.allowed.split(",")})
     return {"findings": as_objects(findings), "summary": summary(findings), "official": _as_data(official)}
 

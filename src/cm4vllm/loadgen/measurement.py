@@ -35,6 +35,7 @@ from cm4vllm.rules import (
     Terms,
     audit,
     benchmark_terms,
+    default_round,
     over_network,
     require_text,
     round_terms,
@@ -68,7 +69,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
 
     scenario: input_types.Scenario
     mode: Annotated[str, Key("CM_MLPERF_LOADGEN_MODE")]
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = default_round()
     model: input_types.Benchmark = "llama3.1-8b"
     division: input_types.Division = "open"
     execution_mode: input_types.ExecutionMode = "test"

@@ -30,7 +30,7 @@ from cm4vllm.power.programs import CLIENT, official_environment
 from cm4vllm.power.workload import COMMAND, Relay
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.power.session import FILES, PowerSession, reasons_unmeasured
-from cm4vllm.rules import PowerPrograms, round_names, round_terms
+from cm4vllm.rules import PowerPrograms, default_round, round_terms
 
 #: What the client printed, beside the folder of the session: never published.
 OUTPUT = "power-client-output.txt"
@@ -63,7 +63,7 @@ class SiteInputs(Settings, frozen=True, kw_only=True):
     """The inputs that name the place of a session."""
 
     source: input_types.PowerSource = ""
-    round: input_types.Round = round_names()[-1]
+    round: input_types.Round = default_round()
     power_server: input_types.PowerServer = ""
     port: input_types.PowerPort = 4950
     ntp_server: input_types.NtpServer = ""

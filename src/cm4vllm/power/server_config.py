@@ -9,7 +9,7 @@ from typing import Annotated
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.rules import round_names
+from cm4vllm.rules import default_round
 
 #: SPEC's number of its own dummy device, which no checker accepts.
 SIMULATED_DEVICE = 0
@@ -23,7 +23,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """
 
     source: input_types.PowerSource = ""
-    round: input_types.Round = round_names()[-1]
+    round: input_types.Round = default_round()
     ptd: Annotated[str, Key("CM_MLPERF_PTD_PATH")] = ""
     ntp_server: input_types.NtpServer = ""
     listen: Annotated[str, Key("CM_MLPERF_POWER_SERVER_LISTEN")] = "127.0.0.1"

@@ -1,10 +1,19 @@
 """The records campaign.json and command.json: the command of a campaign, as the pages quote it."""
 
+from collections.abc import Mapping
+
 from cm4vllm.common.records import Record
-from cm4vllm.rules import Division, ExecutionMode
+from cm4vllm.rules import Division, ExecutionMode, Scenario
 
 #: The name of the record's file in the folder of a campaign's results, and in that of a curve's.
 CAMPAIGN_FILE, COMMAND_FILE = "campaign.json", "command.json"
+#: The flag of the main job for the target of a scenario's runs. Interactive has the pace of LoadGen's Server.
+TARGET_FLAGS: Mapping[Scenario, str] = {
+    Scenario.OFFLINE: "offline_target_qps",
+    Scenario.SERVER: "server_target_qps",
+    Scenario.INTERACTIVE: "server_target_qps",
+    Scenario.SINGLE_STREAM: "singlestream_target_latency",
+}
 
 
 class CommandRecord(Record, frozen=True, kw_only=True):

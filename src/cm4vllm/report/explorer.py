@@ -10,13 +10,13 @@ from typing import Any
 from markupsafe import Markup
 
 from cm4vllm.common.files import typed_paths, user_cache
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results import result_index
 from cm4vllm.results.figure_texts import metric_name
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.judgement.published_rank import Place, places_of
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_indexes
 from cm4vllm.results.results_at_path import open_results

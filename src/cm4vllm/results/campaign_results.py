@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cm4vllm import NO_SUBMITTER, SIMULATED_POWER_NOTICE
 from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.findings import refuse
 from cm4vllm.common.records import read_optional
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.campaign import CampaignRecord
@@ -14,7 +15,6 @@ from cm4vllm.records.machine import MachineFacts
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.checks import findings
-from cm4vllm.results.findings import refuse
 from cm4vllm.results.judgement.published_rank import Place
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.recorded_power import recorded_power

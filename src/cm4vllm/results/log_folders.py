@@ -9,16 +9,16 @@ from typing import Any
 
 from cm4vllm import rules
 from cm4vllm.common.bounded_documents import read_object, read_yaml
+from cm4vllm.common.checks import NOT_CHECKED
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import beginning_of, opened
-from cm4vllm.common.terminal_text import one_line
+from cm4vllm.common.findings import Finding, Rule, Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.records.logs.figures import figures
 from cm4vllm.records.logs.run_logs import verdict
 from cm4vllm.records.run import RunRecord
 from cm4vllm.results.figures import Figure, Figures, Source
-from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Performance
 
 #: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
@@ -33,7 +33,7 @@ PROBLEMS = {
     "FILE-UNREADABLE": Rule("each file can be read in its format", _LAYOUT),
     "LOG-UNREADABLE": Rule("a detail log is LoadGen's, whole, and that of one run", "loadgen/logging.cc"),
     "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.records.run"),
-    "CHECK-FAILED": Rule("every check can be made on every result", "cm4vllm.results.checks"),
+    NOT_CHECKED.code: NOT_CHECKED.rule,
     "SCENARIO-UNKNOWN": Rule("a scenario's folder has the name of a scenario of the rules", _LAYOUT),
 }
 
@@ -58,15 +58,6 @@ SCORE_UNITS = {
 def terms_of(round_name: str, benchmark: str, scenario: str, mode: rules.Mode) -> rules.Terms | None:
     """Return the terms of a run; None where the rules do not know its round, benchmark or scenario."""
     return rules.if_known(lambda: rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), mode))
-
-
-def reason_of(error: Exception) -> str:
-    """Return in one line why something cannot be read."""
-    if isinstance(error, CmError):
-        return one_line(f"{error.what}: {error.cause}" if error.cause else error.what)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return one_line(f"{type(error).__name__}: {error}")
 
 
 def uncovered(round_name: str, benchmark: str, scenario: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
+from cm4vllm.common.findings import Finding
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.records.accuracy import AccuracyRecord
 from cm4vllm.records.campaign import CampaignRecord
@@ -20,7 +21,6 @@ from cm4vllm.records.run import RunRecord
 from cm4vllm.records.weights.checkpoint import Weights
 from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.file_listing import Listing
-from cm4vllm.results.findings import Finding
 from cm4vllm.rules import Audit, Mode, Terms, audit, benchmark_of, loadgen_scenario, terms_of_test
 
 Q = TypeVar("Q", bound=Quantity)
@@ -85,6 +85,11 @@ class _Run:
     def beside(self, name: str) -> str:
         """Return the path of a file beside the log, as sources and findings name it."""
         return str(PurePosixPath(self.log).parent / name)
+
+    @property
+    def place(self) -> str:
+        """The path that findings on the run name."""
+        return self.log
 
     @property
     def window(self) -> Window | None:
@@ -287,6 +292,11 @@ class Result:
     uncovered: str = ""
 
     @property
+    def place(self) -> str:
+        """The path that findings on the result name."""
+        return self.folder
+
+    @property
     def inferred_from(self) -> str:
         """LoadGen's scenario of the performance log where that is another scenario than the result's; else empty.
 
@@ -339,6 +349,11 @@ class System:
     description: Mapping[str, Any]
     file: str
 
+    @property
+    def place(self) -> str:
+        """The path that findings on the system name."""
+        return self.file
+
 
 @dataclass(frozen=True)
 class ServedWeights:
@@ -376,9 +391,14 @@ class Submission:
     listing: Listing = field(default_factory=Listing)
 
     @property
+    def place(self) -> str:
+        """The path below the root that findings on the submission name."""
+        return f"{self.division}/{self.submitter}"
+
+    @property
     def home(self) -> Path:
         """The submitter's folder in a tree."""
-        return self.root / self.division / self.submitter
+        return self.root / self.place
 
     def system(self, name: str) -> System | None:
         """Return the description of a system; None if there is none."""

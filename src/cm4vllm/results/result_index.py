@@ -4,10 +4,11 @@ Each submitter's folder is read by itself, with all checks, and its rows are kep
 (results/file_listing.py): what has not changed is not read again.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,19 +16,20 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+import cm4vllm
+from cm4vllm.common.checks import Stage
 from cm4vllm.common.errors import CmError, SubmissionError, UsageError
+from cm4vllm.common.files import bytes_of
+from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.records.known_hardware import accelerator
-from cm4vllm.results.check_command.kept_findings import package_digest
 from cm4vllm.results.check_command.submission_processes import each_submission
 from cm4vllm.results.checks import findings
-from cm4vllm.results.checks.check import Stage
 from cm4vllm.results.checks.of_systems.system_files import accelerator_count
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.file_listing import list_files
-from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.submission_trees import read_submission
@@ -249,7 +251,16 @@ def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
 def _state(home: Path) -> str:
     """Return the state of a submitter's folder and of the code that reads it; empty if the folder may be changing."""
     state = list_files(home.parents[1], home).state
-    return f"{package_digest()} {state}" if state else ""
+    return f"{_package_digest()} {state}" if state else ""
+
+
+@cache
+def _package_digest() -> str:
+    """Return the digest of this package: other rules find other things."""
+    files = sorted(
+        path for path in Path(cm4vllm.__file__).parent.rglob("*") if path.is_file() and path.suffix != ".pyc"
+    )
+    return hashlib.sha256(b"".join(bytes_of(path) for path in files)).hexdigest()
 
 
 def _read(home: Path) -> IndexPart:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cm4vllm import rules
+from cm4vllm.common.checks import reason_of
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.results.endpoints.endpoints_harness import (
     is_endpoints,
@@ -19,8 +21,7 @@ from cm4vllm.results.endpoints.endpoints_harness import (
     read_endpoints_performance,
 )
 from cm4vllm.results.file_listing import Listing, list_files
-from cm4vllm.results.findings import Severity
-from cm4vllm.results.log_folders import Reader, reason_of, terms_of, uncovered
+from cm4vllm.results.log_folders import Reader, terms_of, uncovered
 from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.rules import Division, Mode, Scenario, TreeLayout, tree_layouts
 

@@ -8,7 +8,6 @@ from cm4vllm.rules.assets import (
     Catalogue,
     CatalogueDataset,
     CatalogueModel,
-    catalogue,
     published_bytes,
     published_digests,
 )
@@ -63,12 +62,14 @@ from cm4vllm.rules.records import (
     StopSequence,
     Terms,
 )
+from cm4vllm.rules.tables import catalogue
 from cm4vllm.rules.terms import (
     accuracy_targets,
     benchmark_names,
     benchmark_of,
     benchmark_terms,
     chat_prompts,
+    default_round,
     if_known,
     issues_equally,
     language_models,
@@ -133,6 +134,7 @@ __all__ = [
     "chat_prompts",
     "compliance_rules",
     "compliance_test_names",
+    "default_round",
     "division_rules",
     "endpoints_benchmark",
     "endpoints_benchmarks",

@@ -1,18 +1,14 @@
 """The catalogue: models and datasets by name, with the source of every fact (catalogue.yaml, digests/)."""
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 
 T = TypeVar("T")
 
-_FILE = Path(__file__).with_name("catalogue.yaml")
 #: MLCommons' MD5 lists of the models' files, as published: digests/<model>.md5.
 _DIGESTS = Path(__file__).with_name("digests")
 _UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -77,6 +73,8 @@ class BenchmarkAssets(Record, frozen=True, kw_only=True):
 
 
 class Catalogue(Record, frozen=True, kw_only=True):
+    """Models, datasets and the assets of benchmarks, by name: all of them, or those of one benchmark's file."""
+
     models: dict[str, CatalogueModel]
     datasets: dict[str, CatalogueDataset]
     benchmarks: dict[str, BenchmarkAssets]
@@ -97,12 +95,6 @@ class Catalogue(Record, frozen=True, kw_only=True):
         """Return the known part of a model's config.json; of a quantised model, that of its base. Raises UsageError."""
         model = self.model(name)
         return model.config or (self.config(model.base) if model.base else {})
-
-
-@cache
-def catalogue() -> Catalogue:
-    """Return the catalogue that comes with cm4vllm."""
-    return msgspec.yaml.decode(_FILE.read_bytes(), type=Catalogue)
 
 
 def published_digests(model: str) -> dict[str, str]:

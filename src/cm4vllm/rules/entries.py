@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from cm4vllm.common.records import Record
+from cm4vllm.rules.assets import Catalogue
 from cm4vllm.rules.vocabulary import Category, Division, Mode, Scenario
 
 
@@ -94,11 +95,13 @@ class PowerPrograms(Record, frozen=True, kw_only=True):
 class RoundTerms(Record, frozen=True, kw_only=True):
     """One round: LoadGen's seeds and wheel, the layout of its submission trees, its checkers and power programs.
 
-    `builds` are versions that LoadGen states where it was built from the sources of the round.
-    `test_seeds` are those of compliance tests that have seeds of their own. `sources` names the place that states each.
+    Recipes take the round by its `variation`; the `default` one where none is named. `builds` are versions that LoadGen
+    states where it was built from the sources of the round. `test_seeds` are those of compliance tests that have seeds
+    of their own. `sources` names the place that states each.
     """
 
     name: str
+    variation: str
     seeds: Seeds
     loadgen: LoadGenWheel
     layout: str
@@ -107,11 +110,7 @@ class RoundTerms(Record, frozen=True, kw_only=True):
     sources: dict[str, str]
     builds: tuple[str, ...] = ()
     test_seeds: dict[str, Seeds] = {}
-
-    @property
-    def variation(self) -> str:
-        """The name of the variation by which recipes take the round: `_r5.1` for v5.1."""
-        return f"_r{self.name.removeprefix('v')}"
+    default: bool = False
 
 
 class ScenarioEntry(Record, frozen=True, kw_only=True):
@@ -304,6 +303,7 @@ class Family(Record, frozen=True, kw_only=True):
     that LoadGen counts tokens, and judges the first one. `refused` are scenarios that are not run.
     `least_issued` are the samples of an Offline query where they are not those of the dataset. What only a run needs is
     left out of the files of benchmarks that cm4vllm does not run: `language_model` is false for those of other models.
+    `assets` are what the catalogue does not have.
     """
 
     model: str
@@ -335,3 +335,4 @@ class Family(Record, frozen=True, kw_only=True):
     first_token_reported_again: bool = True
     targets: tuple[TargetEntry, ...] = ()
     compliance: tuple[ComplianceEntry, ...] = ()
+    assets: Catalogue | None = None

@@ -248,11 +248,6 @@ class Terms(Record, frozen=True, kw_only=True):
         return self.arrivals is Arrivals.ONE_BY_ONE
 
     @property
-    def target_flag(self) -> str:
-        """The flag of the main job that gives the target of such runs: server_target_qps, for one."""
-        return f"{self.loadgen_scenario.lower()}_target_{'latency' if self.one_by_one else 'qps'}"
-
-    @property
     def needs_rate(self) -> bool:
         """Return True if a target rate must be known: for the queries' pace, or for the size of a performance run."""
         return self.rate is RateUse.PACES or (self.rate is RateUse.SIZES and self.mode is Mode.PERFORMANCE)

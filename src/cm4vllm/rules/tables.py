@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from cm4vllm.rules.assets import Catalogue
 from cm4vllm.rules.entries import DivisionRule, Entry, Family, RoundTerms, ScenarioEntry
 from cm4vllm.rules.vocabulary import Mode, Scenario
 
@@ -66,6 +67,17 @@ def equal_issue_entries() -> tuple[Entry, ...]:
 def families() -> tuple[Family, ...]:
     """Return the benchmarks, those of one model together."""
     return tuple(read_files("benchmarks", Family).values())
+
+
+@cache
+def catalogue() -> Catalogue:
+    """Return the catalogue that comes with cm4vllm, with the assets that the files of benchmarks have."""
+    known = read_table("../catalogue.yaml", Catalogue)
+    for more in (family.assets for family in families() if family.assets):
+        known.models.update(more.models)
+        known.datasets.update(more.datasets)
+        known.benchmarks.update(more.benchmarks)
+    return known
 
 
 @cache

@@ -63,6 +63,11 @@ def round_names() -> tuple[str, ...]:
     return tuple(entry.name for entry in round_entries())
 
 
+def default_round() -> str:
+    """Return the name of the round that holds where none is named."""
+    return next(entry.name for entry in round_entries() if entry.default)
+
+
 def if_known(lookup: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
     """Return what a lookup of the rules returns; None for a round, benchmark or scenario that they do not know."""
     try:

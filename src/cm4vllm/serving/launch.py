@@ -1,8 +1,8 @@
 """The recipe `run,vllm-server`: it starts a server for a model or checks a running one, then waits or returns."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from msgspec.structs import replace
 
@@ -11,6 +11,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.secrets.redaction import variable
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.access import Access
 from cm4vllm.records.server import ServerRecord, counting
 from cm4vllm.serving import server
@@ -30,43 +31,43 @@ from cm4vllm.serving.supervision.running_servers import running_servers, status_
 DEFAULT_FOLDER = "vllm-server"
 
 
-def act(env: Mapping[str, str]) -> dict[str, str]:
-    """Start a server, describe the one that would be started, tell which ones run, or stop one.
+class LaunchExports(Settings, frozen=True, kw_only=True):
+    """The exports of run,vllm-server: of the server that is ready, or of one that would be started."""
 
-    Returns what the recipe exports.
+    endpoint: Annotated[str | None, Key("CM_VLLM_SERVER_ENDPOINT")] = None
+    record: Annotated[str | None, Key("CM_VLLM_SERVER_RECORD")] = None
+    model_folder: Annotated[str | None, Key("CM_VLLM_SERVER_MODEL_FOLDER")] = None
+    planned: Annotated[str | None, Key("CM_VLLM_SERVER_PLANNED")] = None
+
+
+def act(settings: LaunchSettings) -> LaunchExports:
+    """Start a server, describe the one that would be started, print which ones run, or stop one.
+
+    Returns the exports of the recipe.
     """
-    settings = LaunchSettings.of(env)
     if settings.action == "status":
         say_text(status_text(running_servers()))
-        return {}
+        return LaunchExports()
     if settings.action == "stop":
         stop_one(settings.folder or DEFAULT_FOLDER, settings.port)
-        return {}
+        return LaunchExports()
     if settings.action == "describe":
-        servers = planned(settings, env)
+        servers = planned(settings)
         path = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute()) / PLANNED_FILE
         write_record(path, described(servers))
-        return {"CM_VLLM_SERVER_PLANNED": str(path)}
-    record, path = launch(settings, env)
-    return {
-        "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
-        "CM_VLLM_SERVER_RECORD": str(path),
-        "CM_VLLM_SERVER_MODEL_FOLDER": record.model_folder,
-    }
+        return LaunchExports(planned=str(path))
+    record, path = launch(settings)
+    return LaunchExports(endpoint=record.endpoint, record=str(path), model_folder=record.model_folder)
 
 
-def attend(env: Mapping[str, str]) -> None:
+def attend(settings: LaunchSettings) -> None:
     """Wait in the foreground for the server that was started, unless it is for a run that goes on."""
-    settings, path = LaunchSettings.of(env), env.get("CM_VLLM_SERVER_RECORD", "")
-    if path and settings.action == "start" and not settings.background:
-        wait_in_foreground(path, settings.benchmark)
+    if settings.server_record and settings.action == "start" and not settings.background:
+        wait_in_foreground(settings.server_record, settings.benchmark)
 
 
-def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerRecord, Path]:
-    """Return the record of a server that is ready to be measured, and the path it was written to.
-
-    `env` holds the server's own settings under the keys of `arguments.ServerSettings`.
-    """
+def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
+    """Return the record of a server that is ready to be measured, and the path it was written to."""
     folder = Path(settings.folder or DEFAULT_FOLDER).absolute()
     path = folder / server.SERVER_FILE
     if settings.api_server:
@@ -90,7 +91,7 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         for note in record.unchecked:
             warn(f"not checked: {note}")
         return record, path
-    record = started(planned(settings, env), folder, settings.patience_s)
+    record = started(planned(settings), folder, settings.patience_s)
     write_record(path, record)
     return record, path
 

@@ -2,26 +2,27 @@
 
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.programs.containers import engine_for
-from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero
+from cm4vllm.common.settings import Key, Settings, require_above_zero
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.access import Access
 from cm4vllm.records.published_server import container_words
 from cm4vllm.records.vllm.given_options import OptionValue, given_options
 from cm4vllm.records.vllm.server_needs import local_workers
+from cm4vllm.rules import default_round
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
-from cm4vllm.serving.containers.image import ImageSettings, asked_device, container_of, require_container
+from cm4vllm.serving.containers.image import ImageSettings, container_of, require_container
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.options import arguments
@@ -36,10 +37,17 @@ from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
 _ANY_FOLDER = str(Path(__file__).parent)
 
 
-class LaunchSettings(Settings, frozen=True, kw_only=True):
+class StartedServer(Settings, frozen=True, kw_only=True):
+    """The record of the server that was started; empty before."""
+
+    server_record: input_types.ServerRecordPath = ""
+
+
+class LaunchSettings(StartedServer, frozen=True, kw_only=True):
     """The servers to use: those at `api_server`, or a new one for the model of `model_record` or `model_name`.
 
-    `max_model_len` is used for a server at `api_server` that does not report its own. `api` auto asks a server started
+    `server` are the server's own settings, `image` the container that it is started in. `max_model_len` is used for a
+    server at `api_server` that does not report its own. `api` auto asks a server started
     here for tokens only where its vLLM can, a server at `api_server` in the OpenAI format. `device` is what a server
     started here is to compute on, empty where any will do. `api_key_env` and
     `api_headers_env` name the variables that hold the key and the headers for a server at `api_server`.
@@ -57,12 +65,12 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     dataset_record: input_types.DatasetRecordPath = ""
     performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
     compliance_dataset_record: input_types.ComplianceDatasetRecordPath = ""
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = default_round()
     benchmark: input_types.Benchmark = "llama3.1-8b"
     division: input_types.Division = "open"
     replicas: input_types.Replicas = None
     nodes: input_types.Nodes = ""
-    launcher: Annotated[Literal["auto", "local", "slurm", "ssh"], Key("CM_VLLM_SERVER_LAUNCHER")] = "auto"
+    launcher: Annotated[str, Key("CM_VLLM_SERVER_LAUNCHER")] = "auto"
     install_on_nodes: Annotated[bool, Key("CM_VLLM_SERVER_INSTALL_ON_NODES")] = False
     container: input_types.ContainerImage = ""
     image_record: Annotated[str, Key("CM_VLLM_IMAGE_RECORD")] = ""
@@ -77,6 +85,8 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     background: Annotated[bool, Key("CM_VLLM_SERVER_BACKGROUND")] = False
     port: input_types.ServerPort = 0
     ready_timeout_s: input_types.ReadyTimeout = None
+    server: arguments.ServerSettings = arguments.ServerSettings()
+    image: ImageSettings = ImageSettings()
 
     @property
     def servers(self) -> int:
@@ -108,17 +118,16 @@ def require_access(settings: LaunchSettings) -> Access:
     return chosen_access(settings.api_key_env, settings.api_headers_env)
 
 
-def require_usable(env: Mapping[str, Any]) -> None:
+def require_usable(settings: LaunchSettings) -> None:
     """Refuse settings that no server can have, a malformed address, and servers that have no room on this machine.
 
     Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse, ServerUnreachable.
     """
-    settings = LaunchSettings.of(env)
     if settings.action != "start":
         return
-    chosen = chosen_server(env)
+    chosen = chosen_server(settings)
     require_sensible(chosen, settings.patience_s)
-    asked_options(env)
+    options = asked_options(settings)
     require_access(settings)
     if settings.container:
         require_without(
@@ -127,7 +136,7 @@ def require_usable(env: Mapping[str, Any]) -> None:
             nodes=(settings.nodes, "the processes of a server over several nodes are started without a container"),
             ray_address=(chosen.ray_address, "the workers would be started by Ray, outside of the container"),
         )
-    require_container(env)
+    require_container(settings.image)
     if settings.api_server:
         require_no_replicas(settings)
         return
@@ -136,9 +145,9 @@ def require_usable(env: Mapping[str, Any]) -> None:
         require_reachable(nodes.launcher)
         return
     if not on_cpu:
-        device = asked_device(env)
+        device = settings.image.asked_device
         chosen = replace(chosen, device=device)
-        placed(chosen, settings.servers, gpus_for(device), os.environ, local_workers(asked_options(env)))
+        placed(chosen, settings.servers, gpus_for(device), os.environ, local_workers(options))
     alone = on_cpu and not chosen.ray_address
     for part in placed(chosen, settings.servers, (), os.environ) if alone else [chosen]:
         free_port(part.host, part.port)
@@ -167,12 +176,11 @@ def nodes_start(
     return NodesStart(launcher, layout, settings.install_on_nodes)
 
 
-def node_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
+def node_notes(settings: LaunchSettings) -> tuple[str, ...]:
     """Return the notes of a plan on the nodes of a server that is started; none for this machine alone."""
-    settings = LaunchSettings.of(env)
     if settings.action != "start" or settings.api_server:
         return ()
-    if (nodes := nodes_start(settings, chosen_server(env), on_cpu=False)) is None:
+    if (nodes := nodes_start(settings, chosen_server(settings), on_cpu=False)) is None:
         return ()
     launcher, layout = nodes.launcher, nodes.layout
     first, second, *more = launcher.nodes
@@ -185,20 +193,19 @@ def node_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def container_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
+def container_notes(settings: LaunchSettings) -> tuple[str, ...]:
     """Return the notes of a plan on a container: what is pulled, and the command that will run; none without an image.
 
     Of the model and the port what stands for them is shown.
     """
-    settings = ImageSettings.of(env)
-    if not settings.image:
+    if not settings.container:
         return ()
-    engine, device = engine_for(settings.engine), asked_device(env)
-    image = container_of(engine, settings, device)
+    engine, device = engine_for(settings.image.engine), settings.image.asked_device
+    image = container_of(engine, settings.image, device)
     tried = f"tried {engine.tried}" if engine.tried else "this engine was not tried by cm4vllm"
-    chosen = replace(chosen_server(env, model=_ANY_FOLDER), device=device)
+    chosen = replace(chosen_server(settings, model=_ANY_FOLDER), device=device)
     words = container_words(
-        server_container(image, chosen), arguments.server_argv(Path(settings.python), chosen, "PORT")
+        server_container(image, chosen), arguments.server_argv(Path(settings.image.python), chosen, "PORT")
     )
     line = shlex.join(words).replace(_ANY_FOLDER, "MODEL")
     return (
@@ -208,20 +215,19 @@ def container_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def asked_options(env: Mapping[str, Any]) -> dict[str, OptionValue]:
+def asked_options(settings: LaunchSettings) -> dict[str, OptionValue]:
     """Return the options of the servers that are asked for, as far as they are known before model and vLLM are.
 
     Raises UsageError for words that cannot be given.
     """
-    settings = LaunchSettings.of(env)
     preset = preset_named(settings.preset) if settings.preset else None
-    return given_options(arguments.server_argv(Path("python"), chosen_server(env), preset=preset))
+    return given_options(arguments.server_argv(Path("python"), chosen_server(settings), preset=preset))
 
 
-def chosen_server(env: Mapping[str, Any], model: str = "any") -> arguments.ServerSettings:
+def chosen_server(settings: LaunchSettings, model: str = "any") -> arguments.ServerSettings:
     """Return the settings of a server as far as they are asked for; `model` stands for one that is not named."""
-    keys = env_keys(arguments.ServerSettings)
-    return arguments.read_server_settings({keys["model"]: model, keys["name"]: model, **arguments.given_settings(env)})
+    asked = settings.server
+    return arguments.with_extra_options(replace(asked, model=asked.model or model, name=asked.name or model))
 
 
 def require_without(flag: str, **others: tuple[object, str]) -> None:

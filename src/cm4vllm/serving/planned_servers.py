@@ -1,7 +1,6 @@
 """Servers that are to be started for a model: their settings and places, their command line, their record so far."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
-from cm4vllm.common.settings import env_keys
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import Api, NodeRecord, ServerRecord
 from cm4vllm.records.vllm.given_options import given_options, whole_number
@@ -51,11 +49,11 @@ class Planned:
     image: VllmImage | None = None
 
 
-def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
-    """Return the servers that are asked for, by their own settings in `env`. Raises UsageError, ModelError."""
+def planned(settings: LaunchSettings) -> Planned:
+    """Return the servers that are asked for. Raises UsageError, ModelError."""
     if not settings.python:
         raise UsageError("no vLLM is installed to start", remedy="run the recipe get,vllm first, or give --api_server")
-    chosen = _server_settings(settings, env)
+    chosen = _server_settings(settings)
     preset = _preset(settings, chosen)
     if preset is not None and chosen.tp_size is None:
         chosen = replace(chosen, tp_size=preset.options.get("tensor-parallel-size"))
@@ -190,7 +188,8 @@ def _words(chosen: arguments.ServerSettings, python: Path, preset: Preset | None
     return [*words[:program], *done]
 
 
-def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> arguments.ServerSettings:
+def _server_settings(settings: LaunchSettings) -> arguments.ServerSettings:
+    """Return the settings of the server for its model, with the options that its benchmark requires."""
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     if model is not None:
         if not Path(model.path).is_dir():
@@ -199,13 +198,11 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
                 remedy="get it again: cm run script --tags=get,ml-model with the same variation and --renew",
             )
         check_unchanged(model)
-    keys = env_keys(arguments.ServerSettings)
-    given = arguments.completed(arguments.given_settings(env), model, _longest(settings))
-    name = given.get(keys["model"], "")
-    if not name:
+    asked = arguments.fit_to_model(settings.server, model, _longest(settings))
+    if not (name := asked.model):
         raise UsageError("no model to serve", remedy="give --vllm_model_name, a hub id or a folder")
-    given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
-    server_settings = arguments.read_server_settings(given)
+    served_name = asked.name or (Path(name).name if Path(name).is_dir() else name)
+    server_settings = arguments.with_extra_options(replace(asked, name=served_name))
     if model is not None and model.is_dummy and server_settings.model == model.path:
         server_settings = replace(server_settings, load_format="dummy")
     if settings.device not in ("", server_settings.device):

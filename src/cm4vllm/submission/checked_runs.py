@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cm4vllm.common.checks import Stage
+from cm4vllm.common.findings import refuse
 from cm4vllm.common.progress import warn
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.records.run import RunRecord
 from cm4vllm.results import run_folders
-from cm4vllm.results.checks import Stage, findings
-from cm4vllm.results.findings import refuse
+from cm4vllm.results.checks import findings
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.rules import Scenario
 

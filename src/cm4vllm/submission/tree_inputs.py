@@ -10,7 +10,7 @@ from cm4vllm.common.folders.replaceable_folders import require_replaceable
 from cm4vllm.common.records import read_record
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.submission_trees import read_tree
-from cm4vllm.rules import round_terms
+from cm4vllm.rules import default_round, round_terms
 from cm4vllm.submission.tree import SUBMISSION, system_folder
 from cm4vllm.submission.tree_writer import GENERATE, tree_kind
 
@@ -57,7 +57,9 @@ def tree_inputs(env: Mapping[str, Any]) -> TreeInputs:
     if not round_name and len(rounds) != 1:
         cause = f"its logs are those of {', '.join(rounds)}" if rounds else "its logs have the seeds of no known round"
         raise UsageError(
-            f"the round of {tree} is not known", cause=cause, remedy=f"name it: --tags={_CHECK} --src_version=v6.1"
+            f"the round of {tree} is not known",
+            cause=cause,
+            remedy=f"name it: --tags={_CHECK} --src_version={default_round()}",
         )
     return TreeInputs(tree, names[0], round_terms(round_name or rounds[0]).name)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
 from cm4vllm.campaign.rehearsal.faults import Faults
@@ -147,4 +148,4 @@ def test_a_rehearsed_job_scores_nothing_makes_no_tree_and_describes_no_machine_o
     assert "run,simulated-vllm-server" in tags and "run,vllm-server" not in tags
     assert not names & {"Offline accuracy: scores", "submission", "processors", "checkers", "sentence model"}
     assert job.notices[0] == "SIMULATED" in job.no_tree
-    assert any("accuracy is not scored" in note for note in job.notes)
+    assert any("accuracy is not scored" in note for note in job_notes(job))

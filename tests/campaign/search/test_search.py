@@ -1,6 +1,7 @@
 """The search over simulated servers, on a simulated clock: its rate is near the highest of a full-length run."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -8,10 +9,13 @@ import pytest
 
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan
+from cm4vllm.campaign.search.projection import Point, meeting_point, project, rate_interval
 from cm4vllm.campaign.search.rate_search import SearchPlan, queueing_estimate, search
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.records.searches.rate_search import Boundary, Verdict, tightest_limit
+from cm4vllm.records.logs.arrivals import arrivals
+from cm4vllm.records.logs.early_stopping import most_over
+from cm4vllm.records.searches.rate_search import Boundary, ProbeRecord, Verdict, tightest_limit
 from cm4vllm.rules import LatencyLimits
 from simulated.prober import SimulatedProber, full_length_run_is_valid, offline_rate
 from simulated.systems import Batch, Batching, Drift, Drifting, Paged, Queue, System, step_factors
@@ -415,3 +419,119 @@ def test_a_full_length_run_fails_only_where_it_could_not_pass_any_more():
 def test_a_full_length_run_counts_all_its_queries():
     judge, _ = judged(answers(1200, lambda number: 5000.0 if number < 5 else 50.0), sure=True, most_late=100)
     assert (judge.queries, judge.limits()[0].over) == (1200, 5)
+
+
+# --- the interval of the true rate: as wide as what the probes point to changes with each of them
+
+
+def probe(number, rate, seconds=600.0, **projected):
+    return ProbeRecord(
+        number=number,
+        rate=rate,
+        planned_s=seconds,
+        took_s=seconds + 5,
+        warm_up_s=0,
+        queries=1000,
+        limits=[],
+        verdict=Verdict.PASSES,
+        ended_early=False,
+        projected=projected,
+    )
+
+
+def test_probes_that_agree_give_a_narrow_interval_and_those_that_do_not_a_wide_one():
+    agreed = rate_interval([probe(number, 10.0 + 0.1 * number, TTFT=10.3) for number in range(4)])
+    assert agreed.rate == pytest.approx(10.3, rel=0.001)
+    assert agreed.low == pytest.approx(agreed.high, rel=0.002)
+    edges = (9.5, 10.0, 10.5, 11.0)
+    spread = rate_interval([probe(number, 10.2, TTFT=edge) for number, edge in enumerate(edges)])
+    assert spread.low < min(edges) < spread.rate < max(edges) < spread.high
+    assert spread.probes == 4
+
+
+def test_probes_that_say_nothing_do_not_count_and_few_give_no_interval():
+    silent = [probe(number, 30.0) for number in range(5)]
+    telling = [probe(number, 10.0, TTFT=10.0 + 0.1 * number) for number in range(3)]
+    assert rate_interval([*silent, *telling]) == rate_interval(telling)
+    assert rate_interval([*silent, *telling[:2]]) is None
+
+
+def test_the_limit_that_binds_first_gives_the_interval():
+    both = rate_interval([probe(number, 10.0, TTFT=20.0, TPOT=10.0 + 0.1 * number) for number in range(4)])
+    assert both.high < 20
+    assert both.rate == pytest.approx(10.15, rel=0.01)
+
+
+# --- the run that a search predicts is the one that LoadGen makes
+
+
+def test_a_rehearsal_of_a_slow_server_lasts_until_its_least_queries_are_issued():
+    run = FullLength(10.0, 1, whole=256, least=662)
+    assert run.queries(5.0) == 768
+    assert run.duration(5.0) == pytest.approx(768 / 5)
+    assert run.most_late(5.0) == 1
+    assert run.queries(500.0) > 4_000
+
+
+# --- projections from short probes, compared with full-length runs on simulated servers
+
+
+WIDE = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="the test's")
+WHOLE_RUN = LatencyLimits(ttft_ms=None, tpot_ms=None, latency_ms=4000, source="the test's")
+
+
+def edge(system, limits, full, low, high):
+    """Return up to which rate a full-length run is valid, by trying."""
+    while high / low > 1.002:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if full_length_run_is_valid(system, limits, middle, full, noise=1) else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("name", "system", "limits", "capacity"),
+    [
+        ("TTFT", Queue(4, 0.2), WIDE, 20.0),
+        ("TTFT", Batching(0.02, 0.0002, 0.003, 64), WIDE, 43.0),
+        ("latency", Queue(4, 0.2), WHOLE_RUN, 20.0),
+        ("latency", Batching(0.02, 0.0002, 0.003, 64), WHOLE_RUN, 43.0),
+        ("TPOT", Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT, 20.0),
+    ],
+)
+def test_a_minute_near_the_limit_says_what_ten_minutes_can_do(seed, name, system, limits, capacity):
+    full = FullLength(600.0, seed)
+    true = edge(system, limits, full, capacity / 3, capacity * 1.3)
+    probe, window = SimulatedProber(system, limits, full).probe(0.98 * true, ProbePlan(60.0, 10.0, 600.0))
+    assert probe.took_s < 70
+    projected = project(window, {name: limits.by_name[name]}, full)
+    assert projected[name] == pytest.approx(true, rel=0.04)
+
+
+def test_a_probe_far_below_the_limit_says_nothing_and_one_of_few_queries_neither():
+    full, prober = FullLength(600.0, 1), SimulatedProber(Queue(4, 0.05), WIDE, FullLength(600.0, 1))
+    _, window = prober.probe(10.0, ProbePlan(60.0, 10.0, 600.0))
+    assert project(window, {"TTFT": 2000, "TPOT": 100}, full) == {}
+    _, window = prober.probe(10.0, ProbePlan(4.0, 1.0, 600.0))
+    assert project(window, {"TTFT": 1.0}, full) == {}
+
+
+def test_points_that_agree_are_taken_at_their_word_and_points_that_differ_are_joined_by_a_line():
+    agreed = [Point(9.0, 10.0, 60.0), Point(9.9, 10.0, 60.0), Point(10.4, 10.0, 300.0)]
+    assert meeting_point(agreed) == pytest.approx(10.0, rel=1e-3)
+    # The first one is wrong by the half about rates far above it: between them lies the rate that is its own edge.
+    apart = [Point(5.0, 8.0, 600.0), Point(6.0, 5.0, 100.0)]
+    assert 5.4 < meeting_point(apart) < 5.9
+
+
+def test_a_full_length_run_has_loadgens_queries_and_whole_datasets_where_it_issues_those():
+    full = FullLength(600.0, 12345)
+    before, last = arrivals(20.0, 12345, full.queries(20.0))[-2:]
+    assert before < 600 <= last
+    assert full.arrivals(20.0) == pytest.approx(arrivals(20.0, 12345, full.queries(20.0)), abs=1e-4)
+    assert full.most_late(20.0) == most_over(full.queries(20.0))
+    assert 600 <= full.duration(20.0) < 615
+    whole = replace(full, whole=13368)
+    assert whole.queries(20.0) == 13368
+    assert whole.duration(20.0) == pytest.approx(13368 / 20)
+    assert FullLength(100.0, 1).most_late(3.0) == 3, "too short for LoadGen's test"

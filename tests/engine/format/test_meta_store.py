@@ -1,6 +1,7 @@
 """Metas are kept as they were read, and never used after they changed."""
 
 import datetime
+import json
 import os
 import time
 
@@ -9,7 +10,8 @@ import yaml
 
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format import meta_store as module
-from cm4vllm.engine.format.meta_store import KeptMetas
+from cm4vllm.engine.format.meta_store import KeptMetas, summaries
+from cm4vllm.engine.format.versions import Wanted, version_key
 
 META = {"alias": "a", "versions": {3.8: {"env": {"CM_A": True}}, 9: None}, "tags": ["größe", "x"]}
 
@@ -82,3 +84,107 @@ def test_what_cannot_be_kept_is_read_each_time(folder):
 def test_a_home_that_cannot_be_written_does_no_harm(folder):
     (folder.parent / "store").write_text("a file")
     assert read(folder) == read(folder) == META
+
+
+# --- the summaries of scripts: kept between starts, and read again after a meta changed
+
+
+def meta(folder, tags, *, name="_cm.yaml"):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps({"alias": folder.name, "uid": "1" * 16, "tags": tags.split(",")}))
+
+
+def tags_of(folder, store):
+    return [",".join(summary.tags) for summary in summaries([(str(folder), "repo")], store)]
+
+
+def test_a_meta_is_read_once(tmp_path, monkeypatch):
+    meta(tmp_path / "a", "one,two")
+    monkeypatch.setattr(module, "SETTLED_S", -1)  # as if it had been written long ago
+    assert tags_of(tmp_path / "a", tmp_path / "store") == ["one,two"]
+    monkeypatch.setattr(module, "read_meta", lambda folder: 1 / 0)
+    assert tags_of(tmp_path / "a", tmp_path / "store") == ["one,two"]
+
+
+def test_a_meta_that_changed_is_read_again_summaries(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SETTLED_S", -1)
+    meta(tmp_path / "a", "one,two")
+    path = tmp_path / "a" / "_cm.yaml"
+    before = path.stat()
+    tags_of(tmp_path / "a", tmp_path / "store")
+    time.sleep(0.02)  # a tick of the file system's clock
+    meta(tmp_path / "a", "one,six")  # as long as before
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert tags_of(tmp_path / "a", tmp_path / "store") == ["one,six"]
+    meta(tmp_path / "a", "seven", name="_cm.json")
+    assert tags_of(tmp_path / "a", tmp_path / "store") == ["seven"]
+
+
+def test_a_meta_that_was_written_just_now_is_not_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SETTLED_S", 30 * module.SETTLED_S)  # this test may stand still for seconds
+    meta(tmp_path / "a", "one,two")
+    tags_of(tmp_path / "a", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_half_a_store_and_a_broken_meta_hide_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SETTLED_S", -1)
+    meta(tmp_path / "a", "one")
+    meta(tmp_path / "b", "two")
+    (tmp_path / "b" / "_cm.yaml").write_text("{")
+    (tmp_path / "store").write_text('{"half":')
+    read = summaries([(str(tmp_path / name), "repo") for name in ("a", "b", "missing")], tmp_path / "store")
+    assert [summary.alias for summary in read] == ["a"]
+    (tmp_path / "b" / "_cm.yaml").write_text("tags: [two]")
+    assert tags_of(tmp_path / "b", tmp_path / "store") == ["two"]
+
+
+# --- versions
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("1.9", "1.10"),
+        ("1.0", "1.0.1"),
+        ("1.0rc1", "1.0"),
+        ("1.0a", "1.0b"),
+        ("2.13.0", "10"),
+        ("1.0", "1.0.post1"),
+        ("1.0.post1", "1.0.1"),
+        ("1.0.0rc1", "1.0"),
+        ("9" * 5000, "1" + "0" * 5000),
+        ("1." + "9" * 5000, "2"),
+        ("1.9", "1." + "8" * 5000),
+    ],
+)
+def test_order(older, newer):
+    assert version_key(older) < version_key(newer)
+
+
+@pytest.mark.parametrize(
+    ("version", "same"),
+    [
+        ("1.0", "1.0.0"),
+        ("1." + "0" * 5000, "1"),
+        ("1.007", "1.7"),
+        ("1", "1.0"),
+        ("2.13.0", "2.13.0+cpu"),
+        ("v6.1", "v6.1"),
+    ],
+)
+def test_equal(version, same):
+    assert version_key(version) == version_key(same)
+
+
+def test_limits():
+    assert Wanted(minimum="1", maximum="2").accepts("1.5")
+    assert not Wanted(minimum="1", maximum="2").accepts("2.1")
+    assert not Wanted(version="1.5").accepts("1.6")
+    assert Wanted().accepts("anything")
+
+
+def test_default_is_moved_into_the_limits():
+    assert Wanted(minimum="2").with_default("1").version == "2"
+    assert Wanted(maximum="2", max_usable="1.9").with_default("3").version == "1.9"
+    assert Wanted(version="5").with_default("3").version == "5"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.errors import InstallError, RecipeError, UsageError
 from cm4vllm.engine.run import python_packages as pythons
 from cm4vllm.engine.run.python_packages import inspect_python, missing_of, require_file, require_package
 
@@ -158,3 +158,36 @@ def test_where_pip_installed_cm4vllm_nothing_is_missing(tmp_path, monkeypatch):
     (tmp_path / "cm4vllm-0.1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert missing_of(file) == []
+
+
+# --- a stub in a folder of PYTHONPATH that hides an installed package is named, with what to do
+
+
+@pytest.mark.parametrize(
+    ("module", "stub", "use"),
+    [
+        ("numpy", "", "import numpy.typing"),
+        ("msgspec", "raise RuntimeError('a stub')", "import msgspec"),
+        ("rich", "", "import rich; rich.print"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--plan"]])
+def test_a_hidden_package_is_named(home, tmp_path, module, stub, use, flags):
+    (tmp_path / "stubs").mkdir()
+    (tmp_path / "stubs" / f"{module}.py").write_text(stub)
+    at = "plan" if flags else "preprocess"
+    home.script(
+        "uses,it", customize=f"def {at}(i):\n    import sys\n    sys.modules.pop({module!r}, None)\n    {use}\n"
+    )
+    paths = f"{tmp_path / 'stubs'}:{home.env['PYTHONPATH']}"
+    home.cli("find", "repo", "local")
+    done = home.cli("run", "script", "--tags=uses,it", *flags, PYTHONPATH=paths)
+    assert f"remedy: unset PYTHONPATH: its folder {tmp_path / 'stubs'} hides the installed {module}" in done.stderr
+    assert done.returncode in (RecipeError.exit_code, 1)
+
+
+def test_a_folder_that_hides_nothing_is_not_named(home, tmp_path):
+    (tmp_path / "numpy_of_mine.py").touch()
+    home.script("fails", customize="def preprocess(i):\n    import missing_for_test\n")
+    done = home.cli("run", "script", "--tags=fails", PYTHONPATH=f"{tmp_path}:{home.env['PYTHONPATH']}")
+    assert done.returncode == RecipeError.exit_code and "PYTHONPATH" not in done.stderr

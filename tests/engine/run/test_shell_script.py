@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import time
@@ -5,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.engine.run.shell_environment import process_environment, read_assignments
-from cm4vllm.engine.run.shell_script import find_native
+from cm4vllm.engine.run.shell_environment import expand, process_environment, read_assignments
+from cm4vllm.engine.run.shell_script import Guardian, find_native
 from commands import need
 
 HARD = {
@@ -188,3 +189,124 @@ def test_a_reader_that_goes_away_does_not_end_the_script(home):
     assert (home.work / "done").exists(), errors
     assert "Traceback" not in errors
     assert "SIGPIPE" not in errors
+
+
+# --- shell_text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$HOME/.ssh/id", "/home/me/.ssh/id"),
+        ("${HOME}x", "/home/mex"),
+        (r"\$HOME", "$HOME"),
+        (r"\"a\" \\ \`b\`", '"a" \\ `b`'),
+        ("$(id) `id`", "$(id) `id`"),
+        ("$UNSET.", "."),
+        ("5$ and $", "5$ and $"),
+        (r"\n \&", r"\n \&"),
+        ("${HOME:-x}", "${HOME:-x}"),
+    ],
+)
+def test_expansion_is_that_of_double_quotes_without_commands(text, value):
+    assert expand(text, {"HOME": "/home/me"}) == value
+
+
+RUN = 'printf "%s|%s" "$CM_REF" "$CM_GIVEN" > seen\n'
+
+
+def test_references_of_the_meta_are_replaced_and_given_values_are_not(home):
+    home.script(
+        "one",
+        {"default_env": {"CM_REF": "$HOME/${CM_PART}"}},
+        run=RUN,
+        customize="def preprocess(i): i['env']['CM_PART'] = 'p'; return {'return': 0}\n",
+    )
+    assert home.run("one", env={"CM_GIVEN": "$HOME ${CM_PART}"})["return"] == 0
+    assert (home.work / "seen").read_text() == f"{home.env['HOME']}/p|$HOME ${{CM_PART}}"
+
+
+def test_a_given_value_in_place_of_the_metas_is_exact(home):
+    home.script("one", {"default_env": {"CM_REF": "$HOME"}}, run=RUN)
+    home.run("one", env={"CM_REF": "$HOME "})
+    assert (home.work / "seen").read_text() == "$HOME |"
+
+
+def test_a_meta_can_ask_for_keys_that_hooks_compose(home):
+    hook = "def preprocess(i): i['env']['CM_REF'] = r'\\$(cat $HOME/x)'; return {'return': 0}\n"
+    home.script("one", {"shell_env_keys": ["CM_R*"]}, run=RUN, customize=hook)
+    home.run("one")
+    assert (home.work / "seen").read_text() == f"$(cat {home.env['HOME']}/x)|"
+    home.script("two", run=RUN, customize=hook)
+    home.run("two")
+    assert (home.work / "seen").read_text() == "\\$(cat $HOME/x)|"
+
+
+# --- the guardian: processes that run.sh started end with an engine that was killed
+
+
+def wait_until(holds, condition):
+    until = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until, condition
+        time.sleep(0.02)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # gone before it was opened, or before it was read
+        return False
+
+
+@pytest.mark.parametrize(
+    "started", ["sleep 600 & echo $! > sleeper; wait", "sh -c 'echo $$ > sleeper; exec sleep 600'"]
+)
+def test_a_killed_engine_leaves_nothing_of_its_run_sh(home, started):
+    home.script("one", run=started)
+    process = home.start("run", "script", "--tags=one")
+    sleeper = home.work / "sleeper"
+    wait_until(lambda: sleeper.exists() and sleeper.read_text().endswith("\n"), "run.sh did not start")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: not alive(int(sleeper.read_text())), "what run.sh started lives on")
+
+
+def test_a_stop_within_the_start_of_run_sh_ends_it(home, monkeypatch):
+    started = []
+
+    class Stopped(subprocess.Popen):
+        def __init__(self, *words, **given):
+            super().__init__(*words, **given)
+            if "pass_fds" in given:  # not the guardian itself
+                started.append(self)
+                raise KeyboardInterrupt
+
+    home.script("one", run="echo $$ > sleeper; exec sleep 600")
+    monkeypatch.setattr(subprocess, "Popen", Stopped)
+    assert home.run("one")["return"] == 130
+    try:
+        started[0].communicate(timeout=20)
+    finally:
+        started[0].kill()
+
+
+def test_what_an_ended_run_sh_left_running_is_not_touched(home):
+    home.script("one", run="sleep 600 > /dev/null 2>&1 & echo $! > sleeper")
+    assert home.cli("run", "script", "--tags=one").returncode == 0
+    sleeper = int((home.work / "sleeper").read_text())
+    time.sleep(0.1)
+    try:
+        assert alive(sleeper)
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
+
+
+def test_a_guardian_that_was_killed_harms_no_run():
+    """Calls of a guardian without a process raise nothing."""
+    guardian = Guardian()
+    guardian.start()
+    guardian._process.kill()
+    guardian._process.wait()
+    guardian.ended(os.getpid())
+    guardian.close()

@@ -25,7 +25,6 @@ PAGES = {
     "/v1/models": json.dumps({"data": [{"id": "tiny", "max_model_len": 2048, "owned_by": "vllm"}]}),
     "/version": '{"version": "0.32.0"}',
 }
-SCENARIOS = ["Offline", "Server"]
 
 
 def served(make_settings, server, scenario, mode="performance", **more):
@@ -68,18 +67,22 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_odd_streams_pass_the_probe_and_the_run(tmp_path, make_settings, name):
+def test_odd_streams_pass_the_probe_and_the_run(tmp_path, make_settings):
+    probed = ""
+
     def raw(number, body):
         if not body.get("stream"):
             return None
+        name = probed or list(ODD)[number % len(ODD)]
         tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
         content = b"".join(map(ODD[name], stream_events(body, tokens, Behaviour(), Fault.NONE)))
         content = b"\xef\xbb\xbf" * (name == "a byte order mark") + content
         return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
 
     with FakeVllm(Behaviour(pages=PAGES, raw=raw)) as server:
-        record = run(served(make_settings, server, "Server"), tmp_path / "run")
+        for probed in (*ODD, ""):  # noqa: B007 (read by `raw`)
+            settings = served(make_settings, server, "Server")
+        record = run(settings, tmp_path / "run")
     assert (record.client.failed, record.client.completed) == (0, record.client.requests)
 
 
@@ -94,16 +97,14 @@ def odd_text(value):
     return {**value, "usage": {**usage, "prompt_tokens_details": []}, "error": {}, "x": float("inf")}
 
 
-@pytest.mark.parametrize("api", [Api.COMPLETIONS, Api.CHAT])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(("scenario", "api"), [("Offline", Api.COMPLETIONS), ("Server", Api.CHAT)])
 def test_odd_answers_in_text_pass_the_probe_and_the_run(tmp_path, settings_for, api, scenario):
     with TextServer(chat=api is Api.CHAT, takes_text=api is not Api.CHAT, odd=odd_text) as server:
         run(settings_for(server, scenario, api=api), tmp_path / "run")
     assert logged(tmp_path / "run") == {index: expected(index) for index in range(SAMPLES)}
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+@pytest.mark.parametrize(("scenario", "version"), [("Offline", b"HTTP/1.0"), ("Server", b"HTTP/1.1")])
 def test_answers_that_end_with_the_connection_are_whole(tmp_path, make_settings, scenario, version):
     def raw(number, body):
         tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
@@ -300,14 +301,15 @@ CACHED = [
 ]
 
 
-@pytest.mark.parametrize("cached", CACHED)
-def test_tokens_out_of_a_cache_are_refused_by_the_probe_and_make_a_run_invalid(tmp_path, make_settings, cached):
+def test_tokens_out_of_a_cache_are_refused_by_the_probe_and_make_a_run_invalid(tmp_path, make_settings):
     with FakeVllm(Behaviour(pages=PAGES)) as server:
         settings = served(make_settings, server, "Offline")
-        server.behaviour.usage = lambda number: cached
+        server.behaviour.usage = lambda number: CACHED[number % len(CACHED)]
         [fault] = run(settings, tmp_path / "run").faults
-        with pytest.raises(ServerUnsuitable, match="caches prompt prefixes"):
-            probe(server.endpoint)
+        for cached in CACHED:
+            server.behaviour.usage = lambda number, cached=cached: cached
+            with pytest.raises(ServerUnsuitable, match="caches prompt prefixes"):
+                probe(server.endpoint)
     assert "prompt tokens from a cache" in fault
 
 
@@ -317,31 +319,28 @@ def test_tokens_out_of_a_cache_are_refused_by_the_probe_of_text(settings_for, ha
         settings_for(server, "Offline", api=Api.CHAT if "chat" in habits else Api.COMPLETIONS)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_another_name_of_the_model_in_the_answers_makes_a_run_invalid(tmp_path, make_settings, scenario):
+def test_another_name_of_the_model_in_the_answers_makes_a_run_invalid(tmp_path, make_settings):
     with FakeVllm(Behaviour(pages=PAGES)) as server:
-        settings = served(make_settings, server, scenario)
+        settings = served(make_settings, server, "Server")
         assert settings.server.answered_by == "tiny"
         server.behaviour.model = lambda number: "tiny" if number < 30 else "tiny-int4"
         [fault] = run(settings, tmp_path / "run").faults
     assert "tiny-int4 (" in fault and "those of the probe tiny" in fault
 
 
-@pytest.mark.parametrize("names", [("a", "b"), ("a", "a")])
-def test_several_names_are_seen_without_a_probe_and_in_text(tmp_path, settings_for, names):
+def test_several_names_are_seen_without_a_probe_and_in_text(tmp_path, settings_for):
     with TextServer() as server:
         settings = settings_for(server, "Server", "performance")
         settings = replace(settings, server=replace(settings.server, answered_by=""))
-        server.model = lambda number: names[number % 2]
-        faults = run(settings, tmp_path / "run").faults
-    assert bool(faults) == (len(set(names)) > 1)
-    assert all("a (" in fault and "b (" in fault for fault in faults)
+        server.model = lambda number: "ab"[number % 2]
+        [fault] = run(settings, tmp_path / "run").faults
+    assert "a (" in fault and "b (" in fault
 
 
 @pytest.mark.parametrize(
-    "cut", [lambda number, tokens: min(10, tokens), lambda number, tokens: tokens - (number % 40 == 9)]
+    ("chat", "cut"),
+    [(False, lambda number, tokens: min(10, tokens)), (True, lambda number, tokens: tokens - (number % 40 == 9))],
 )
-@pytest.mark.parametrize("chat", [False, True])
 def test_prompts_that_are_cut_fail_the_run(tmp_path, settings_for, cut, chat):
     with TextServer(chat=chat, takes_text=not chat) as server:
         settings = settings_for(server, "Offline", api=Api.CHAT if chat else Api.COMPLETIONS)
@@ -351,11 +350,10 @@ def test_prompts_that_are_cut_fail_the_run(tmp_path, settings_for, cut, chat):
     assert "the server counts fewer prompt tokens than were sent" in caught.value.cause
 
 
-@pytest.mark.parametrize("more", [1, 2])
-def test_the_tokens_that_begin_and_end_each_prompt_are_said_with_the_constant(tmp_path, settings_for, more):
-    with TextServer(template_tokens=more) as server:
+def test_the_tokens_that_begin_and_end_each_prompt_are_said_with_the_constant(tmp_path, settings_for):
+    with TextServer(template_tokens=2) as server:
         record = run(settings_for(server, "Offline", "performance"), tmp_path / "run")
-    assert any(f"{more} more in each" in doubt for doubt in client_doubts(record))
+    assert any("2 more in each" in doubt for doubt in client_doubts(record))
     assert record.faults == ()
 
 
@@ -371,7 +369,7 @@ def test_a_template_that_adds_unequal_numbers_is_said(tmp_path, settings_for):
 # --- What tokens and times are made of -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("first", "said"), [(1, False), (4, True), (64, True)])
+@pytest.mark.parametrize(("first", "said"), [(1, False), (4, True)])
 def test_many_tokens_in_the_first_event_are_said(tmp_path, make_settings, first, said):
     with FakeVllm(Behaviour(first_tokens=first, tokens_per_chunk=first)) as server:
         record = run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
@@ -380,7 +378,7 @@ def test_many_tokens_in_the_first_event_are_said(tmp_path, make_settings, first,
     assert 0 < record.client.first_event_tokens <= first
 
 
-@pytest.mark.parametrize(("together", "said"), [(1, False), (4, True), (64, True)])
+@pytest.mark.parametrize(("together", "said"), [(1, False), (4, True)])
 def test_much_text_in_the_first_event_is_said(tmp_path, settings_for, together, said):
     with TextServer() as server:
         settings = settings_for(server, "Server", "performance")
@@ -389,8 +387,7 @@ def test_much_text_in_the_first_event_is_said(tmp_path, settings_for, together, 
     assert any("first event" in doubt for doubt in client_doubts(record)) is said
 
 
-@pytest.mark.parametrize("text", [False, True])
-@pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.3])
+@pytest.mark.parametrize(("text", "delay_s"), [(False, 0.0), (False, 0.3), (True, 0.15)])
 def test_the_time_from_the_last_token_to_the_end_is_stated(tmp_path, make_settings, settings_for, delay_s, text):
     if text:
         with TextServer() as server:
@@ -406,9 +403,15 @@ def test_the_time_from_the_last_token_to_the_end_is_stated(tmp_path, make_settin
     assert any("after its last token" in doubt for doubt in client_doubts(record)) or not delay_s
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("counts_end", [True, False])
-@pytest.mark.parametrize("takes", [(), ("min_tokens",)])
+@pytest.mark.parametrize(
+    ("scenario", "counts_end", "takes"),
+    [
+        ("Offline", True, ()),
+        ("Offline", False, ("min_tokens",)),
+        ("Server", False, ()),
+        ("Server", True, ("min_tokens",)),
+    ],
+)
 def test_empty_answers_of_an_accuracy_run_are_logged_as_empty(tmp_path, settings_for, scenario, counts_end, takes):
     refused = tuple(name for name in TextServer().refuses if name not in takes)
     with TextServer(counts_end=counts_end, refuses=refused) as server:
@@ -422,8 +425,7 @@ def test_empty_answers_of_an_accuracy_run_are_logged_as_empty(tmp_path, settings
     assert all(ids == expected(index) for index, ids in answers.items() if ids)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("counted", [0, 1])
+@pytest.mark.parametrize(("scenario", "counted"), [("Offline", 0), ("Server", 1)])
 def test_empty_lists_of_ids_in_an_accuracy_run_are_logged_as_empty(tmp_path, make_settings, scenario, counted):
     def raw(number, body):
         if number % 10 != 3 or not began:
@@ -462,7 +464,7 @@ def test_times_of_answers_of_one_token_are_named_and_left_out(tmp_path, settings
     assert "tpot_mean" not in result.figures
 
 
-@pytest.mark.parametrize("more", [1, 4, 10])
+@pytest.mark.parametrize("more", [1, 10])
 def test_tokens_of_a_format_are_no_other_tokenizer(tmp_path, settings_for, words, more, monkeypatch):
     monkeypatch.setattr("text_server.answer_words", lambda prompt, most: answer_words(prompt, 100))
     with TextServer(counts_end=False) as server:

@@ -3,16 +3,22 @@
 import json
 import os
 import random
+import re
 from dataclasses import asdict
 
 import numpy as np
 import pytest
+from fake_vllm import FakeVllm
+from msgspec.structs import replace
 from spoiled_logs import KEEPS_FIGURES, ODD_VALUES, cuts, key_of, performance_log, spoiled, with_value
 
+from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.process.runner import run
 from cm4vllm.records.logs.answers import read_answers
+from cm4vllm.records.logs.arrivals import arrivals
 from cm4vllm.records.logs.detail_log import read_detail_log
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance, require_whole
 from cm4vllm.records.run import RUN_FILE, RunRecord
@@ -233,3 +239,182 @@ def test_a_tree_with_pipes_is_read_to_its_end(tmp_path):
     assert json.dumps([problem.code for problem in reader.problems]) == (
         '["LOG-UNREADABLE", "LOG-UNREADABLE", "FILE-UNREADABLE", "FILE-UNREADABLE"]'
     )
+
+
+# --- reading a damaged log ends in an answer or in one of our errors, and no damaged log reads as valid
+
+
+RESULTS = {
+    "Server": "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config/llama2-70b-99/server",
+    "Offline": "vLLM_8xL40S-reference-cpu-pytorch-v2.3.1-default_config/llama2-70b-99.9/offline",
+}
+PREFIX = ":::MLLOG "
+#: Values that take the place of another one: each type of JSON, and texts that no parser takes.
+MUTATED_VALUES = (
+    "null",
+    "true",
+    "false",
+    "0",
+    "-1",
+    "1e999",
+    "9" * 400,
+    "9" * 5000,
+    "NaN",
+    "-Infinity",
+    '""',
+    '"VALID"',
+    '"false"',
+    "[]",
+    "{}",
+    "[" * 3000 + "]" * 3000,
+    '"\\ud800"',
+)
+DECIDES = (
+    "result_validity",
+    "result_min_duration_met",
+    "result_min_queries_met",
+    "early_stopping_met",
+    "result_perf_constraints_met",
+)
+MUTATIONS = 1500
+
+
+@pytest.fixture(params=RESULTS)
+def lines(request, neural_magic):
+    path = neural_magic / "results" / RESULTS[request.param] / "performance" / "run_1" / DETAIL_LOG
+    # LoadGen's lines about itself and about the order of the samples are half the log, and none of them is read.
+    return [
+        line
+        for line in path.read_text().splitlines(True)
+        if '"loaded_qsl_set"' not in line and '"loadgen_file_sha1"' not in line
+    ]
+
+
+def read(folder, text):
+    """Return whether a log reads as valid. What is not an error of ours passes through and fails the test."""
+    (folder / DETAIL_LOG).write_bytes(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
+    try:
+        return read_performance(folder).valid
+    except CmError as error:
+        assert error.what and error.cause
+        return False
+
+
+def mutated_key(line):
+    return json.loads(line.removeprefix(PREFIX))["key"]
+
+
+def line_with(line, value):
+    entry = json.loads(line.removeprefix(PREFIX))
+    entry["value"] = "@@"
+    return PREFIX + json.dumps(entry).replace('"@@"', value) + "\n"
+
+
+def test_the_log_itself_is_valid(lines, tmp_path):
+    assert read(tmp_path, "".join(lines))
+
+
+def test_no_mutation_ends_in_a_traceback(lines, tmp_path):
+    chance = random.Random(20261122)
+    for _ in range(MUTATIONS):
+        read(tmp_path, mutated(list(lines), chance))
+
+
+def mutated(lines, chance):
+    at = chance.randrange(len(lines))
+    kind = chance.choice(["value", "drop", "twice", "swap", "cut", "flip", "foreign", "append", "insert"])
+    if kind == "value":
+        lines[at] = line_with(lines[at], chance.choice(MUTATED_VALUES))
+    elif kind == "drop":
+        del lines[at]
+    elif kind == "twice":
+        lines.insert(chance.randrange(len(lines)), lines[at])
+    elif kind == "swap":
+        other = chance.randrange(len(lines))
+        lines[at], lines[other] = lines[other], lines[at]
+    elif kind == "foreign":
+        lines.insert(at, chance.choice(["\n", "hello\n", ":::\n", "[]\n", PREFIX + "\n", "\x00\n"]))
+    elif kind == "append":
+        lines += lines[at:] if chance.random() < 0.5 else lines[:at]
+    data = bytearray("".join(lines).encode(errors="surrogatepass"))
+    if kind == "cut":
+        del data[chance.randrange(len(data)) :]
+    elif kind in ("flip", "insert"):
+        for _ in range(chance.randint(1, 8)):
+            place = chance.randrange(len(data))
+            data[place : place + (kind == "flip")] = bytes([chance.randrange(256)])
+    return bytes(data)
+
+
+def test_no_value_in_the_place_of_a_verdict_reads_as_valid(lines, tmp_path):
+    tried = 0
+    for at, line in enumerate(lines):
+        key = mutated_key(line)
+        if key in DECIDES:
+            honest = '"VALID"' if key == "result_validity" else "true"
+            for value in (*MUTATED_VALUES, '"INVALID"', '"valid"', '"true"', "1"):
+                tried += 1
+                text = "".join([*lines[:at], line_with(line, value), *lines[at + 1 :]])
+                assert read(tmp_path, text) == (value == honest), (key, value[:40])
+            assert not read(tmp_path, "".join(lines[:at] + lines[at + 1 :])), f"without {key}"
+            assert not read(tmp_path, "".join([*lines[:at], "not" + line, *lines[at + 1 :]])), f"{key} spoiled"
+    assert tried > 50
+
+
+def test_no_log_with_an_error_reads_as_valid(lines, tmp_path):
+    for at in range(0, len(lines), 7):
+        entry = json.loads(lines[at].removeprefix(PREFIX))
+        for is_error, key in ((True, entry["key"]), (False, "error_runtime")):
+            changed = {**entry, "key": key, "metadata": {**entry["metadata"], "is_error": is_error}}
+            flagged = [*lines[:at], PREFIX + json.dumps(changed) + "\n", *lines[at + 1 :]]
+            added = [*lines[:at], PREFIX + json.dumps({**changed, "key": "error_runtime"}) + "\n", *lines[at:]]
+            assert not read(tmp_path, "".join(flagged)), (at, is_error, key)
+            assert not read(tmp_path, "".join(added)), (at, is_error, key)
+
+
+def test_no_two_logs_and_no_cut_log_read_as_valid(lines, tmp_path):
+    chance = random.Random(41)
+    whole = "".join(lines)
+    invalid = whole.replace('"VALID"', '"INVALID"')
+    assert not read(tmp_path, invalid + whole) and not read(tmp_path, whole + whole)
+    for _ in range(60):
+        cut = chance.randrange(1, len(whole) - 1)
+        assert not read(tmp_path, whole[:cut]), cut
+        for text in (whole + whole[:cut], whole + whole[cut:], whole[:cut] + whole, invalid[:cut] + whole):
+            assert not read(tmp_path, text), cut
+
+
+# --- the times at which LoadGen issues queries, held against what LoadGen itself generates and does
+
+
+@pytest.mark.parametrize(("rate", "duration_ms"), [(250.0, 900), (97.3, 1)])
+def test_they_are_those_of_loadgen_to_the_nanosecond(tmp_path, make_settings, rate, duration_ms):
+    """LoadGen logs how many queries it generated, and when the one after the last would be issued."""
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Server", "performance", target_qps=rate)
+        conf = re.sub(r"min_duration = \d+", f"min_duration = {duration_ms}", settings.user_conf)
+        run(
+            replace(settings, user_conf=re.sub(r"min_query_count = \d+", "min_query_count = 2", conf)), tmp_path / "run"
+        )
+    log = (tmp_path / "run" / DETAIL_LOG).read_text()
+    count, end_ns = (
+        int(re.search(rf'"{key}", "value": (\d+)', log)[1])
+        for key in ("generated_query_count", "generated_query_duration")
+    )
+    seed = settings.terms.seeds.schedule
+    assert FullLength(duration_ms / 1000, seed, whole=settings.samples).queries(rate) == count
+    assert round(arrivals(rate, seed, count + 1)[-1] * 1e9) == end_ns
+
+
+def test_a_schedule_is_stretched_by_the_rate_and_the_longer_one_begins_with_the_shorter_one():
+    assert arrivals(20.0, 7, 1000) == pytest.approx(arrivals(40.0, 7, 1000) * 2, abs=1e-5)
+    assert np.array_equal(arrivals(20.0, 7, 1000)[:10], arrivals(20.0, 7, 10))
+    assert arrivals(20.0, 7, 1).tolist() == [0.0]
+    assert 1000 / arrivals(20.0, 7, 1000)[-1] == pytest.approx(20, rel=0.1)
+
+
+def test_a_run_ends_with_the_first_query_at_or_after_its_time():
+    times = arrivals(20.0, 7, 3000)
+    count = FullLength(60.0, 7).queries(20.0)
+    assert times[count - 2] < 60 <= times[count - 1]
+    assert FullLength(60.0, 7, whole=1000).queries(20.0) == 2000

@@ -36,19 +36,20 @@ def answers_in_the_log(folder):
     return {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(folder / ACCURACY_LOG)}
 
 
+#: Of a request that meets both faults a third is sent; with a third fault it would fail.
+FAULTS = {3: Fault.STATUS_500, 33: Fault.CLOSE_BEFORE}
+
+
 @pytest.mark.parametrize(
-    "behaviour",
+    ("scenario", "behaviour"),
     [
-        Behaviour(),
-        Behaviour(tokens_per_chunk=5),
-        Behaviour(split=997),
-        # Two faults: a request that meets both of them is sent a third time; with a third fault it would fail.
-        Behaviour(fault=lambda n: Fault.STATUS_500 if n in (3, 33) else Fault.NONE),
-        Behaviour(fault=lambda n: Fault.CLOSE_BEFORE if n in (3, 33) else Fault.NONE),
+        ("Offline", Behaviour()),
+        ("Server", Behaviour(tokens_per_chunk=5)),
+        ("Offline", Behaviour(fault=lambda n: FAULTS.get(n, Fault.NONE))),
+        ("Server", Behaviour(split=997, fault=lambda n: FAULTS.get(n, Fault.NONE))),
     ],
-    ids=["plain", "several tokens a chunk", "split anywhere", "some 500", "some connections closed"],
+    ids=["plain", "several tokens a chunk", "faults", "split anywhere, and faults"],
 )
-@pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_the_accuracy_log_holds_exactly_the_tokens_that_the_server_sent(tmp_path, make_settings, scenario, behaviour):
     with FakeVllm(behaviour) as server:
         record = run(make_settings(server.endpoint, scenario, "accuracy"), tmp_path / "run")
@@ -147,19 +148,12 @@ def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(whole_run):
 @pytest.mark.parametrize(
     ("scenario", "fault", "words"),
     [
-        *(
-            (scenario, *case)
-            for scenario in ("Offline", "Server")
-            for case in (
-                (Fault.STATUS_500, "HTTP status 500: made to fail"),
-                (Fault.STATUS_400, "HTTP status 400: made to fail"),
-                (Fault.CLOSE_BEFORE, "connection"),
-                (Fault.CLOSE_MIDSTREAM, "in the middle of an answer"),
-                (Fault.WRONG_USAGE, "disagree"),
-            )
-        ),
+        ("Offline", Fault.STATUS_500, "HTTP status 500: made to fail"),
+        ("Server", Fault.STATUS_400, "HTTP status 400: made to fail"),
+        ("Server", Fault.CLOSE_BEFORE, "connection"),
+        ("Offline", Fault.CLOSE_MIDSTREAM, "in the middle of an answer"),
         ("Server", Fault.STALL_THEN_CLOSE, "in the middle of an answer"),
-        ("Server", Fault.GARBAGE_MIDSTREAM, "not HTTP"),
+        ("Offline", Fault.WRONG_USAGE, "disagree"),
         ("Server", Fault.NOT_HTTP, "not HTTP"),
     ],
 )
@@ -188,8 +182,7 @@ def test_a_server_gives_way_only_where_latency_is_measured(tmp_path, make_settin
     assert given == [record.settings.server.niceness] == [niceness]
 
 
-@pytest.mark.parametrize("kept", [0, 500])
-@pytest.mark.parametrize("mode", ["performance", "accuracy"])
+@pytest.mark.parametrize(("mode", "kept"), [("performance", 500), ("accuracy", 0)])
 def test_a_detail_log_that_is_truncated_during_the_run_leaves_no_record(tmp_path, make_settings, mode, kept):
     truncated = []
 
@@ -309,11 +302,10 @@ def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_bef
     assert record.cause == failure.value.cause
 
 
-@pytest.mark.parametrize("scenario", ["Offline", "Server"])
-def test_an_aborted_answer_fails_the_run_though_its_counts_match(tmp_path, make_settings, scenario):
+def test_an_aborted_answer_fails_the_run_though_its_counts_match(tmp_path, make_settings):
     behaviour = Behaviour(fault=lambda n: Fault.ABORTED if n >= 40 else Fault.NONE)
     with FakeVllm(behaviour) as server, pytest.raises(RunFailed) as failure:
-        run(make_settings(server.endpoint, scenario, "performance", test_query_count=5000), tmp_path / "run")
+        run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
     assert "its finish_reason is 'abort'" in failure.value.cause
 
 

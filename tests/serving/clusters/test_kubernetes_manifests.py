@@ -18,8 +18,7 @@ GIVEN = {"CM_VLLM_SERVER_MODEL_NAME": "owner/Model-7B.v1", "CM_KUBERNETES_IMAGE"
 
 
 def objects(**env):
-    env = {**GIVEN, **env}
-    return manifests(PodSettings.of(env), env)
+    return manifests(PodSettings.of({**GIVEN, **env}))
 
 
 def container(document):
@@ -183,7 +182,7 @@ def test_a_model_on_a_volume_is_mounted_and_asks_no_hub():
 def test_the_token_is_a_reference(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     env = {**GIVEN, "CM_KUBERNETES_HF_TOKEN_SECRET_NAME": "hub", "HF_TOKEN": "hf_secret"}
-    text = write_manifests(PodSettings.of(env), env, tmp_path).read_text()
+    text = Path(write_manifests(PodSettings.of({**env, "CM_KUBERNETES_DIR": str(tmp_path)})).path).read_text()
     assert "hf_secret" not in text
     assert "secretKeyRef" in text
     assert not is_secret_name("hf_token_secret_name")  # it names a Secret; the word is not hidden where it is met
@@ -208,8 +207,8 @@ def test_what_a_cluster_would_refuse_is_refused_here(env, why):
 
 def test_objects_fit_the_schema_of_kubernetes(tmp_path):
     env = {**GIVEN, "CM_KUBERNETES_CPU": "8", "CM_KUBERNETES_MEMORY": "64Gi", "CM_KUBERNETES_NAMESPACE": "bench"}
-    path = write_manifests(PodSettings.of(env), env, tmp_path)
-    documents = list(yaml.safe_load_all(path.read_text()))
+    path = write_manifests(PodSettings.of({**env, "CM_KUBERNETES_DIR": str(tmp_path)})).path
+    documents = list(yaml.safe_load_all(Path(path).read_text()))
     assert [sentence.partition(":")[0] for sentence in check_objects(documents, None)] == ["Deployment", "Service"]
 
 

@@ -26,7 +26,7 @@ from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_report import require_alike
-from cm4vllm.serving.launch_settings import require_usable
+from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import NodesStart, start_all, stop
 from cm4vllm.serving.supervision.death_reasons import death_reason
@@ -283,9 +283,9 @@ def test_a_node_that_cannot_be_reached_is_named_by_a_plan(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     env = {"CM_VLLM_SERVER_NODES": "n1,n2", "CM_VLLM_SERVER_TP_SIZE": "2", "CM_MLPERF_DEVICE": "cpu"}
     with pytest.raises(ServerUnreachable, match="the node n1 in --nodes cannot be reached") as failed:
-        require_usable(env)
+        require_usable(LaunchSettings.of(env))
     assert "refused" in failed.value.cause and "BatchMode=yes" in failed.value.remedy
-    require_usable({**env, "CM_VLLM_SERVER_LAUNCHER": "local"})
+    require_usable(LaunchSettings.of({**env, "CM_VLLM_SERVER_LAUNCHER": "local"}))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_node_that_cannot_be_reached_is_named_by_a_plan(tmp_path, monkeypatch)
 )
 def test_nodes_are_not_for_ray_nor_for_several_servers(key, value, flag):
     with pytest.raises(UsageError, match=f"--nodes cannot be given with --{flag}"):
-        require_usable({"CM_VLLM_SERVER_NODES": "n1,n2", key: value})
+        require_usable(LaunchSettings.of({"CM_VLLM_SERVER_NODES": "n1,n2", key: value}))
 
 
 def test_a_node_without_vllm_is_refused(tmp_path):

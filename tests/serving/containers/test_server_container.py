@@ -1,19 +1,34 @@
 """The container of a server: what it gets of this machine, and that no value of the environment is in its command."""
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+from tests.serving.launched import gone
 
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.programs import containers
 from cm4vllm.records.published_server import container_words
 from cm4vllm.records.server import ContainerRecord
+from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.serving import containers as serving_containers
+from cm4vllm.serving.containers import image as image_module
+from cm4vllm.serving.containers.image import _reported
 from cm4vllm.serving.containers.server_container import (
     container_options,
     removal_words,
     server_container,
     supervised_words,
 )
+from cm4vllm.serving.installation.install import PROOF
+from cm4vllm.serving.installation.packages import PACKAGES
+from cm4vllm.serving.launch_settings import LaunchSettings, container_notes, require_usable
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 
 SECRET = "s3cret-of-the-test"
@@ -216,3 +231,230 @@ def test_other_words_for_the_engine_are_taken():
         "--ulimit",
         "memlock=-1",
     ]
+
+
+# --- refusals of what no container can run: before anything is pulled, in plan and run alike
+
+
+IMAGE = {"CM_VLLM_CONTAINER": "vllm/vllm-openai:v0.32.0", "CM_MLPERF_DEVICE": "cpu"}
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """Put an engine on PATH that has no image."""
+
+    def put(name="podman", text="echo podman version 4.3.1; [ $1 != image ]"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    put()
+    return put
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"}, "--container cannot be given with --api_server"),
+        ({"CM_VLLM_SERVER_NODES": "a,b"}, "--container cannot be given with --nodes"),
+        ({"CM_RAY_ADDRESS": "127.0.0.1:6379"}, "--container cannot be given with --ray_address"),
+        ({"CM_VLLM_CONTAINER_ARGS": "--env HF_TOKEN=s3cret-of-the-test"}, "a secret in --container_args"),
+        ({"CM_VLLM_CONTAINER": "--privileged"}, "is not the name of an image"),
+        ({"CM_VLLM_CONTAINER": "", "CM_VLLM_CONTAINER_ENGINE": "docker"}, "--container_engine needs --container"),
+        ({"CM_VLLM_CONTAINER": "", "CM_VLLM_CONTAINER_ARGS": "--ipc=host"}, "--container_args needs --container"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(engine, given, words):
+    with pytest.raises(UsageError, match=words) as raised:
+        require_usable(LaunchSettings.of({**IMAGE, **given}))
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_missing_engine_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InstallError, match="not found on PATH"):
+        require_usable(LaunchSettings.of(IMAGE))
+    require_usable(LaunchSettings.of({}))
+
+
+def test_a_daemon_that_does_not_respond_is_refused(engine):
+    engine("docker", "echo no daemon; exit 1")
+    with pytest.raises(InstallError, match="does not respond") as raised:
+        require_usable(LaunchSettings.of({**IMAGE, "CM_VLLM_CONTAINER_ENGINE": "docker"}))
+    assert raised.value.exit_code == 42
+
+
+def test_a_missing_hook_is_refused(engine, monkeypatch):
+    monkeypatch.setattr(
+        image_module, "missing_hook", lambda name, device: containers.engines()["podman"].hooks.get(device)
+    )
+    with pytest.raises(InstallError, match="no NVIDIA GPU") as raised:
+        require_usable(LaunchSettings.of({**IMAGE, "CM_MLPERF_DEVICE": "cuda"}))
+    assert "nvidia-ctk cdi generate" in raised.value.remedy
+    assert raised.value.exit_code == 42
+
+
+def test_the_plan_shows_the_whole_command_and_what_is_pulled(engine, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "s3cret-of-the-test")
+    env = {**IMAGE, "CM_VLLM_CONTAINER_ARGS": "--ulimit=memlock=-1", "CM_VLLM_SERVER_MAX_NUM_SEQS": "64"}
+    pulled, run, command = container_notes(LaunchSettings.of(env))
+    assert pulled == "vllm/vllm-openai:v0.32.0: not on this machine: pulled"
+    assert run == "run by podman 4.3.1 (tried podman 4.3.1 of Debian 12 with runc, on processors), for cpu:"
+    assert command.startswith("podman run --rm --network=host --shm-size=16g --cap-add=SYS_NICE ")
+    assert "--ulimit=memlock=-1 --entrypoint=python3 vllm/vllm-openai:v0.32.0 -P -m vllm" in command
+    assert "--max-num-seqs=64" in command.replace(" ", "=")
+    assert "--env HF_TOKEN" in command
+    assert "s3cret" not in command
+
+
+def test_an_engine_that_was_not_tried_says_so(engine):
+    engine("docker", "echo Docker version 27.3.1, build 1; [ $1 != image ]")
+    assert (
+        "this engine was not tried"
+        in container_notes(LaunchSettings.of({**IMAGE, "CM_VLLM_CONTAINER_ENGINE": "docker"}))[1]
+    )
+
+
+# --- the proof of an image's vLLM: its program prints all that is known, and the log of the container is read
+
+
+#: The parts of vLLM that the proof uses.
+ENGINE = """
+class SamplingParams:
+    def __init__(self, **_): pass
+class LLM:
+    def __init__(self, **_): print('{"device": "loading"')
+    def generate(self, prompts, sampling, use_tqdm):
+        class Part: token_ids = TOKENS; outputs = None
+        Part.outputs = [Part]
+        return [Part]
+"""
+PROVED_IMAGE = ContainerRecord(
+    engine="podman", engine_version="5.0", image="vllm:1", digest="sha256:0", reference="vllm@sha256:0"
+)
+
+
+@pytest.fixture
+def proved(tmp_path):
+    """Return what a vLLM that generates these tokens reports, by the log of its proof."""
+
+    def prove(tokens, serve_help="  --seed SEED", device="cpu"):
+        files = {
+            "vllm/__init__.py": ENGINE.replace("TOKENS", tokens),
+            "vllm/platforms.py": "class current_platform: device_name = 'cpu'",
+            "vllm/entrypoints/__init__.py": "",
+            "vllm/entrypoints/cli/__init__.py": "",
+            "vllm/entrypoints/cli/main.py": f"def main(): print({serve_help!r}); raise SystemExit",
+            "vllm-9.9.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.9\n",
+        }
+        for name, text in files.items():
+            (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "site" / name).write_text(text)
+        with (tmp_path / "proof.log").open("wb") as log:
+            env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+            subprocess.run([sys.executable, PROOF, "-", *PACKAGES], stdout=log, stderr=log, env=env, check=False)
+        return _reported(PROVED_IMAGE, "python3", device, tmp_path)
+
+    return prove
+
+
+def test_the_device_the_versions_and_the_help_are_read_from_the_log(proved, tmp_path):
+    image = proved("[5]")
+    assert (image.device, image.python, image.packages["vllm"]) == ("cpu", "python3", "9.9.9")
+    assert image.packages["python"].startswith("3.") and set(image.packages) <= {"python", *PACKAGES}
+    assert (tmp_path / HELP_FILE).read_text().strip() == "--seed SEED"
+
+
+def test_a_release_without_help_leaves_no_file(proved, tmp_path):
+    proved("[5]", serve_help="")
+    assert not (tmp_path / HELP_FILE).exists()
+
+
+def test_an_image_whose_vllm_generates_no_token_is_refused_with_the_place_of_its_log(proved, tmp_path):
+    with pytest.raises(InstallError, match="vllm:1 does not generate a token") as caught:
+        proved("[]")
+    assert caught.value.cause.splitlines()[-1] == "no token was generated"
+    assert f"{tmp_path / 'proof.log'}; --container_python" in caught.value.remedy
+
+
+def test_an_image_that_computes_on_another_device_is_refused(proved):
+    with pytest.raises(InstallError, match="computes on cpu, not on cuda"):
+        proved("[5]", device="cuda")
+
+
+# --- the first process of a container, run outside of one: ends with its program, and with the writer of its pipe
+
+
+PROGRAM = Path(serving_containers.__file__).parents[1] / "in_container" / "first_process.py"
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """Yield a named pipe with a writer: its path, and the descriptor."""
+    path = tmp_path / "supervisor"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR)
+    yield path, descriptor
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def start(pipe, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, PROGRAM, pipe[0], *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def python(pipe, code: str) -> subprocess.Popen[str]:
+    return start(pipe, sys.executable, "-c", code)
+
+
+def test_it_ends_with_the_status_of_its_program(pipe):
+    process = python(pipe, "raise SystemExit(7)")
+    assert process.communicate(timeout=40)[0] == ""
+    assert process.returncode == 7
+
+
+def test_a_signal_reaches_the_program(pipe):
+    code = "import signal, time; signal.signal(15, lambda *_: exit(3)); print('up', flush=True); time.sleep(60)"
+    process = python(pipe, code)
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    assert process.wait(40) == 3
+    process.stdout.close()
+
+
+def test_a_program_that_is_killed_has_the_status_of_a_shell(pipe):
+    process = python(pipe, "import os; os.kill(os.getpid(), 9)")
+    process.communicate(timeout=40)
+    assert process.returncode == 128 + signal.SIGKILL
+
+
+def test_orphans_of_the_program_are_reaped(pipe):
+    code = "import os, time\nif os.fork() == 0:\n    os._exit(0)\ntime.sleep(0.5)"
+    process = python(pipe, code)
+    process.communicate(timeout=40)
+    assert process.returncode == 0
+
+
+def test_it_ends_when_the_supervisor_is_gone(pipe):
+    process = python(pipe, "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    program = psutil.Process(int(process.stdout.readline()))
+    began = time.monotonic()
+    os.close(pipe[1])
+    assert "the supervisor of this container has ended" in process.communicate(timeout=40)[0]
+    assert process.returncode == 97
+    assert time.monotonic() - began < 30
+    assert gone([program])  # killed before, and perhaps not yet gone
+
+
+def test_without_the_pipe_nothing_is_started(pipe, tmp_path):
+    process = start((tmp_path / "none", 0), "/bin/echo", "started")
+    assert "cannot be watched" in process.communicate(timeout=40)[0]
+    assert process.returncode == 97
+
+
+def test_a_program_that_does_not_exist_is_named(pipe):
+    process = start(pipe, "/no/such/program")
+    assert "/no/such/program cannot be started in the container" in process.communicate(timeout=40)[0]
+    assert process.returncode == 127

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.records import write_record
+from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
 from cm4vllm.serving.clusters.node_layout import node_layout
+from cm4vllm.serving.fit import advice
+from cm4vllm.serving.fit.advice import AdviceSettings, asked_of, with_host_memory
 from cm4vllm.serving.fit.layout import GIB, Asked, advise, kv_cache_tokens, table
+from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.options.arguments import ServerSettings, server_env, with_extra_options
+from cm4vllm.serving.planned_servers import _with_host_memory
 
 TINY = {
     "num_hidden_layers": 2,
@@ -230,3 +237,95 @@ def test_what_several_nodes_do_not_hold_names_them():
 def test_an_engine_of_more_workers_than_gpus_is_refused_with_both_numbers(sizes):
     with pytest.raises(UsageError, match="needs 8 GPUs, and there are 4"):
         advise(asked("llama-2-70b-chat-fp8", 4, H100, **sizes))
+
+
+# --- the KV cache of a server on the CPU backend: for the requests at a time, as far as the host's memory allows
+
+
+HOST_GIB = 2**30
+SMOLLM2 = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+TINY_HOST = {**SMOLLM2, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2}
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    def make(free_gib, config=SMOLLM2, servers=1, sequences=256, longest=2400, **more):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        monkeypatch.setattr(advice, "free_memory", lambda: round(free_gib * HOST_GIB))
+        model = ModelRecord(name="m", path=str(tmp_path), source="", sha256="", weight_data_types="bf16")
+        server = ServerSettings(model=str(tmp_path), name="m", **more)
+        made = with_host_memory(server, model, servers=servers, sequences=sequences, longest=longest)
+        assert server_env(made).get("VLLM_CPU_KVCACHE_SPACE") == (
+            str(made.kv_cache_gib or 1) if made.device == "cpu" else None
+        )
+        return made.kv_cache_gib
+
+    return make
+
+
+def test_a_kv_cache_has_room_for_the_requests_at_a_time_in_half_of_the_free_memory(given):
+    # 256 sequences of 2,400 tokens of 23,040 bytes need 13.2 GiB.
+    assert [given(free) for free in (200, 40, 34, 22, 12, 6)] == [16, 16, 16, 8, 4, 2]
+    assert given(21.5) == given(22.5)  # a server that starts again has the same
+    assert given(200, sequences=64) == 4
+    assert given(200, sequences=256, longest=0, max_model_len=1024) == 8
+
+
+@pytest.mark.parametrize(
+    ("extra", "gib"),
+    [("--max-num-seqs 512", 32), ("--max_num_seqs=64", 4), ("--max-num-seqs 512 --max-model-len 1024", 16), ("", 8)],
+)
+def test_the_requests_at_a_time_may_be_an_option_of_vllm(tmp_path, monkeypatch, extra, gib):
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2 | {"max_position_embeddings": 2048}))
+    monkeypatch.setattr(advice, "free_memory", lambda: 200 * HOST_GIB)
+    model = ModelRecord(name="m", path=str(tmp_path), source="", sha256="", weight_data_types="bf16")
+    write_record(tmp_path / "model.json", model)
+    settings = LaunchSettings(model_record=str(tmp_path / "model.json"))
+    server = with_extra_options(ServerSettings(model="m", name="m", extra=extra))
+    assert _with_host_memory(settings, server, None).kv_cache_gib == gib
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"utilisation": 95}, "a percentage is divided by 100: give --gpu_memory_utilization=0.95"),
+        ({"utilisation": 0}, "give a value in this range"),
+        ({"utilisation": -0.5}, "give a value in this range"),
+        ({"max_model_len": 0}, "give a value in this range"),
+        ({"max_num_seqs": -1}, "give a value in this range"),
+        ({"max_num_batched_tokens": 0}, "give a value in this range"),
+        ({"kv_cache_gib": -1, "gpus": 0}, "give 0 or more"),
+        ({"gpu_memory_gib": -80}, "give a value in this range"),
+    ],
+)
+def test_the_advisor_refuses_sizes_that_no_server_has(sizes, words):
+    with pytest.raises(UsageError) as refused:
+        asked_of(AdviceSettings(model="llama-3.1-8b-instruct", **{"gpus": 1, "gpu_memory_gib": 80, **sizes}))
+    assert words in refused.value.remedy
+
+
+def test_what_one_gib_holds_has_one_gib(given):
+    assert given(22, TINY_HOST) == given(3, TINY_HOST) == 1
+
+
+def test_servers_and_workers_share_the_memory(given):
+    assert (given(22, servers=2), given(22, servers=4), given(22, tp_size=2)) == (4, 1, 4)
+
+
+def test_a_size_that_is_given_counts(given):
+    assert given(22, kv_cache_gib=3) == 3
+    assert given(22, device="cuda") is None
+    with pytest.raises(ModelError):
+        given(2, kv_cache_gib=8)
+    with pytest.raises(ModelError):
+        given(0.5)

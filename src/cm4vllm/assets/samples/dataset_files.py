@@ -13,7 +13,7 @@ from cm4vllm.assets.samples.published_formats import COLUMNS, read_published, re
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.rules import Audit, BenchmarkTerms, Column, Media, audit
+from cm4vllm.rules import Audit, BenchmarkTerms, Column, Media, audit, default_round
 
 
 class DatasetSettings(Settings, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class DatasetSettings(Settings, frozen=True, kw_only=True):
 
     source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = ""
     location: Annotated[str, Key("CM_DATASET_LOCATION")] = ""
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = default_round()
     benchmark: input_types.Benchmark = "llama3.1-8b"
     model_record: input_types.ModelRecordPath = ""
     calibration: Annotated[bool, Key("CM_DATASET_CALIBRATION")] = False

@@ -4,19 +4,18 @@ Each rule that can be known by then has a function here that says what is agains
 them; a rehearsal goes on, names them, and makes no submission tree.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cm4vllm.assets.model_identity import differences, is_from
 from cm4vllm.assets.samples.audio_dataset import digest_of_clips
 from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.job_checks.given_datasets import other_prompts
+from cm4vllm.campaign.settings import Fault, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import digest_of, typed_path
 from cm4vllm.common.terminal_text import whole_number
@@ -25,31 +24,14 @@ from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.system_file import read_system_file
 from cm4vllm.records.described_system import NETWORK_KEYS
-from cm4vllm.rules import DivisionRule, Mode, audit, catalogue, division_rules, over_network, speculation
+from cm4vllm.rules import Mode, audit, catalogue, division_rules, over_network, speculation
 from cm4vllm.serving.options.fixed_options import speculative_options
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.system_records import runs_here
 
-if TYPE_CHECKING:
-    from cm4vllm.campaign.settings import Job
-
-
 #: The environment keys that are checked here and are not settings of the campaign.
 _EXTRA, _SYSTEM_FILE = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_MLPERF_SYSTEM_FILE"
 _ECC_KEYS = {"host": "host_memory_configuration", "accelerators": "accelerator_memory_configuration"}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A breach of a rule of the job's division, and its remedy."""
-
-    rule: DivisionRule
-    fact: str
-    remedy: str
-
-    @property
-    def words(self) -> str:
-        return f"{self.fact}\n  rule {self.rule.code}: {self.rule.text} ({self.rule.source})"
 
 
 def division_faults(job: Job, env: Mapping[str, Any], root: Path = Path("/")) -> tuple[Fault, ...]:

@@ -8,7 +8,7 @@ from cm4vllm.assets.samples.dataset_files import Requirements, check_file, check
 from cm4vllm.assets.samples.prompt_tokens import misread, tokenised
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.rules import BenchmarkTerms, Mode, Terms, audit
-from cm4vllm.serving.launch_settings import chosen_server
+from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server
 from cm4vllm.serving.options.arguments import require_context
 
 #: The environment keys of the files.
@@ -81,7 +81,7 @@ def _require_room(env: Mapping[str, Any], folder: Path | None, longest: int) -> 
 
     A given server reports its context when it is asked.
     """
-    context = chosen_server(env).max_model_len
+    context = chosen_server(LaunchSettings.of(env)).max_model_len
     if context is None and folder is not None and not env.get(_SERVER):
         context = read_checkpoint(folder).max_positions
     require_context(context, longest, folder.name if folder is not None else "")

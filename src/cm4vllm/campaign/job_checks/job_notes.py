@@ -1,19 +1,13 @@
 """Notes on a job's unexpected behaviour, which plan and run show before anything is done."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE
 from cm4vllm.campaign.job_checks.capabilities import reads_problems, unscored, unscored_words
+from cm4vllm.campaign.settings import Job
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES, rehearsal_queries
 from cm4vllm.records.logs.early_stopping import missing_queries, passes
 from cm4vllm.rules import Division, Mode, terms
-
-if TYPE_CHECKING:
-    from cm4vllm.campaign.settings import Job
-
 
 #: The differences of a job with random weights.
 _DUMMY_NOTE = (

@@ -16,7 +16,7 @@ from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES, user_conf
 from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes
 from cm4vllm.rules import Mode, Scenario
-from cm4vllm.serving.launch_settings import asked_options
+from cm4vllm.serving.launch_settings import LaunchSettings, asked_options
 from cm4vllm.serving.probing.server_requests import base_urls
 
 #: A rate that bounds nothing: where no rate is known, what does not depend on it is found with this one, in queries/s.
@@ -51,7 +51,7 @@ def _server_options(env: Mapping[str, Any], job: Job) -> dict[str, OptionValue]:
     """Return the options of the servers that the job starts, none where they run already."""
     if job.settings.api_server:
         return {}
-    options = asked_options(env)
+    options = asked_options(LaunchSettings.of(env))
     if job.settings.rehearse:
         options = {"max-num-seqs": read_profile(job.settings.rehearse).server.max_num_seqs, **options}
     return options

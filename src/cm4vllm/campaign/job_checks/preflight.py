@@ -118,12 +118,13 @@ def require_server(env: Mapping[str, Any], runs: Sequence[Terms]) -> None:
     given, device = env.get(_SERVER), env.get("CM_MLPERF_DEVICE")
     if device and not given:
         require_device(device)
-    require_usable(env)
+    settings = LaunchSettings.of(env)
+    require_usable(settings)
     if given:
         return
     if not env.get("CM_MLPERF_REHEARSE") and not env.get("CM_VLLM_CONTAINER"):  # a container has its own
         require_shared_memory()
-    _require_room(LaunchSettings.of(env).max_model_len, runs)
+    _require_room(settings.max_model_len, runs)
 
 
 def _require_room(max_model_len: int | None, runs: Sequence[Terms]) -> None:

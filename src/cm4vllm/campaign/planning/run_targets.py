@@ -12,6 +12,7 @@ from cm4vllm.campaign.planning.steps import Duration, MeasuredTarget
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
+from cm4vllm.records.campaign import TARGET_FLAGS
 from cm4vllm.rules import Mode, RateUse, Scenario
 
 SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
@@ -101,17 +102,16 @@ def is_searched(job: Job, scenario: Scenario) -> bool:
 
 
 def given_target(job: Job, scenario: Scenario) -> float | None:
-    """Return the target that the user gave; that of a paced scenario goes by LoadGen's name for it, Server."""
-    terms = job.terms(scenario, Mode.PERFORMANCE)
-    target: float | None = getattr(job.settings, terms.target_flag)
-    return 1000 / target if terms.one_by_one and target is not None else target
+    """Return the target that the user gave, in queries/s, also where it was given as a latency."""
+    target = job.settings.targets.get(scenario)
+    return 1000 / target if is_one_by_one(job, scenario) and target is not None else target
 
 
 def target_inputs(job: Job, scenario: Scenario, rate: str) -> dict[str, str | MeasuredTarget]:
     """Return the inputs that say what a scenario's runs aim at: as given, or by what the step `rate` measures."""
     given, one_by_one = given_target(job, scenario), is_one_by_one(job, scenario)
     if given is not None:
-        return {TARGET: str(given), TARGET_SOURCE: f"given by --{job.terms(scenario, Mode.PERFORMANCE).target_flag}"}
+        return {TARGET: str(given), TARGET_SOURCE: f"given by --{TARGET_FLAGS[scenario]}"}
     kept = run_place(scenario, Mode.PERFORMANCE) if keeps_target(job, scenario) else ""
     if is_searched(job, scenario):
         return {TARGET: MeasuredTarget(step=search_name(scenario), searched=True, kept_from=kept)}

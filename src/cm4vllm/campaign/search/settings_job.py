@@ -31,6 +31,7 @@ from cm4vllm.records.searches.settings_search import CHOSEN, EVIDENCE, SETTINGS_
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
 from cm4vllm.serving.launch import act
+from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.planned_servers import PLANNED_FILE
 
@@ -64,7 +65,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     require_given(output_dir=inputs.output_dir)
     folder = writable_folder(Path(inputs.output_dir).absolute())
     _keep_what_was_made_from(folder, inputs_digest(env))
-    start = simulated.act if inputs.rehearse else act
+    start = simulated.act if inputs.rehearse else _start
     runs, at_once = _runs(env)
     candidates = space.candidates(_as_it_is(space, start, env, folder))
     bench = ServerBench(folder, start, env, runs, at_once)
@@ -90,6 +91,11 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     say(f"search over server settings: {record.summary}")
     say(f"search over server settings: {record.evidence}")
     return exports_of(record)
+
+
+def _start(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Start a server with these settings; return the exports of its recipe."""
+    return act(LaunchSettings.of(env)).env()
 
 
 def exports_of(record: SettingsRecord) -> dict[str, str]:

@@ -25,7 +25,8 @@ from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import sync_folder, write_json
 from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.cache.entry_key import Identity
-from cm4vllm.engine.format.documents import META_NAMES, json_mapping, with_texts
+from cm4vllm.engine.format.documents import json_mapping, with_texts
+from cm4vllm.engine.format.meta_files import META_NAMES
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 

@@ -52,7 +52,9 @@ _DESCRIPTIVE = frozenset(
         "input_groups",
         "variations_of",
         "input_changes",
+        "removed_inputs",
         "examples",
+        "data",
     }
 )
 _NO_PART_OF_A_RECIPE = frozenset({"_cm.yaml", "_cm.json", "__pycache__", "docs", "tests", "dockerfiles"})

@@ -8,11 +8,6 @@ from typing import Any
 from cm4vllm.common.bounded_documents import json_of, yaml_of
 from cm4vllm.common.errors import RecipeError
 
-META_NAMES = ("_cm.yaml", "_cm.json")
-
-#: Seconds after which a change of a file is certain to show in its times.
-SETTLED_S = 2.0
-
 AnyPath = str | os.PathLike[str]
 
 
@@ -75,43 +70,6 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
     with contextlib.suppress(RecipeError):
         visit(_read(path, "YAML", nodes), ())
     return lines
-
-
-def has_meta(folder: AnyPath) -> bool:
-    """Return True if `folder` is a CM artifact."""
-    return any(os.path.isfile(os.path.join(folder, name)) for name in META_NAMES)
-
-
-def read_meta(folder: AnyPath) -> dict[str, Any]:
-    """Return the meta of the artifact in `folder`: `_cm.yaml`, updated by `_cm.json` where both exist.
-
-    Raises RecipeError when there is none or it is not a mapping.
-    """
-    paths = [path for path in (os.path.join(folder, name) for name in META_NAMES) if os.path.isfile(path)]
-    if not paths:
-        raise RecipeError(f"{folder} has no _cm.yaml")
-    meta: dict[str, Any] = {}
-    for path in paths:
-        part = read_yaml(path) if path.endswith(".yaml") else read_json(path)
-        if not isinstance(part, Mapping):
-            raise RecipeError(f"{path} is not a mapping of keys to values")
-        meta.update(part)
-    return meta
-
-
-def signature_of(folder: str) -> tuple[list[int], float]:
-    """Return size and times of the meta's files, empty where there is none, and when they changed last."""
-    signature: list[int] = []
-    changed_at = 0.0
-    for name in META_NAMES:
-        try:
-            status = os.stat(os.path.join(folder, name))
-        except OSError:
-            signature.append(-1)
-            continue
-        signature += [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        changed_at = max(changed_at, status.st_mtime, status.st_ctime)
-    return (signature if changed_at else []), changed_at
 
 
 def merge(first: Any, second: Any) -> Any:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, Raw, amendments_of, split_tags, texts
-from cm4vllm.engine.format.documents import read_meta, with_texts
+from cm4vllm.engine.format.documents import with_texts
 from cm4vllm.engine.format.inputs import with_inputs, with_variations
+from cm4vllm.engine.format.meta_files import read_meta
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 
@@ -201,6 +202,7 @@ class ScriptMeta(Value):
     wanted: Wanted
     input_mapping: Mapping[str, str]
     input_description: Raw
+    removed_inputs: Mapping[str, str]
     cache: bool
     can_force_cache: bool
     strict_input: bool
@@ -299,7 +301,9 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "input_groups",
     "variations_of",
     "input_changes",
+    "removed_inputs",
     "examples",
+    "data",
 }
 
 
@@ -330,6 +334,7 @@ def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
         wanted=Wanted.of(raw),
         input_mapping=raw.get("input_mapping") or {},
         input_description=raw.get("input_description") or {},
+        removed_inputs={str(k): str(v) for k, v in (raw.get("removed_inputs") or {}).items()},
         cache=bool(raw.get("cache")),
         can_force_cache=bool(raw.get("can_force_cache")),
         strict_input=bool(raw.get("strict_input")),

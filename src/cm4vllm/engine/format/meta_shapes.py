@@ -42,6 +42,8 @@ _MAPPINGS = frozenset(
         "input_groups",
         "variations_of",
         "input_changes",
+        "data",
+        "removed_inputs",
         "update_tags_from_env_with_prefix",
         *CONDITION_KEYS,
     }

@@ -17,7 +17,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.engine.format.dependency import split_tags
-from cm4vllm.engine.format.documents import SETTLED_S, json_mapping, read_meta, signature_of
+from cm4vllm.engine.format.documents import json_mapping
+from cm4vllm.engine.format.meta_files import SETTLED_S, data_changed_at, data_unchanged, read_meta, signature_of
 from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.value import Value
 
@@ -28,7 +29,7 @@ class KeptMetas:
     """The metas kept in the folder `store`."""
 
     def __init__(self, store: str) -> None:
-        self._kept = KeptValues[dict[str, Any]](store, lambda value: marshal.dumps(value, _FORMAT), marshal.loads)
+        self._kept = KeptValues[dict[str, Any]](store, lambda value: marshal.dumps(value, _FORMAT), marshal.loads)  # noqa: S302
         self._new: list[tuple[str, list[int], dict[str, Any]]] = []
         self._read: dict[str, tuple[list[int], dict[str, Any]]] = {}
 
@@ -38,12 +39,12 @@ class KeptMetas:
         before, meta = self._read.get(folder, ([], {}))  # many recipes refer to the inputs of a few
         if signature and before == signature:
             return meta
-        if (known := self._kept.get(folder, signature)) is not None:
+        if (known := self._kept.get(folder, signature)) is not None and data_unchanged(known):
             self._read[folder] = signature, known
             return known
         meta = read_meta(folder)
         require_shapes(folder, meta)
-        if changed_at < time.time() - SETTLED_S:
+        if max(changed_at, data_changed_at(meta)) < time.time() - SETTLED_S:
             self._new.append((folder, signature, meta))
             self._read[folder] = signature, meta
         return meta

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.engine.format.documents import has_meta
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.format.meta_files import has_meta
 from cm4vllm.engine.format.meta_store import KeptMetas, Summary, summaries
 
 SCRIPT_AUTOMATION = ("script", "5b4e0237da074764")

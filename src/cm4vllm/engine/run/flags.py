@@ -225,7 +225,9 @@ def _own_flags(script: ScriptMeta) -> set[str]:
 
 
 def _near_flag(key: str, own: Collection[str], script: ScriptMeta) -> str:
-    """Return the remedy for an unknown flag: the variation or the nearest flag that may be meant."""
+    """Return what to give in place of a flag that a script does not have."""
+    if taken_over := script.removed_inputs.get(key.replace("-", "_")):
+        return taken_over
     if variations := _variations_for(key, script):
         return f"it is given among the tags: {', '.join(f'_{name}' for name in variations)}"
     hint = nearest(key, own, f"list them with: cm show script {script.alias}")

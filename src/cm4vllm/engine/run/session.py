@@ -25,10 +25,7 @@ from cm4vllm.engine.run.request import Request, Task
 if TYPE_CHECKING:
     from cm4vllm.engine.run.hooks import Hooks
     from cm4vllm.engine.run.scope import Outcome
-    from cm4vllm.engine.run.script_run import Run
     from cm4vllm.engine.run.shell_script import Guardian
-
-    KeptOutcome = Callable[[Run], Outcome]
 
 
 #: Scripts under way at once; more of them go round in circles.
@@ -46,8 +43,9 @@ class Session:
     it and keeps its result; without it nothing is kept, and everything runs.
     """
 
-    def __init__(self, automation: Any, inputs: Mapping[str, Any], kept_outcome: KeptOutcome | None = None) -> None:
-        """Take cmind's object for the automation and the action's input; `kept_outcome` keeps results in the cache."""
+    def __init__(
+        self, automation: Any, inputs: Mapping[str, Any], kept_outcome: Callable[[Any], Outcome] | None = None
+    ) -> None:
         self.automation = automation
         self.kept_outcome = kept_outcome
         self.vault = Vault()

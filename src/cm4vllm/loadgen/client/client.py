@@ -12,11 +12,11 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.connection import STEP_S, Address, Connection, Server
-from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
+from cm4vllm.loadgen.client.in_flight import Completion, InFlightRequest, Request, Sink
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.records.server import Api
@@ -45,27 +45,6 @@ STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
 #: A stream came whole when it has this many tokens and takes less than this time for each after the first one: no
 #: server computes a token in it.
 AT_ONCE_TOKENS, AT_ONCE_S = 8, 20e-6
-
-
-#: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, or
-#: what is logged in their place, and why it ended.
-Completion: TypeAlias = "tuple[int, array[int] | Encoded | int, FinishReason]"
-
-
-class Sink(Protocol):
-    """Receives the answers; called in the event loop's thread."""
-
-    def first_token(self, key: int, token: int) -> None:
-        """The first token of `key` arrived; at most once for each key, and only for streamed answers.
-
-        `token` is 0 where the server gives text, the first of which arrived, and -1 where nothing of it is known.
-        """
-
-    def completed(self, completions: Sequence[Completion]) -> None:
-        """These answers are whole: all that were completed in one iteration of the event loop."""
-
-    def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
-        """The request can not be answered; called once, and never together with `completed`."""
 
 
 class Client:

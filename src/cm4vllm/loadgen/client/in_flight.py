@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
+from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.connection import Connection, Server
-from cm4vllm.loadgen.client.text_tokens import EMPTY, Encoded
+from cm4vllm.loadgen.client.text_tokens import EMPTY, Encoded, Texts
 from cm4vllm.loadgen.client.wire import most_bytes
 from cm4vllm.serving.answers.event_stream import AnswerError, cleaned, refusal_words
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
-from cm4vllm.serving.answers.stated import FinishReason
+from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason
 from cm4vllm.serving.answers.text_answers import TextReader, whole_text
-
-if TYPE_CHECKING:
-    from cm4vllm.loadgen.client.client import Client
-
 
 #: Retries of a request of whose response nothing has arrived; LoadGen's clock runs on.
 MAX_RETRIES = 2
@@ -29,6 +27,56 @@ PIECES_TO_COMPACT = 16
 #: One request: the key that comes back with its answer, its JSON, the length of its prompt in tokens, and when it was
 #: issued (time.monotonic_ns).
 Request = tuple[int, bytes | memoryview, int, int]
+
+
+#: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, or
+#: what is logged in their place, and why it ended.
+Completion: TypeAlias = "tuple[int, array[int] | Encoded | int, FinishReason]"
+
+
+class Sink(Protocol):
+    """Receives the answers; called in the event loop's thread."""
+
+    def first_token(self, key: int, token: int) -> None:
+        """The first token of `key` arrived; at most once for each key, and only for streamed answers.
+
+        `token` is 0 where the server gives text, the first of which arrived, and -1 where nothing of it is known.
+        """
+
+    def completed(self, completions: Sequence[Completion]) -> None:
+        """These answers are whole: all that were completed in one iteration of the event loop."""
+
+    def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """The request can not be answered; called once, and never together with `completed`."""
+
+
+class Sender(Protocol):
+    """The client of requests, as far as they need it."""
+
+    counts: Counts
+    end_lags: array[float]
+    limits: AnswerLimits
+    sink: Sink
+    streamed: bool
+    texts: Texts | None
+
+    def complete(self, request: InFlightRequest, tokens: array[int] | Encoded | int, reason: FinishReason) -> None:
+        """Take in a whole answer."""
+
+    def fail(self, request: InFlightRequest, cause: str) -> None:
+        """Take in that a request has failed."""
+
+    def release(self, connection: Connection, server: Server) -> None:
+        """Take back a connection that can be used again."""
+
+    def retry(self, request: InFlightRequest) -> None:
+        """Send a request again."""
+
+    def send_on_new_connection(self, request: InFlightRequest) -> None:
+        """Send a request again whose kept connection was closed."""
+
+    def retry_later(self, request: InFlightRequest, seconds: float) -> bool:
+        """Return True if a request is sent again after the seconds that a busy server asked for."""
 
 
 class InFlightRequest:
@@ -58,8 +106,7 @@ class InFlightRequest:
         "waited_s",
     )
 
-    def __init__(self, client: Client, request: Request, server: Server) -> None:
-        """Take the client, the request (key, body, length of its prompt) and the server that it goes to."""
+    def __init__(self, client: Sender, request: Request, server: Server) -> None:
         self.key, self.json, self.prompt_tokens, _ = request
         self.server = server
         self.retries = 0
@@ -214,7 +261,7 @@ class InFlightRequest:
             self._client.fail(self, cause)
 
 
-def _reader(client: Client) -> StreamReader | TextReader | None:
+def _reader(client: Sender) -> StreamReader | TextReader | None:
     if not client.streamed:
         return None
     return StreamReader() if client.texts is None else TextReader(client.texts.dialect)

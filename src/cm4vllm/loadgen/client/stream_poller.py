@@ -5,19 +5,13 @@ them costs more processor time than all other work on that token. So the event l
 then on a stream is polled here, and its end is reported up to `POLL_INTERVAL_S` late, to the server's disadvantage.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import httptools
-
-if TYPE_CHECKING:
-    from cm4vllm.loadgen.client.connection import Connection
-
 
 #: The errors of the parser; HttpParserUpgrade, of an answer that asks for another protocol, is no HttpParserError.
 HTTP_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
@@ -31,6 +25,16 @@ _SMALL, _LARGE = 479, 1 << 18
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
 
+class Stream(Protocol):
+    """A connection whose bytes the poller reads."""
+
+    def feed(self, data: bytes) -> object:
+        """Take in bytes that have arrived."""
+
+    def ended_by(self, error: Exception | None) -> None:
+        """Take in that no more bytes come: by an error, or None where the other side has closed the connection."""
+
+
 class StreamPoller:
     """The polled streams of one event loop, by their file descriptors."""
 
@@ -39,10 +43,10 @@ class StreamPoller:
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
         # `feed` is kept beside its connection, whose own memory is seldom in the processor's caches at the next poll.
-        self._streams: dict[int, tuple[Callable[[bytes], object], Connection]] = {}
+        self._streams: dict[int, tuple[Callable[[bytes], object], Stream]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, descriptor: int, stream: Connection) -> None:
+    def add(self, descriptor: int, stream: Stream) -> None:
         """Poll `descriptor`, which nothing else may read from, until `stream` removes it."""
         self._streams[descriptor] = stream.feed, stream
         self._epoll.register(descriptor, _EVENTS)

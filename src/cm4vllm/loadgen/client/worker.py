@@ -21,10 +21,10 @@ import msgspec
 import uvloop
 
 from cm4vllm.common.programs.processes import die_with_parent
-from cm4vllm.loadgen.client.client import Client, Completion
+from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.client.connection import Address, resolve
-from cm4vllm.loadgen.client.in_flight import Request
+from cm4vllm.loadgen.client.in_flight import Completion, Request
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings

@@ -6,15 +6,38 @@ No line has more than WIDTH columns. A path is named below its submission, whose
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from cm4vllm.common.findings import FAULTS, Finding, Severity
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.results.check_command.findings_output import ordered
-from cm4vllm.results.check_command.kept_findings import CheckedSubmission
-from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.checks.copied_logs import LogMarks
 
 WIDTH = 120
 #: Letters of a value that are shown: a file may hold pages where a word belongs.
 _MOST = 300
+
+
+@dataclass(frozen=True)
+class CheckedSubmission:
+    """The findings of one check of a submission, `name` as findings spell it. `round` is empty for an unknown round.
+
+    `covered` is the number of its `results` to which rules were applied, `files` that of the files; `logs` are the
+    marks that distinguish its runs from those of other submissions.
+    """
+
+    name: str
+    round: str
+    results: int
+    covered: int
+    files: int
+    findings: tuple[Finding, ...]
+    logs: tuple[LogMarks, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of errors, warnings and notes."""
+        return tuple(sum(finding.severity is level for finding in self.findings) for level in FAULTS)
 
 
 def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) -> Iterator[str]:
@@ -29,11 +52,11 @@ def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) ->
     if len(rows) > 1:
         results, covered, *own = (sum(column) for column in zip(*numbers.values(), strict=True))
         number = Counter(finding.severity for finding in findings)
-        between = [number[level] - count for level, count in zip(Severity, own, strict=True)]
+        between = [number[level] - count for level, count in zip(FAULTS, own, strict=True)]
         if any(between):
             rows.append(("between submissions", "", "", "", *map(_written, between)))
-        rows.append(("all", "", _written(results), _written(covered), *(_written(number[level]) for level in Severity)))
-    head = ("submission", "rules of", "results", "rules applied", *(f"{level}s" for level in Severity))
+        rows.append(("all", "", _written(results), _written(covered), *(_written(number[level]) for level in FAULTS)))
+    head = ("submission", "rules of", "results", "rules applied", *(f"{level}s" for level in FAULTS))
     yield from columns([head, *rows], numbers=range(2, 7))
 
 
@@ -95,7 +118,7 @@ def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]
     if not places:
         return
     yield from ("", f"{' and '.join(f'{level}s' for level in levels).capitalize()} by code:")
-    order = sorted(places.items(), key=lambda row: (list(Severity).index(row[0][0]), -len(row[1]), row[0][1]))
+    order = sorted(places.items(), key=lambda row: (FAULTS.index(row[0][0]), -len(row[1]), row[0][1]))
     rows = [(code, str(level), f"{len(names):,}", str(len(set(names)))) for (level, code), names in order]
     head, *table = columns([("code", "severity", "findings", "submissions"), *rows], numbers=(2, 3))
     yield f"{head}  rule"

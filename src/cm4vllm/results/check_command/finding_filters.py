@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.findings import FAULTS, Finding, Severity
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.copied_logs import ACROSS
-from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.log_folders import PROBLEMS
 
 
@@ -25,8 +24,8 @@ class Filters:
     @classmethod
     def parse(cls, *, submitters: str = "", codes: str = "", severities: str = "") -> Filters:
         """Read lists separated by commas. Raises UsageError for an unknown code or severity."""
-        levels = [_one_of(word.lower().removesuffix("s"), list(Severity), "severity") for word in _listed(severities)]
-        known = [*CHECKS, *(check.code for check in ACROSS), *PROBLEMS]
+        levels = [_one_of(word.lower().removesuffix("s"), list(FAULTS), "severity") for word in _listed(severities)]
+        known = [*CHECKS, *PROBLEMS]
         return cls(
             tuple(_listed(submitters)),
             tuple(_one_of(word.upper(), known, "code") for word in _listed(codes)),

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import cm4vllm
+from cm4vllm.common.checks import Fault, Stage
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.files import json_text, user_cache
-from cm4vllm.common.folders.owned_folders import write_noted
+from cm4vllm.common.findings import FAULTS, Finding, Severity
 from cm4vllm.common.progress import say_text
 from cm4vllm.results.check_command import check_summary
+from cm4vllm.results.check_command.check_summary import CheckedSubmission
 from cm4vllm.results.check_command.finding_filters import Filters, submission_name
-from cm4vllm.results.check_command.findings_output import as_objects, as_sarif, ordered, summary
-from cm4vllm.results.check_command.kept_findings import CheckedSubmission, kept_findings, state_of_submission
+from cm4vllm.results.check_command.findings_output import as_objects, ordered, summary
 from cm4vllm.results.check_command.submission_processes import each_submission
-from cm4vllm.results.checks import CHECKS, Fault, Stage, findings
-from cm4vllm.results.copied_logs import copied, marks_of
-from cm4vllm.results.file_listing import list_files
-from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.checks import CHECKS, findings, findings_at
+from cm4vllm.results.checks.copied_logs import marks_of
 from cm4vllm.results.log_folders import PROBLEMS, text_at
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submission_trees import read_submission, submission_folders
@@ -38,9 +36,6 @@ class Unchecked:
 
     what: str
     why: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,6 @@ def check_tree(
     round_name: str = "",
     weights: Path | None = None,
     weights_of: str = "",
-    keep: Path | None = None,
     filters: Filters | None = None,
 ) -> CheckedTree:
     """Make every check on the submissions of a tree. Raises SubmissionError where there is none.
@@ -96,8 +90,7 @@ def check_tree(
     Without `round_name` the seeds of the logs tell the round. `weights` is the folder of the weights that were served
     for the results that `weights_of` names (results/weights_folder.py). Raises UsageError where it names none, or no
     weights are given, for an unknown round, and where `filters` names a submitter who is not in the tree: of those that
-    it names all findings are returned. `keep` is a folder in which findings of large submissions are kept, and found
-    again while the files are the same.
+    it names all findings are returned.
     """
     if weights_of and weights is None:
         raise UsageError(
@@ -111,9 +104,9 @@ def check_tree(
         read = with_weights([read_submission(base, home, round_name) for home in homes], weights, weights_of)
         checked = [_checked(submission) for submission in read]
     else:
-        by_home = dict(each_submission(partial(_check_folder, base, round_name, keep), homes))
+        by_home = dict(each_submission(partial(_check_folder, base, round_name), homes))
         checked = [by_home[home] for home in homes]
-    across = copied(mark for each in checked for mark in each.logs)
+    across = findings_at(Stage.ACROSS, [mark for each in checked for mark in each.logs])
     all_findings = [*(finding for each in checked for finding in each.findings), *_several_rounds(checked), *across]
     unchecked = tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None))
     return CheckedTree(tuple(checked), tuple(ordered(all_findings)), base, unchecked)
@@ -153,16 +146,8 @@ def _unchecked(
         yield Unchecked("the weights that were served", "none are given with --weights")
 
 
-def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) -> CheckedSubmission:
-    listing = list_files(base, home)
-    state = state_of_submission(listing, base, round_name) if keep else ""
-    kept = kept_findings(keep) if keep and state else None
-    if kept and (kept_check := kept.get(str(home), state)):
-        return kept_check
-    checked = _checked(read_submission(base, home, round_name, listing))
-    if kept:
-        kept.put(str(home), state, checked)
-    return checked
+def _check_folder(base: Path, round_name: str, home: Path) -> CheckedSubmission:
+    return _checked(read_submission(base, home, round_name))
 
 
 def _checked(submission: Submission) -> CheckedSubmission:
@@ -182,27 +167,20 @@ def report_checks(
     root: Path,
     *,
     round_name: str = "",
-    sarif: Path | None = None,
     weights: Path | None = None,
     weights_of: str = "",
     filters: Filters | None = None,
 ) -> dict[str, object]:
-    """Check a tree, print what was found, write the SARIF log if asked for, and return the findings as plain objects.
+    """Check a tree, print what was found, and return the findings as plain objects.
 
     `filters` choose what is printed and returned. Raises SubmissionError, with the same objects, when there is an error
     in what was checked, shown or not, and as `check_tree` does.
     """
     filters = filters or Filters()
-    checked = check_tree(
-        root, round_name=round_name, weights=weights, weights_of=weights_of, keep=user_cache("checks"), filters=filters
-    )
+    checked = check_tree(root, round_name=round_name, weights=weights, weights_of=weights_of, filters=filters)
     say_text("\n".join(_text(checked, filters)))
     shown = filters.shown(checked.findings)
-    about = _about(checked, round_name)
-    if sarif is not None:
-        log = as_sarif(shown, cm4vllm.__version__, about, [str(part) for part in checked.unchecked])
-        write_noted(sarif, json_text(log))
-    state = {"findings": as_objects(shown), "summary": summary(shown), **about}
+    state = {"findings": as_objects(shown), "summary": summary(shown), **_about(checked, round_name)}
     if checked.errors:
         raise SubmissionError(
             f"{checked.errors:,} {'error' if checked.errors == 1 else 'errors'} in {root}",
@@ -246,7 +224,7 @@ def _about(checked: CheckedTree, round_name: str) -> dict[str, Any]:
                 "results": submission.results,
                 "rules_applied": submission.covered,
                 "files": submission.files,
-                **{f"{level}s": number for level, number in zip(Severity, submission.counts, strict=True)},
+                **{f"{level}s": number for level, number in zip(FAULTS, submission.counts, strict=True)},
             }
             for submission in checked.submissions
         ],

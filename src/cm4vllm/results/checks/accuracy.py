@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 
 from cm4vllm import rules
+from cm4vllm.common.checks import Fault, check
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RunRecord
-from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Submission
 
@@ -22,13 +22,10 @@ def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, Accur
 
 
 @check(
-    "SCORES-LOG",
-    "scores are those of the log beside them",
-    source="docs/results.md",
-    remedy="score the run again: --tags=process,mlperf,accuracy",
-    each=_scored,
+    "SCORES-LOG", source="docs/results.md", remedy="score the run again: --tags=process,mlperf,accuracy", each=_scored
 )
 def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    """Scores are those of the log beside them."""
     log = run.files.get(ACCURACY_LOG)
     if log is not None and log != record.log_sha256:
         yield Fault(
@@ -42,13 +39,14 @@ def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -
 
 @check(
     "TOKEN-WIDTH",
-    "tokens are scored with the width that they were written with: a 64-bit token read as two 32-bit "
-    "ones doubles the tokens of a sample",
     source="evaluate-accuracy.py of the benchmark, --dtype",
     remedy="remove the run's folder and run it again",
     each=_scored,
 )
 def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    """Tokens are scored with the width that they were written with: a 64-bit token read as two 32-bit ones doubles the
+    tokens of a sample.
+    """
     if not record.samples or not run.client.completed:
         return
     scored, received = record.tokens / record.samples, run.client.completion_tokens / run.client.completed
@@ -65,12 +63,12 @@ def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Itera
 
 @check(
     "SCORES-TARGETS",
-    "scores are compared with the targets of their round, benchmark and scenario",
     source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
     remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy",
     each=_scored,
 )
 def targets(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    """Scores are compared with the targets of their round, benchmark and scenario."""
     terms = run.settings.terms
     if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
         return

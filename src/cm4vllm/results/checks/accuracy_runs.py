@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, scored
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import head_and_tail, text_at
 from cm4vllm.results.model import Accuracy, Result
 from cm4vllm.rules import benchmark_terms
@@ -27,13 +27,13 @@ _NUMPY = re.compile(r"""["']([\w-]+)["']:\s*(np\.\w+\()""")
 
 @check(
     "ACCURACY-TARGET",
-    "scores reach the targets of the benchmark's variant and round: in the closed division all of them",
     source=f"{_CONSTANTS}, accuracy-target and accuracy-upper-limit",
     remedy="use a model that reaches the target, or the open division",
     stage=Stage.TREE,
     each=scored,
 )
 def targets(result: Result, part: Accuracy) -> Iterator[Fault]:
+    """Scores reach the targets of the benchmark's variant and round: in the closed division all of them."""
     for target in part.terms.targets if part.terms else ():
         # The official checker compares every line that states a score.
         stated = part.stated or part.figures.values()
@@ -56,13 +56,13 @@ def targets(result: Result, part: Accuracy) -> Iterator[Fault]:
 
 @check(
     "SCORE-UNREADABLE",
-    "accuracy.txt has every score of the benchmark as the official checker reads it",
     source=f"{_CONSTANTS}, ACC_PATTERN",
     remedy=f"{_SCORE}; a number is printed as one, not as np.float64(...)",
     stage=Stage.TREE,
     each=scored,
 )
 def readable(result: Result, part: Accuracy) -> Iterator[Fault]:
+    """accuracy.txt has every score of the benchmark as the official checker reads it."""
     path = part.folder / ACCURACY_TEXT
     if part.terms is None or not path.is_file():
         return
@@ -94,14 +94,15 @@ def readable(result: Result, part: Accuracy) -> Iterator[Fault]:
 
 @check(
     "TOKENS-DOUBLED",
-    "tokens a sample of the accuracy run are about those of the performance run: tokens written with 64 "
-    "bits and read with 32 count twice",
     source="evaluate-accuracy.py of the benchmark, --dtype",
     remedy="score the run again with the width that its tokens were written with (--dtype)",
     stage=Stage.TREE,
     each=scored,
 )
 def doubled(result: Result, part: Accuracy) -> Iterator[Fault]:
+    """Tokens a sample of the accuracy run are about those of the performance run: tokens written with 64 bits and read
+    with 32 count twice.
+    """
     each, served = part.figures.value(_TOKENS), served_tokens(result)
     if not each or not served:
         return
@@ -134,7 +135,6 @@ def _is_int64(part: Accuracy) -> bool:
 
 @check(
     "TOKENS-RANGE",
-    "tokens a sample of the performance run lie within the bounds that the accuracy run has to keep",
     source=f"{_CONSTANTS}, accuracy-upper-limit",
     remedy="measure both runs with the same sampling parameters",
     severity=Severity.WARNING,
@@ -142,6 +142,7 @@ def _is_int64(part: Accuracy) -> bool:
     each=scored,
 )
 def token_range(result: Result, part: Accuracy) -> Iterator[Fault]:
+    """Tokens a sample of the performance run lie within the bounds that the accuracy run has to keep."""
     served, run = served_tokens(result), result.performance
     bounds = next((target for target in (part.terms.targets if part.terms else ()) if target.label == _TOKENS), None)
     if served is None or bounds is None or run is None or bounds.met(served) is not False:
@@ -157,13 +158,13 @@ def token_range(result: Result, part: Accuracy) -> Iterator[Fault]:
 
 @check(
     "ACCURACY-SAMPLES",
-    "an accuracy run answers every sample of the dataset",
     source=f"{_CONSTANTS}, dataset-size",
     remedy="run the accuracy run over the whole dataset",
     stage=Stage.TREE,
     each=scored,
 )
 def whole_dataset(_: Result, part: Accuracy) -> Iterator[Fault]:
+    """An accuracy run answers every sample of the dataset."""
     if part.terms is None:
         return
     for key in ("accuracy_sample_count", "qsl_reported_total_count"):
@@ -175,7 +176,6 @@ def whole_dataset(_: Result, part: Accuracy) -> Iterator[Fault]:
 
 @check(
     "ACCURACY-FILES",
-    "an accuracy run publishes the answers to the samples that the rules name: images or videos",
     source=f"{_CONSTANTS}, REQUIRED_ACC_BENCHMARK",
     remedy="submit them beside the accuracy log; the rounds that MLCommons publishes are without them",
     severity=Severity.WARNING,
@@ -183,6 +183,7 @@ def whole_dataset(_: Result, part: Accuracy) -> Iterator[Fault]:
     each=scored,
 )
 def answers(_: Result, part: Accuracy) -> Iterator[Fault]:
+    """An accuracy run publishes the answers to the samples that the rules name: images or videos."""
     if part.terms is None:
         return
     for name, samples in benchmark_terms(part.terms.round, part.terms.benchmark).accuracy_files.items():
@@ -196,13 +197,13 @@ def answers(_: Result, part: Accuracy) -> Iterator[Fault]:
 
 @check(
     "ACCURACY-HASH",
-    "accuracy.txt ends with the digest of the accuracy log before it was truncated",
     source="tools/submission/truncate_accuracy_log.py",
     remedy="truncate the log with the official tool, which adds it",
     stage=Stage.TREE,
     each=scored,
 )
 def digest(result: Result, part: Accuracy) -> Iterator[Fault]:
+    """accuracy.txt ends with the digest of the accuracy log before it was truncated."""
     if not _SHA256.fullmatch(part.hash) and (part.folder / ACCURACY_TEXT).is_file():
         yield Fault(
             "no digest of the accuracy log",
@@ -216,13 +217,13 @@ def digest(result: Result, part: Accuracy) -> Iterator[Fault]:
 
 @check(
     "ACCURACY-LOG-SIZE",
-    "a published accuracy log is truncated to 10 KB",
     source=f"{_CONSTANTS}, MAX_ACCURACY_LOG_SIZE",
     remedy="truncate it: --tags=truncate,mlperf,inference,accuracy,log",
     stage=Stage.TREE,
     each=scored,
 )
 def log_size(_: Result, part: Accuracy) -> Iterator[Fault]:
+    """A published accuracy log is truncated to 10 KB."""
     path = part.folder / ACCURACY_LOG
     if path.is_file() and (size := path.stat().st_size) > MAX_LOG:
         yield Fault(

@@ -4,12 +4,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.accuracy_runs import MAX_LOG, served_tokens
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, scored
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Accuracy, Result
 
@@ -39,13 +39,13 @@ _ENTRY = re.compile(rb'"seq_id"\s*:\s*(\d+)\s*,\s*"qsl_idx"\s*:\s*(\d+)')
 
 @check(
     "SCORES-CONTRADICT",
-    "accuracy.txt states each score of the benchmark once: the official checker compares every line that has it",
     source="tools/submission/submission_checker/checks/accuracy_check.py, accuracy_result_check",
     remedy=_SCORE,
     stage=Stage.TREE,
     each=scored,
 )
 def stated_once(result: Result, part: Accuracy) -> Iterator[Fault]:
+    """accuracy.txt states each score of the benchmark once: the official checker compares every line that has it."""
     asked = {target.label for target in (part.terms.targets if part.terms else ())}
     by_name: dict[str, list[float]] = defaultdict(list)
     for figure in part.stated:
@@ -63,15 +63,9 @@ def stated_once(result: Result, part: Accuracy) -> Iterator[Fault]:
             )
 
 
-@check(
-    "SCORE-IMPOSSIBLE",
-    "scores are possible: none is above 100, and none of the ROUGE scores above that of single words",
-    source=_SCRIPT,
-    remedy=_SCORE,
-    stage=Stage.TREE,
-    each=scored,
-)
+@check("SCORE-IMPOSSIBLE", source=_SCRIPT, remedy=_SCORE, stage=Stage.TREE, each=scored)
 def possible(_: Result, part: Accuracy) -> Iterator[Fault]:
+    """Scores are possible: none is above 100, and none of the ROUGE scores above that of single words."""
     parts = {
         target.label
         for target in (part.terms.targets if part.terms else ())
@@ -86,15 +80,9 @@ def possible(_: Result, part: Accuracy) -> Iterator[Fault]:
             yield Fault("no run has such a score", part.beside(ACCURACY_TEXT), label, f"{value:g}", f"0 to {than}")
 
 
-@check(
-    "ACCURACY-COUNTS",
-    "the counts in accuracy.txt agree with each other and with the log: samples, tokens, and tokens a sample",
-    source=_SCRIPT,
-    remedy=_SCORE,
-    stage=Stage.TREE,
-    each=scored,
-)
+@check("ACCURACY-COUNTS", source=_SCRIPT, remedy=_SCORE, stage=Stage.TREE, each=scored)
 def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
+    """The counts in accuracy.txt agree with each other and with the log: samples, tokens, and tokens a sample."""
     samples, tokens, each = (part.figures.value(name) for name in (_SAMPLES, _TOKENS, _EACH))
     expected = _answered(part)
     if samples and expected and samples != expected:
@@ -132,13 +120,13 @@ def _answered(part: Accuracy) -> int | None:
 
 @check(
     "TOKENS-DIFFER",
-    "a sample has as many tokens in the performance run as in the accuracy run: LoadGen's rates are of those answers",
     source="loadgen/results.cc, tokens_per_second and tps_as_completed",
     remedy="publish the logs and scores of runs with the same sampling parameters, as they were written",
     stage=Stage.TREE,
     each=scored,
 )
 def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
+    """A sample has as many tokens in the performance as in the accuracy run: LoadGen's rates are of those answers."""
     each, served, run = part.figures.value(_EACH), served_tokens(result), result.performance
     if not each or not served or run is None or run.terms is None or part.terms is None:
         return
@@ -158,13 +146,13 @@ def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
 
 @check(
     "ANSWERS-TWICE",
-    "an accuracy log has one answer for each sample of the dataset",
     source="loadgen/logging.cc, LogAccuracy",
     remedy="publish the run's own accuracy log, truncated by the official tool",
     stage=Stage.TREE,
     each=scored,
 )
 def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
+    """An accuracy log has one answer for each sample of the dataset."""
     name = part.beside(ACCURACY_LOG)
     text = head_and_tail(part.folder / ACCURACY_LOG, MAX_LOG)
     pairs = [(int(match[1]), int(match[2])) for match in _whole(_ENTRY, text)]
@@ -180,7 +168,6 @@ def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
 
 @check(
     "ANSWERS-LENGTHS",
-    "an accuracy log has answers, each with as many tokens as it states",
     source="loadgen/logging.cc, LogAccuracy",
     remedy="publish the run's own accuracy log, truncated by the official tool",
     severity=Severity.WARNING,
@@ -188,6 +175,7 @@ def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
     each=scored,
 )
 def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
+    """An accuracy log has answers, each with as many tokens as it states."""
     path = part.folder / ACCURACY_LOG
     name, text = part.beside(ACCURACY_LOG), head_and_tail(path, MAX_LOG)
     if path.is_file() and b'"qsl_idx"' not in text:

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Iterator
 
 from cm4vllm import rules
+from cm4vllm.common.checks import Fault, Stage, check, whole
 from cm4vllm.records.assets import IDENTITY
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.run import RUN_FILE, RunRecord
-from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import Part, recorded, whole, with_submission
+from cm4vllm.results.checks.subjects import Part, recorded, with_submission
 from cm4vllm.results.model import Submission
 from cm4vllm.rules import ExecutionMode
 
@@ -20,12 +20,12 @@ _MODEL = "inference_policies/inference_rules.adoc, Model"
 
 @check(
     "CAMPAIGN-DIFFERS",
-    "the command, its record, the runs and the system description are of one campaign",
     source=_DESIGN,
     remedy="run the whole command again, so that the records are of one campaign",
     each=whole,
 )
 def one_campaign(submission: Submission) -> Iterator[Fault]:
+    """The command, its record, the runs and the system description are of one campaign."""
     campaign = submission.campaign
     if campaign is None:
         return
@@ -44,14 +44,9 @@ def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
         yield from recorded(submission)
 
 
-@check(
-    "CLOSED-MAPPED",
-    "a division that takes a benchmark's own model alone has no results of another one",
-    source=_MODEL,
-    remedy="give --division=open",
-    each=with_submission(_own_models),
-)
+@check("CLOSED-MAPPED", source=_MODEL, remedy="give --division=open", each=with_submission(_own_models))
 def own_model(submission: Submission, _: Part, run: RunRecord) -> Iterator[Fault]:
+    """A division that takes a benchmark's own model alone has no results of another one."""
     model, benchmark = run.settings.model.name, run.settings.benchmark
     if model != benchmark and not run.settings.rehearsal:
         yield Fault(
@@ -65,14 +60,15 @@ def own_model(submission: Submission, _: Part, run: RunRecord) -> Iterator[Fault
 
 @check(
     "CLOSED-IDENTITY",
-    "the files of a closed result's model were compared with MLCommons' published digests, "
-    "or those of the model that it was quantised from",
     source=_MODEL,
     stage=Stage.SUBMITTED,
     remedy="run the whole command again with --division=closed, which compares them, or give --division=open",
     each=_own_models,
 )
 def identity(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """The files of a closed result's model were compared with MLCommons' published digests, or those of the model that
+    it was quantised from.
+    """
     model = run.settings.model
     if model.recipe.get(IDENTITY) != run.settings.benchmark:
         name = part.beside(RUN_FILE)
@@ -87,13 +83,13 @@ def identity(part: Part, run: RunRecord) -> Iterator[Fault]:
 
 @check(
     "CLOSED-LENGTHS",
-    "answers have the least and the most new tokens that the division's table states",
     source="inference_policies/inference_rules.adoc, Additional inference parameters",
     stage=Stage.SUBMITTED,
     remedy="run it again with --rerun, in the division of the submission",
     each=with_submission(_own_models),
 )
 def lengths(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    """Answers have the least and the most new tokens that the division's table states."""
     terms = run.settings.terms
     asked = rules.terms(
         terms.round, terms.benchmark, terms.scenario, terms.mode, rules.Division.parse(submission.division)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.results.checks.compliance_tests import test_folder
 from cm4vllm.results.checks.subjects import results, with_submission
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.rules import VerifiedFigure
@@ -24,8 +24,6 @@ _NS = 1e9
 
 @check(
     "COMPLIANCE-FIGURES",
-    "the figures that verify a compliance test are those of the logs of the result and of the test, and within the "
-    "thresholds of the test",
     source="compliance, verify_performance.py of TEST01, TEST04 and TEST05; verify_output_len.py of TEST09",
     remedy="verify the test again with the logs that are published",
     severity=Severity.WARNING,
@@ -33,6 +31,9 @@ _NS = 1e9
     each=with_submission(results),
 )
 def figures(submission: Submission, result: Result) -> Iterator[Fault]:
+    """The figures that verify a compliance test are those of the logs of the result and of the test, and within the
+    thresholds of the test.
+    """
     for test in sorted(set(result.compliance) & set(rules.compliance_test_names())):
         wanted = rules.compliance_rules(test)
         if not wanted.figures or (folder := test_folder(submission, result, wanted)) is None:

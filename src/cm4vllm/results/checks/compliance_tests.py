@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm import rules
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.of_logs import logs, performance_runs
 from cm4vllm.results.checks.subjects import results, strict_results, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader, scores_of, terms_of, text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
@@ -26,13 +26,13 @@ _LOGS = (f"performance/run_1/{DETAIL_LOG}", f"performance/run_1/{SUMMARY_LOG}")
 
 @check(
     "COMPLIANCE",
-    "a closed result has passed the compliance tests of its benchmark",
     source="compliance/README.md, the tests of each benchmark",
     remedy="run the test, and publish what verifies it",
     stage=Stage.TREE,
     each=with_submission(strict_results),
 )
 def compliance(submission: Submission, result: Result) -> Iterator[Fault]:
+    """A closed result has passed the compliance tests of its benchmark."""
     terms = terms_of(result.round, result.benchmark, result.scenario, Mode.PERFORMANCE)
     if terms is None or is_endpoints(submission.root / result.folder):
         return  # the harness's tests are audits of its own, which are optional
@@ -46,7 +46,6 @@ def compliance(submission: Submission, result: Result) -> Iterator[Fault]:
 
 @check(
     "COMPLIANCE-UNKNOWN",
-    "a folder beside the logs of a result, or among its compliance tests, is that of a test that the rules know",
     source="compliance/README.md, the tests of each benchmark",
     remedy="correct its name, or remove it: no check and no official checker reads it",
     severity=Severity.WARNING,
@@ -54,6 +53,7 @@ def compliance(submission: Submission, result: Result) -> Iterator[Fault]:
     each=with_submission(results),
 )
 def unknown(submission: Submission, result: Result) -> Iterator[Fault]:
+    """A folder beside the logs of a result, or among its compliance tests, is that of a test that the rules know."""
     folder = submission.root / result.folder
     if is_endpoints(folder):
         return

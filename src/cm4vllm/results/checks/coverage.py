@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import is_strict, measured, results, whole
-from cm4vllm.results.findings import Severity
+from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.findings import Severity
+from cm4vllm.results.checks.subjects import is_strict, measured, results
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import round_of
 from cm4vllm.rules import round_names
@@ -17,26 +17,26 @@ _CONSTANTS = "tools/submission/submission_checker/constants.py"
 
 @check(
     "RESULTS-NONE",
-    "a submission has results",
     source=f"{_CONSTANTS}, the paths of each round",
     remedy="put each result into results/<system>/<benchmark>/<scenario>",
     stage=Stage.TREE,
     each=whole,
 )
 def some(submission: Submission) -> Iterator[Fault]:
+    """A submission has results."""
     if not submission.results:
         yield Fault("there is no result", f"{_home(submission)}/results", value="nothing to check")
 
 
 @check(
     "ROUND-UNKNOWN",
-    "the round of a submission is known: its logs have the seeds of one",
     source=f"{_CONSTANTS}, seeds",
     remedy="name the round with --results_round of check,mlperf,results; the seeds are then compared with it",
     stage=Stage.TREE,
     each=whole,
 )
 def known_round(submission: Submission) -> Iterator[Fault]:
+    """The round of a submission is known: its logs have the seeds of one."""
     if submission.round or not submission.results:
         return
     logs = [part for _, part in measured(submission)]
@@ -52,7 +52,6 @@ def known_round(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "ROUND-MIXED",
-    "all logs of a submission, and all submissions of a tree, are of one round",
     source=f"{_CONSTANTS}, seeds",
     remedy="publish the results of each round in a tree of its own",
     severity=Severity.WARNING,
@@ -60,6 +59,7 @@ def known_round(submission: Submission) -> Iterator[Fault]:
     each=whole,
 )
 def one_round(submission: Submission) -> Iterator[Fault]:
+    """All logs of a submission, and all submissions of a tree, are of one round."""
     rounds = Counter(name for _, part in measured(submission) if (name := round_of(part)))
     if others := sorted(name for name in rounds if name != submission.round):
         yield Fault(
@@ -73,7 +73,6 @@ def one_round(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "RULES-UNKNOWN",
-    "the rules of a result's benchmark and scenario are known, and are applied",
     source=f"{_CONSTANTS}, models and model_mapping",
     remedy="name the folder as the benchmark is called, or map it in model_mapping.json (open division)",
     severity=Severity.WARNING,
@@ -81,6 +80,7 @@ def one_round(submission: Submission) -> Iterator[Fault]:
     each=results,
 )
 def covered(result: Result) -> Iterator[Fault]:
+    """The rules of a result's benchmark and scenario are known, and are applied."""
     if result.round and result.uncovered:  # without a round: ROUND-UNKNOWN
         yield Fault(
             f"no rule of a benchmark is applied: {result.uncovered}",

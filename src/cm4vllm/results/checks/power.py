@@ -10,14 +10,14 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.records.logs.detail_log import Window
 from cm4vllm.records.power.protocol import is_checked, uncertainty_of
 from cm4vllm.records.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts
 from cm4vllm.records.power.session import FETCHED_ONLY, PTD_LOG, SERVER_JSON, Phase, PowerSession, is_power_session
 from cm4vllm.records.power.statements import contradictions
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import with_submission
-from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
 
@@ -67,27 +67,28 @@ def _measured(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
 
 @check(
     "POWER-SIMULATED",
-    "power was measured by an analyzer, not by the simulated PTDaemon",
     source="inference_policies/power_measurement.adoc",
     remedy="measure with an analyzer; a session with the simulated PTDaemon is a rehearsal",
     stage=Stage.TREE,
     each=_measured,
 )
 def simulated(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """Power was measured by an analyzer, not by the simulated PTDaemon."""
     if files := measured.session.simulated:
         yield Fault("the power was simulated, and not measured", f"{measured.place}/{files[0]}", value=", ".join(files))
 
 
 @check(
     "POWER-FILES",
-    "a power session has all of its files, each with what the official programs write in it, and no file that only the "
-    "client needs",
     source=f"{_CHECKER}, RESULT_PATHS; tools/submission/submission_checker/checks/power_check.py",
     remedy=f"{_AS_WRITTEN}, without {FETCHED_ONLY}",
     stage=Stage.TREE,
     each=_measured,
 )
 def files(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """A power session has all of its files, each with what the official programs write in it, and no file that only the
+    client needs.
+    """
     for name in measured.session.missing:
         yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
     for file, keys in measured.session.missing_parts.items():
@@ -97,28 +98,22 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
         yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
 
-@check(
-    "POWER-HASH",
-    "the files of a power session have the digests that client.json and server.json state",
-    source=f"{_CHECKER}, results_check",
-    remedy=_AS_WRITTEN,
-    stage=Stage.TREE,
-    each=_measured,
-)
+@check("POWER-HASH", source=f"{_CHECKER}, results_check", remedy=_AS_WRITTEN, stage=Stage.TREE, each=_measured)
 def digests(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """The files of a power session have the digests that client.json and server.json state."""
     for name, own, stated in measured.session.changed_files():
         yield Fault("a file of the power session was changed", f"{measured.place}/{name}", "SHA-1", own, stated)
 
 
 @check(
     "POWER-ONE-SESSION",
-    "client.json and server.json state the same session: name, identifiers, messages, digests and times",
     source=f"{_CHECKER}, uuid_check, session_name_check, messages_check, results_check, phases_check",
     remedy=_AS_WRITTEN,
     stage=Stage.TREE,
     each=_measured,
 )
 def one_session(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """client.json and server.json state the same session: name, identifiers, messages, digests and times."""
     apart = list(contradictions(measured.session.client, measured.session.server))
     for field, client, server in apart[:1]:
         more = f"; {len(apart) - 1} more parts differ" if len(apart) > 1 else ""
@@ -126,15 +121,9 @@ def one_session(_: Result, measured: _Measured) -> Iterator[Fault]:
         yield Fault(fault, f"{measured.place}/{SERVER_JSON}", field, server, client)
 
 
-@check(
-    "POWER-WINDOW",
-    f"the analyzer measured the whole run: a sample within {_EDGE_S:g} s of each end of LoadGen's window",
-    source=_OWN,
-    remedy=_AGAIN,
-    stage=Stage.TREE,
-    each=_measured,
-)
+@check("POWER-WINDOW", source=_OWN, remedy=_AGAIN, stage=Stage.TREE, each=_measured)
 def window(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """The analyzer measured the whole run: a sample within {_EDGE_S:g} s of each end of LoadGen's window."""
     for phase, span, samples in measured.phases:
         inside = samples.within(span.begin, span.end)
         if not inside:
@@ -156,13 +145,13 @@ def window(_: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-IMPOSSIBLE",
-    f"no sample of a run states a power that no system draws: {MOST_W:g} W and more, or no finite number",
     source=f"{_OWN}; the official checkers average any number above zero",
     remedy="look for errors in PTDaemon's log, choose other ranges, and measure again",
     stage=Stage.TREE,
     each=_measured,
 )
 def impossible(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """No sample of a run states a power that no system draws: {MOST_W:g} W and more, or no finite number."""
     for phase, span, samples in measured.phases:
         wrong = [sample for sample in samples.within(span.begin, span.end) if sample.impossible]
         if wrong:
@@ -175,17 +164,11 @@ def impossible(_: Result, measured: _Measured) -> Iterator[Fault]:
             )
 
 
-@check(
-    "POWER-COVERAGE",
-    f"{_COVERED:.0%} of the samples of a run are above zero, no line of them is damaged, and none are missing for "
-    f"{_GAP_S:g} s",
-    source=_OWN,
-    remedy=_AGAIN,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-    each=_measured,
-)
+@check("POWER-COVERAGE", source=_OWN, remedy=_AGAIN, severity=Severity.WARNING, stage=Stage.TREE, each=_measured)
 def coverage(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """{_COVERED:.0%} of the samples of a run are above zero, no line of them is damaged, and none are missing for
+    {_GAP_S:g} s.
+    """
     for phase, span, samples in measured.phases:
         inside = samples.within(span.begin, span.end)
         usable = sum(sample.usable for sample in inside)
@@ -209,8 +192,6 @@ def coverage(_: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-CLOCK",
-    f"the clock of the analyzer's samples is that of the server: within {_CLOCK_S * 1e3:.0f} ms; "
-    f"{_OTHER_CLOCK_S:g} s and more are an error",
     source=f"{_OWN}; ptd_client_server/lib/time_sync.py states the tolerance for two machines",
     remedy="set the clock of the director, and measure again",
     severity=Severity.WARNING,
@@ -218,6 +199,9 @@ def coverage(_: Result, measured: _Measured) -> Iterator[Fault]:
     each=_measured,
 )
 def clock(result: Result, measured: _Measured) -> Iterator[Fault]:
+    """The clock of the analyzer's samples is that of the server: within {_CLOCK_S:g} s; {_OTHER_CLOCK_S:g}
+    s and more are an error.
+    """
     for phase, _, samples in measured.phases:
         started = measured.session.start_of(phase)
         if started is None or not samples.samples:
@@ -236,13 +220,13 @@ def clock(result: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-UNCERTAINTY",
-    f"PTDaemon checks the uncertainty of the samples, and none of the run has one above {_UNCERTAINTY:g} %",
     source=f"{_CHECKER}, check_ptd_logs; the checker itself reads warnings from 800 s after the begin of a run on",
     remedy="choose ranges nearer to the power of the run, or an analyzer for it, and measure again",
     stage=Stage.TREE,
     each=_measured,
 )
 def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """PTDaemon checks the uncertainty of the samples, and none of the run has one above {_UNCERTAINTY:g} %."""
     if PTD_LOG in measured.session.missing:
         return
     file, span = f"{measured.place}/{PTD_LOG}", measured.session.window(Phase.TESTING)
@@ -272,15 +256,9 @@ def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
         )
 
 
-@check(
-    "POWER-CHANNELS",
-    "a sample has the reading of every channel or analyzer, and they add up to the whole",
-    source=_OWN,
-    remedy=_AS_WRITTEN,
-    stage=Stage.TREE,
-    each=_measured,
-)
+@check("POWER-CHANNELS", source=_OWN, remedy=_AS_WRITTEN, stage=Stage.TREE, each=_measured)
 def channels(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """A sample has the reading of every channel or analyzer, and they add up to the whole."""
     wanted = max((identity.channels for identity in measured.session.identities), default=1)
     for phase, span, samples in measured.phases:
         yield from _channels(measured.file(phase), samples.within(span.begin, span.end), wanted)
@@ -298,15 +276,9 @@ def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[F
             return
 
 
-@check(
-    "POWER-MEAN",
-    "the mean that PTDaemon stated for a measurement is that of the published samples",
-    source=_OWN,
-    remedy=_AS_WRITTEN,
-    stage=Stage.TREE,
-    each=_measured,
-)
+@check("POWER-MEAN", source=_OWN, remedy=_AS_WRITTEN, stage=Stage.TREE, each=_measured)
 def mean(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """The mean that PTDaemon stated for a measurement is that of the published samples."""
     stated = [totals.mean for totals in measured.session.totals]
     if len(stated) < len(Phase) or len(measured.session.analyzers) > 1:
         return
@@ -316,15 +288,9 @@ def mean(_: Result, measured: _Measured) -> Iterator[Fault]:
             yield Fault("the samples have another mean", measured.file(phase), "Watts", f"{own:.6f} W", f"{said:.6f} W")
 
 
-@check(
-    "POWER-RANGING",
-    f"the mean power of testing is at most {_FALL:.0%} below that of ranging",
-    source=f"{_CHECKER}, phases_check",
-    remedy=_AGAIN,
-    stage=Stage.TREE,
-    each=_measured,
-)
+@check("POWER-RANGING", source=f"{_CHECKER}, phases_check", remedy=_AGAIN, stage=Stage.TREE, each=_measured)
 def ranging(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """The mean power of testing is at most {_FALL:.0%} below that of ranging."""
     means = {phase: mean_watts(samples.within(span.begin, span.end)) for phase, span, samples in measured.phases}
     before, after = means.get(Phase.RANGING), means.get(Phase.TESTING)
     if before and after and after <= before * (1 - _FALL):
@@ -339,13 +305,13 @@ def ranging(_: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-PTD-LOG-CUT",
-    "PTDaemon's log has begin and end of both measurements, around LoadGen's window of each",
     source=f"{_CHECKER}, check_ptd_logs",
     remedy="measure again, for longer: the official server copies the log before all of it is written",
     stage=Stage.TREE,
     each=_measured,
 )
 def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """PTDaemon's log has begin and end of both measurements, around LoadGen's window of each."""
     if PTD_LOG in measured.session.missing:
         return
     file, edge = f"{measured.place}/{PTD_LOG}", timedelta(seconds=_EDGE_S)
@@ -362,13 +328,13 @@ def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-SETTINGS",
-    "the settings of the measured system and the analyzer and its wiring are stated",
     source="tools/submission/submission_checker/constants.py, REQUIRED_POWER_MEASURE_FILES",
     remedy="put analyzer_table.* and power_settings.* beside the measurements of the result",
     stage=Stage.TREE,
     each=with_submission(_measured),
 )
 def settings(submission: Submission, result: Result, _: _Measured) -> Iterator[Fault]:
+    """The settings of the measured system and the analyzer and its wiring are stated."""
     folder = submission.root / result.folder
     places: list[Path] = [folder, *list(folder.parents)[:3]]
     places += [
@@ -381,13 +347,13 @@ def settings(submission: Submission, result: Result, _: _Measured) -> Iterator[F
 
 @check(
     "POWER-TWO-ANALYZERS",
-    "power was measured with one analyzer, of one channel or of several",
     source="mlcommons/power-dev, ptd_client_server/lib/server.py: a session with two cannot end as the checker asks",
     remedy="measure with one analyzer of several channels",
     stage=Stage.TREE,
     each=_measured,
 )
 def analyzers(_: Result, measured: _Measured) -> Iterator[Fault]:
+    """Power was measured with one analyzer, of one channel or of several."""
     if (count := len(measured.session.analyzers)) > 1:
         yield Fault("power was measured with several analyzers", f"{measured.place}/{SERVER_JSON}", "ptd_config", count)
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 
+from cm4vllm.common.checks import Fault, check, whole
 from cm4vllm.common.files import sha256_of
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_FILE
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.server import counting
-from cm4vllm.results.checks.check import Fault, check
-from cm4vllm.results.checks.subjects import Part, recorded, whole, with_submission
-from cm4vllm.results.findings import Severity
+from cm4vllm.results.checks.subjects import Part, recorded, with_submission
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Submission
 from cm4vllm.rules import Division
@@ -33,14 +33,9 @@ _SUBJECTS: dict[str, Callable[[RunRecord], object]] = {
 }
 
 
-@check(
-    "RUNS-DIFFER",
-    "all runs of a submission are of one round, benchmark, model, dataset and setup",
-    source=_DESIGN,
-    remedy=_TOGETHER,
-    each=whole,
-)
+@check("RUNS-DIFFER", source=_DESIGN, remedy=_TOGETHER, each=whole)
 def same_subject(submission: Submission) -> Iterator[Fault]:
+    """All runs of a submission are of one round, benchmark, model, dataset and setup."""
     pairs = list(recorded(submission))
     for subject, value in _SUBJECTS.items():
         for part, run in pairs[1:]:
@@ -60,14 +55,9 @@ def _same_dataset(run: RunRecord, other: RunRecord) -> bool:
     return run.settings.terms.samples == other.settings.terms.samples
 
 
-@check(
-    "REHEARSAL-MIXED",
-    "a page or a tree is either that of a rehearsal or that of results",
-    source=_DESIGN,
-    remedy="run each into an --output_dir of its own",
-    each=whole,
-)
+@check("REHEARSAL-MIXED", source=_DESIGN, remedy="run each into an --output_dir of its own", each=whole)
 def one_style(submission: Submission) -> Iterator[Fault]:
+    """A page or a tree is either that of a rehearsal or that of results."""
     pairs = list(recorded(submission))
     for part, run in pairs[1:]:
         if run.settings.rehearsal != pairs[0][1].settings.rehearsal:
@@ -80,14 +70,9 @@ def one_style(submission: Submission) -> Iterator[Fault]:
             )
 
 
-@check(
-    "REHEARSAL-NOTICE",
-    "a rehearsal and a run with stand-in weights say so in each record, and nothing else does",
-    source=_DESIGN,
-    remedy=_AGAIN,
-    each=recorded,
-)
+@check("REHEARSAL-NOTICE", source=_DESIGN, remedy=_AGAIN, each=recorded)
 def honest_notices(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """A rehearsal and a run with stand-in weights say so in each record, and nothing else does."""
     expected = run.settings.notice
     if run.notice != expected:
         yield Fault(
@@ -110,14 +95,9 @@ def honest_notices(part: Part, run: RunRecord) -> Iterator[Fault]:
         )
 
 
-@check(
-    "RECORD-PLACE",
-    "a run's record lies in the folder of its scenario and mode",
-    source=_DESIGN,
-    remedy=_AGAIN,
-    each=recorded,
-)
+@check("RECORD-PLACE", source=_DESIGN, remedy=_AGAIN, each=recorded)
 def in_place(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """A run's record lies in the folder of its scenario and mode."""
     place = part.folder.parent.name, part.folder.name
     if (run.settings.scenario, run.settings.mode) != place:
         yield Fault(
@@ -128,14 +108,9 @@ def in_place(part: Part, run: RunRecord) -> Iterator[Fault]:
         )
 
 
-@check(
-    "RECORD-TERMS",
-    "the rules know the round, the benchmark and the scenario that a record names",
-    source="cm4vllm.rules",
-    remedy=_AGAIN,
-    each=recorded,
-)
+@check("RECORD-TERMS", source="cm4vllm.rules", remedy=_AGAIN, each=recorded)
 def known_terms(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """The rules know the round, the benchmark and the scenario that a record names."""
     terms = run.settings.terms
     if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
         yield Fault(
@@ -145,14 +120,9 @@ def known_terms(part: Part, run: RunRecord) -> Iterator[Fault]:
         )
 
 
-@check(
-    "LOADGEN-NAME",
-    "LoadGen measures a benchmark under the name that has its limits",
-    source="loadgen/mlperf.conf",
-    remedy=_AGAIN,
-    each=recorded,
-)
+@check("LOADGEN-NAME", source="loadgen/mlperf.conf", remedy=_AGAIN, each=recorded)
 def loadgen_name(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """LoadGen measures a benchmark under the name that has its limits."""
     terms = run.settings.terms
     expected = terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode)
     if expected and terms.loadgen_name != expected.loadgen_name:
@@ -165,14 +135,9 @@ def loadgen_name(part: Part, run: RunRecord) -> Iterator[Fault]:
         )
 
 
-@check(
-    "LOG-CHANGED",
-    "a log is the one that the run beside it wrote: its SHA-256 is that in run.json",
-    source=_DESIGN,
-    remedy=_AGAIN,
-    each=recorded,
-)
+@check("LOG-CHANGED", source=_DESIGN, remedy=_AGAIN, each=recorded)
 def logs_unchanged(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """A log is the one that the run beside it wrote: its SHA-256 is that in run.json."""
     for name, digest in run.files.items():
         path = part.folder / name
         if path.is_file() and (own := sha256_of(path)) != digest:
@@ -183,14 +148,15 @@ def logs_unchanged(part: Part, run: RunRecord) -> Iterator[Fault]:
 
 @check(
     "ANSWERS-IN-PIECES",
-    "the answers of an accuracy run come of one run of LoadGen; of several, where it was "
-    "stopped and went on, only in the open division",
     source=_DESIGN,
     remedy="run it again with --rerun",
     severity=Severity.NOTE,
     each=with_submission(recorded),
 )
 def one_piece(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    """The answers of an accuracy run come of one run of LoadGen; of several, where it was stopped and went on, only in
+    the open division.
+    """
     if run.pieces:
         shares = " + ".join(f"{piece.answers:,}" for piece in run.pieces)
         yield Fault(

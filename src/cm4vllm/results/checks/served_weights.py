@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from cm4vllm.common.checks import Fault, Stage, check, whole
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import digest_of, sha256_of_tree
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.progress import step
 from cm4vllm.records.weights.checkpoint import Weights
 from cm4vllm.records.weights.model_size import read_architecture
-from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import is_strict, whole
-from cm4vllm.results.findings import Severity
+from cm4vllm.results.checks.subjects import is_strict
 from cm4vllm.results.model import Result, ServedWeights, Submission
 from cm4vllm.results.weights_folder import published_model
 
@@ -56,13 +56,13 @@ def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, R
 
 @check(
     "SERVED-UNREADABLE",
-    "the weights at hand are whole safetensors files, all that their index names",
     source="the format of safetensors",
     remedy="copy or download the model again",
     stage=Stage.TREE,
     each=whole,
 )
 def readable(submission: Submission) -> Iterator[Fault]:
+    """The weights at hand are whole safetensors files, all that their index names."""
     for served in submission.weights:
         if served.weights is None:
             yield Fault(served.problem, str(served.folder), "", served.cause, "weights")
@@ -70,13 +70,13 @@ def readable(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "SERVED-TYPE",
-    "the type of the weights is the one that measurements.json states",
     source="tools/submission/submission_checker/constants.py, SYSTEM_IMP_REQUIRED_FILES",
     remedy=_GIVE,
     stage=Stage.TREE,
     each=_at_hand,
 )
 def data_type(_: ServedWeights, weights: Weights, result: Result) -> Iterator[Fault]:
+    """The type of the weights is the one that measurements.json states."""
     said = str(result.measurements.get("weight_data_types", ""))
     stated = [name for name, words in _WORDS.items() if re.search(words, said, re.IGNORECASE)]
     if not stated or not weights.data_type or weights.data_type in stated:
@@ -95,15 +95,9 @@ def data_type(_: ServedWeights, weights: Weights, result: Result) -> Iterator[Fa
     )
 
 
-@check(
-    "SERVED-PARAMETERS",
-    "the weights have as many parameters as the model that the result is of",
-    source=_MODEL,
-    remedy=_GIVE,
-    stage=Stage.TREE,
-    each=_at_hand,
-)
+@check("SERVED-PARAMETERS", source=_MODEL, remedy=_GIVE, stage=Stage.TREE, each=_at_hand)
 def parameters(_: ServedWeights, weights: Weights, result: Result) -> Iterator[Fault]:
+    """The weights have as many parameters as the model that the result is of."""
     claimed = _claimed(result)
     if weights.parameters is None or claimed is None:
         return
@@ -132,13 +126,13 @@ def _claimed(result: Result) -> tuple[int, float, str] | None:
 
 @check(
     "SERVED-DIGESTS",
-    "weights that are stated as published or with their digest have these digests",
     source="src/cm4vllm/rules/digests, as MLCommons publishes them; measurements.json, model_sha256",
     remedy=_GIVE,
     stage=Stage.TREE,
     each=whole,
 )
 def digests(submission: Submission) -> Iterator[Fault]:
+    """Weights that are stated as published or with their digest have these digests."""
     of_folder, of_file = cache(_of_folder), cache(digest_of)  # the results of a model share its files
     for served, weights, result in _at_hand(submission):
         where, stated = result.file("measurements"), result.measurements

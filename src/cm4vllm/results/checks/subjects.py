@@ -20,11 +20,6 @@ def is_strict(of: Submission | Result) -> bool:
     return of.division != Division.OPEN
 
 
-def whole(submission: Submission) -> Iterator[tuple[Submission]]:
-    """Yield the submission itself, for checks that compare its parts with each other."""
-    yield (submission,)
-
-
 def with_submission(
     subjects: Callable[[Submission], Iterable[tuple[*Ts]]],
 ) -> Callable[[Submission], Iterator[tuple[Submission, *Ts]]]:

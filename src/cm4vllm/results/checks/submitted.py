@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE
+from cm4vllm.common.checks import Fault, Stage, check, whole
 from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
-from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import Part, recorded, systems, whole, with_submission
+from cm4vllm.results.checks.subjects import Part, recorded, systems, with_submission
 from cm4vllm.results.model import Accuracy, Submission, System
 from cm4vllm.rules import Mode
 
@@ -20,15 +20,9 @@ _AGAIN = "run it again with --rerun"
 _SCORE = "score the run again: --tags=process,mlperf,accuracy"
 
 
-@check(
-    "RUN-MISSING",
-    "each scenario has a performance run and an accuracy run",
-    source=_LAYOUT,
-    remedy=_AGAIN,
-    stage=Stage.SUBMITTED,
-    each=whole,
-)
+@check("RUN-MISSING", source=_LAYOUT, remedy=_AGAIN, stage=Stage.SUBMITTED, each=whole)
 def both_runs(submission: Submission) -> Iterator[Fault]:
+    """Each scenario has a performance run and an accuracy run."""
     for result in submission.results:
         for mode, part in ((Mode.PERFORMANCE, result.performance), (Mode.ACCURACY, result.accuracy)):
             if part is None:
@@ -40,13 +34,13 @@ def both_runs(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "WEIGHTS-DUMMY",
-    "a submission is of a model with weights, not of random numbers",
     source=_MODELS,
     remedy="measure the model itself; random weights (_dummy) are for rehearsals of its performance",
     stage=Stage.SUBMITTED,
     each=with_submission(recorded),
 )
 def real_weights(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    """A submission is of a model with weights, not of random numbers."""
     if run.settings.model.is_dummy and run.settings.server.simulated is None:
         yield Fault(
             f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}",
@@ -59,13 +53,13 @@ def real_weights(submission: Submission, part: Part, run: RunRecord) -> Iterator
 
 @check(
     "SERVER-SIMULATED",
-    "a submission is of a system that was measured, not of a simulated one",
     source="docs/rehearse.md",
     remedy="measure the system itself, without --rehearse",
     stage=Stage.SUBMITTED,
     each=with_submission(recorded),
 )
 def measured_system(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    """A submission is of a system that was measured, not of a simulated one."""
     if (simulation := run.settings.server.simulated) is not None:
         yield Fault(
             f"no submission of {simulation.title}: {SIMULATED_NOTICE}",
@@ -76,15 +70,9 @@ def measured_system(submission: Submission, part: Part, run: RunRecord) -> Itera
         )
 
 
-@check(
-    "SCORES-MISSING",
-    "each accuracy run is scored, over all of its samples",
-    source=_LAYOUT,
-    remedy=_SCORE,
-    stage=Stage.SUBMITTED,
-    each=with_submission(recorded),
-)
+@check("SCORES-MISSING", source=_LAYOUT, remedy=_SCORE, stage=Stage.SUBMITTED, each=with_submission(recorded))
 def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    """Each accuracy run is scored, over all of its samples."""
     if not isinstance(part, Accuracy) or run.settings.server.simulated is not None:
         return
     name, text = part.beside(ACCURACY_FILE), part.beside(ACCURACY_TEXT)
@@ -103,15 +91,9 @@ def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault
         yield Fault(f"{text} is missing", text)
 
 
-@check(
-    "LOG-MISSING",
-    "each run has all its logs, and its record their digests",
-    source=_LAYOUT,
-    remedy=_AGAIN,
-    stage=Stage.SUBMITTED,
-    each=recorded,
-)
+@check("LOG-MISSING", source=_LAYOUT, remedy=_AGAIN, stage=Stage.SUBMITTED, each=recorded)
 def logs_present(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """Each run has all its logs, and its record their digests."""
     for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ())):
         if name not in run.files or not (part.folder / name).is_file():
             yield Fault(f"{part.beside(name)} is missing", part.beside(name))
@@ -119,13 +101,13 @@ def logs_present(part: Part, run: RunRecord) -> Iterator[Fault]:
 
 @check(
     "SYSTEM-DIFFERS",
-    "the system's description is of the runs' server and of the submission that is asked for",
     source="docs/machine.md",
     remedy="describe the system again: --tags=get,sut,description",
     stage=Stage.SUBMITTED,
     each=with_submission(systems),
 )
 def described(submission: Submission, system: System) -> Iterator[Fault]:
+    """The system's description is of the runs' server and of the submission that is asked for."""
     for key, wanted in (("submitter", submission.submitter), ("division", submission.division)):
         if wanted and (said := system.description.get(key)) != wanted:
             yield Fault(f"the system description has {key} {said!r}", system.file, key, said, wanted)
@@ -152,15 +134,9 @@ def described(submission: Submission, system: System) -> Iterator[Fault]:
             )
 
 
-@check(
-    "MODEL-FOLDER",
-    "the runs below a model's folder are those of that model",
-    source="docs/results.md",
-    remedy="measure again: --rerun",
-    stage=Stage.SUBMITTED,
-    each=recorded,
-)
+@check("MODEL-FOLDER", source="docs/results.md", remedy="measure again: --rerun", stage=Stage.SUBMITTED, each=recorded)
 def of_their_model(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """The runs below a model's folder are those of that model."""
     folder = part.folder.parents[1].name
     if run.settings.model.name != folder:
         yield Fault(

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm import rules
+from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
-from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import is_strict, results, strict_results, whole, with_submission
+from cm4vllm.results.checks.subjects import is_strict, results, strict_results, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
 from cm4vllm.results.file_listing import ListedFile
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 
 __all__: list[str] = []
@@ -39,13 +39,13 @@ _OF_LOADGEN = (
 
 @check(
     "RESULT-FILES",
-    "a result has its logs, scores, settings and README",
     source=_PATHS,
     remedy="put the file of that run in its place",
     stage=Stage.TREE,
     each=with_submission(results),
 )
 def present(submission: Submission, result: Result) -> Iterator[Fault]:
+    """A result has its logs, scores, settings and README."""
     folder = submission.root / result.folder
     by_endpoints = is_endpoints(folder)
     for name in () if by_endpoints else _OF_LOADGEN:
@@ -62,7 +62,6 @@ def present(submission: Submission, result: Result) -> Iterator[Fault]:
 
 @check(
     "FILE-EMPTY",
-    "a file holds something",
     source=_OLD_CHECKER,
     remedy="remove it, or publish what belongs into it",
     severity=Severity.NOTE,
@@ -70,6 +69,7 @@ def present(submission: Submission, result: Result) -> Iterator[Fault]:
     each=whole,
 )
 def empty(submission: Submission) -> Iterator[Fault]:
+    """A file holds something."""
     required = {file for result in submission.results for file in result.files.values()}
     for listed in submission.listing.files:
         if listed.size or listed.missing_target or listed.name in (ACCURACY_LOG, ".gitkeep", "__init__.py"):
@@ -82,16 +82,12 @@ def empty(submission: Submission) -> Iterator[Fault]:
 
 
 @check(
-    "FILE-UNEXPECTED",
-    "a tree holds what its layout names: no caches, hidden files, names with spaces, broken links, empty "
-    "folders, files above 50 MB",
-    source=_OLD_CHECKER,
-    remedy="remove it",
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-    each=whole,
+    "FILE-UNEXPECTED", source=_OLD_CHECKER, remedy="remove it", severity=Severity.WARNING, stage=Stage.TREE, each=whole
 )
 def unexpected(submission: Submission) -> Iterator[Fault]:
+    """A tree holds what its layout names: no caches, hidden files, names with spaces, broken links, empty folders,
+    files above 50 MB.
+    """
     listing = submission.listing
     for folder in listing.folders:
         if folder.endswith("/__pycache__"):
@@ -150,7 +146,6 @@ def _beside_logs(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "SYSTEM-GHOST",
-    "each system description has results",
     source=_OLD_CHECKER,
     remedy="remove the description",
     severity=Severity.WARNING,
@@ -158,6 +153,7 @@ def _beside_logs(submission: Submission) -> Iterator[Fault]:
     each=whole,
 )
 def ghosts(submission: Submission) -> Iterator[Fault]:
+    """Each system description has results."""
     folder = submission.home / "systems"
     known = {system.name for system in submission.systems}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
@@ -165,15 +161,9 @@ def ghosts(submission: Submission) -> Iterator[Fault]:
             yield Fault("a system without results", _name(submission, path))
 
 
-@check(
-    "PROGRAM-MISSING",
-    "a submission holds the program that made it",
-    source=_PATHS,
-    remedy="publish the program in that folder",
-    stage=Stage.TREE,
-    each=whole,
-)
+@check("PROGRAM-MISSING", source=_PATHS, remedy="publish the program in that folder", stage=Stage.TREE, each=whole)
 def program(submission: Submission) -> Iterator[Fault]:
+    """A submission holds the program that made it."""
     if not submission.results or not submission.round:
         return
     name = rules.layout_of_round(submission.round).program
@@ -183,7 +173,6 @@ def program(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "CALIBRATION-MISSING",
-    "calibration.md says how the weights were quantised",
     source=_OLD_CHECKER,
     remedy="write documentation/calibration.md",
     severity=Severity.WARNING,
@@ -191,6 +180,7 @@ def program(submission: Submission) -> Iterator[Fault]:
     each=whole,
 )
 def calibration(submission: Submission) -> Iterator[Fault]:
+    """calibration.md says how the weights were quantised."""
     if not is_strict(submission) or not submission.results:
         return
     home, place = submission.home, f"{submission.division}/{submission.submitter}"
@@ -217,7 +207,6 @@ def _calibration_pages(home: Path) -> Iterator[Path]:
 
 @check(
     "SCENARIO-SPELLING",
-    "a scenario's folder is spelled as the rules spell it",
     source=_PATHS,
     remedy="rename the folder",
     severity=Severity.NOTE,
@@ -225,6 +214,7 @@ def _calibration_pages(home: Path) -> Iterator[Path]:
     each=results,
 )
 def spelled(result: Result) -> Iterator[Fault]:
+    """A scenario's folder is spelled as the rules spell it."""
     if (name := result.folder.rpartition("/")[2]) != result.scenario:
         fault = "the folder of a scenario is spelled in another way"
         checkers = rules.round_terms(result.round).checkers if result.round else ()
@@ -243,13 +233,13 @@ def _by_benchmark(submission: Submission) -> Iterator[tuple[Submission, list[Res
 
 @check(
     "SCENARIO-REQUIRED",
-    "a closed result of a benchmark comes with all scenarios that the benchmark asks for",
     source="tools/submission/submission_checker/constants.py, required-scenarios",
     remedy="measure the scenario, too",
     stage=Stage.TREE,
     each=_by_benchmark,
 )
 def scenarios(submission: Submission, group: list[Result]) -> Iterator[Fault]:
+    """A closed result of a benchmark comes with all scenarios that the benchmark asks for."""
     system, benchmark = submission.system(group[0].system), group[0].benchmark
     kind = str(system.description.get("system_type", "")) if system else ""
     terms = rules.if_known(rules.benchmark_terms, submission.round, benchmark)

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import results, strict_results, whole, with_submission
-from cm4vllm.results.findings import Severity
+from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.findings import Severity
+from cm4vllm.results.checks.subjects import results, strict_results, with_submission
 from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import models_served
@@ -40,15 +40,9 @@ _NOT_QUANTISED = re.compile(r"fp32|float32|fp16|float16|bf16|bfloat16", re.IGNOR
 _NONE = frozenset({"none", "no", "n/a", "na", "-"})
 
 
-@check(
-    "WEIGHTS-KEYS",
-    "what is stated of the weights is complete",
-    source=_CONSTANTS,
-    remedy=_STATE,
-    stage=Stage.TREE,
-    each=results,
-)
+@check("WEIGHTS-KEYS", source=_CONSTANTS, remedy=_STATE, stage=Stage.TREE, each=results)
 def keys(result: Result) -> Iterator[Fault]:
+    """What is stated of the weights is complete."""
     stated = result.measurements
     missing = [key for key in _KEYS if not stated.get(key)]
     if stated and missing:
@@ -57,15 +51,9 @@ def keys(result: Result) -> Iterator[Fault]:
         )
 
 
-@check(
-    "WEIGHTS-MODEL",
-    "the starting weights are those of the model that the result is of",
-    source=_CONSTANTS,
-    remedy=_STATE,
-    stage=Stage.TREE,
-    each=results,
-)
+@check("WEIGHTS-MODEL", source=_CONSTANTS, remedy=_STATE, stage=Stage.TREE, each=results)
 def of_the_model(result: Result) -> Iterator[Fault]:
+    """The starting weights are those of the model that the result is of."""
     weights = str(result.measurements.get("starting_weights_filename", ""))
     stated, named = set(_SIZE.findall(weights.lower())), set(_SIZE.findall(result.model.lower()))
     fault = ""
@@ -120,7 +108,6 @@ def _versions(family: str, name: str) -> set[str]:
 
 @check(
     "WEIGHTS-TYPES",
-    "the stated types of the weights are those that the names and calibration.md state",
     source=_CONSTANTS,
     remedy=_STATE,
     severity=Severity.WARNING,
@@ -128,6 +115,7 @@ def _versions(family: str, name: str) -> set[str]:
     each=with_submission(results),
 )
 def types(submission: Submission, result: Result) -> Iterator[Fault]:
+    """The stated types of the weights are those that the names and calibration.md state."""
     said = " ".join(str(result.measurements.get(key, "")) for key in ("weight_data_types", "weight_transformations"))
     transformed = str(result.measurements.get("weight_transformations", "")).strip().lower()
     where, fields = result.file("measurements"), "weight_data_types, weight_transformations"
@@ -206,13 +194,13 @@ def _of_division(page: str, division: str) -> str:
 
 @check(
     "WEIGHTS-RETRAINED",
-    "a closed result is of weights that were not trained again",
     source="inference_policies/inference_rules.adoc, Model",
     remedy="submit it to the open division",
     stage=Stage.TREE,
     each=strict_results,
 )
 def retrained(result: Result) -> Iterator[Fault]:
+    """A closed result is of weights that were not trained again."""
     said = str(result.measurements.get("retraining", ""))
     if said.strip().lower() in ("yes", "true"):
         yield Fault("the weights were trained again", result.file("measurements"), "retraining", said, "no")
@@ -220,7 +208,6 @@ def retrained(result: Result) -> Iterator[Fault]:
 
 @check(
     "MODEL-NOT-VERIFIABLE",
-    "the model that was served is the one that is claimed",
     source="inference_policies/inference_rules.adoc, Model",
     remedy="publish revision and SHA-256 of the weights",
     severity=Severity.NOTE,
@@ -228,6 +215,7 @@ def retrained(result: Result) -> Iterator[Fault]:
     each=whole,
 )
 def verifiable(submission: Submission) -> Iterator[Fault]:
+    """The model that was served is the one that is claimed."""
     at_hand = {result.folder for served in submission.weights for result in served.results}
     left = [] if submission.campaign else [result for result in submission.results if result.folder not in at_hand]
     stated = {result.model for result in left if result.measurements.get("model_sha256")}
@@ -250,8 +238,6 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "MODEL-MAPPED",
-    "a model under another name counts as the benchmark that model_mapping.json states; in the closed "
-    "division there is no such model",
     source="tools/submission/submission_checker/checks",
     severity=Severity.NOTE,
     remedy="submit it to the open division",
@@ -259,6 +245,9 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
     each=whole,
 )
 def mapped(submission: Submission) -> Iterator[Fault]:
+    """A model under another name counts as the benchmark that model_mapping.json states; in the closed division there
+    is no such model.
+    """
     for name, benchmark in submission.mapping.items():
         used = [result for result in submission.results if result.model == name and result.mapped]
         sizes = set(_SIZE.findall(name.lower())), set(_SIZE.findall(benchmark.lower()))

@@ -13,11 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.findings import Finding
 from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
 from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY, times
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.file_values import count, magnitude, number, part
-from cm4vllm.results.findings import Finding
 from cm4vllm.results.log_folders import Reader
 
 _SUMMARIES = (SUMMARY, Path(SUMMARY.name))
@@ -113,6 +113,11 @@ class Curve:
     name: str
     points: tuple[Point, ...]
     power: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """The path that findings on the curve name."""
+        return self.name
 
     @property
     def fixed(self) -> tuple[Point, ...]:

@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
+from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import write_noted
-from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.common.progress import say
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.vllm.options import split_options
+from cm4vllm.serving.clusters.kubernetes_schemas import check_objects
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
-from cm4vllm.serving.options.arguments import (
-    ServerSettings,
-    given_settings,
-    read_server_settings,
-    secret_env,
-    server_argv,
-)
+from cm4vllm.serving.options.arguments import ServerSettings, secret_env, server_argv, with_extra_options
 
 MANIFEST_FILE = "manifests.yaml"
 
@@ -53,10 +50,12 @@ _Kind = Literal["deployment", "leader-worker-set", "kserve", "llm-d"]
 
 
 class PodSettings(Settings, frozen=True, kw_only=True):
-    """Settings for a cluster, beside the server's own arguments.
+    """Settings for a cluster, and the server's own arguments.
 
     `model` is a hub id, or `pvc://CLAIM/PATH` for a model that lies on a volume. `gpu_resource` is the name under which
     the cluster's device plugin offers GPUs. `start_timeout_s` is how long a pod may load before it is started again.
+    The manifests are written to `folder`, and checked against the schemas in the sources `kserve` and `lws` and of
+    Kubernetes `version`.
     """
 
     kind: Annotated[_Kind, Key("CM_KUBERNETES_KIND")] = "deployment"
@@ -72,6 +71,11 @@ class PodSettings(Settings, frozen=True, kw_only=True):
     memory: Annotated[str, Key("CM_KUBERNETES_MEMORY")] = ""
     hf_token_secret_name: Annotated[str, Key("CM_KUBERNETES_HF_TOKEN_SECRET_NAME")] = ""
     start_timeout_s: input_types.ReadyTimeout = None
+    server: ServerSettings = ServerSettings()
+    folder: Annotated[str, Key("CM_KUBERNETES_DIR")] = ""
+    kserve: Annotated[str, Key("CM_KSERVE_SOURCE")] = ""
+    lws: Annotated[str, Key("CM_LWS_SOURCE")] = ""
+    version: Annotated[str, Key("CM_KUBERNETES_VERSION")] = ""
 
     @property
     def stages(self) -> int:
@@ -102,14 +106,19 @@ class PodSettings(Settings, frozen=True, kw_only=True):
         return self.name or re.sub(r"[^a-z0-9]+", "-", last)[:63].strip("-")
 
 
-def manifests(pod: PodSettings, env: Mapping[str, str]) -> list[dict[str, Any]]:
+class ManifestExports(Settings, frozen=True, kw_only=True):
+    """The export of generate,kubernetes-manifests."""
+
+    path: Annotated[str, Key("CM_KUBERNETES_MANIFESTS")]
+
+
+def manifests(pod: PodSettings) -> list[dict[str, Any]]:
     """Return the objects of the description, in the order in which they are applied.
 
-    `env` holds the server's arguments under the keys of `arguments.ServerSettings`, as for `run,vllm-server`.
     Raises UsageError for a description that Kubernetes would refuse or that would not be what was measured.
     """
     _check(pod)
-    server = _server_settings(pod, env)
+    server = _server_settings(pod)
     if secret_env(server):
         raise UsageError(
             "a token in --extra_args",
@@ -127,12 +136,16 @@ def manifests(pod: PodSettings, env: Mapping[str, str]) -> list[dict[str, Any]]:
     return [_deployment(pod, server, arguments), _service(pod, _labels(pod))]
 
 
-def write_manifests(pod: PodSettings, env: Mapping[str, str], folder: Path) -> Path:
-    """Write the objects of the description to `folder`, as one YAML file, and return its path."""
-    documents = manifests(pod, env)
-    path = writable_folder(folder) / MANIFEST_FILE
+def write_manifests(pod: PodSettings) -> ManifestExports:
+    """Write the objects of the description to its folder, as one YAML file; print what their schemas say of them."""
+    documents = manifests(pod)
+    path = writable_folder(Path(pod.folder).absolute()) / MANIFEST_FILE
     write_noted(path, yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True))
-    return path
+    kserve, lws = (Path(source) if source else None for source in (pod.kserve, pod.lws))
+    for sentence in check_objects(documents, kserve, pod.version, lws=lws):
+        say(sentence)
+    say(f"kubectl apply -f {path}")
+    return ManifestExports(path=str(path))
 
 
 def _check(pod: PodSettings) -> None:
@@ -177,16 +190,17 @@ def _check(pod: PodSettings) -> None:
         )
 
 
-def _server_settings(pod: PodSettings, env: Mapping[str, str]) -> ServerSettings:
+def _server_settings(pod: PodSettings) -> ServerSettings:
     # A pod listens on every address of its own, at one port; its model is compiled unless the user says otherwise.
-    keys = env_keys(ServerSettings)
     claim, path = pod.claim
-    given = given_settings(env)
-    given[keys["name"]] = given.get(keys["name"]) or pod.model.removeprefix("pvc://").rstrip("/").rpartition("/")[2]
-    given[keys["model"]] = f"{MODEL_MOUNT}/{path}".rstrip("/") if claim else pod.model
-    given[keys["host"]] = "0.0.0.0"  # noqa: S104 - a pod's own network namespace
-    given.setdefault(keys["enforce_eager"], "no")
-    return read_server_settings(given)
+    asked = replace(
+        pod.server,
+        name=pod.server.name or pod.model.removeprefix("pvc://").rstrip("/").rpartition("/")[2],
+        model=f"{MODEL_MOUNT}/{path}".rstrip("/") if claim else pod.model,
+        host="0.0.0.0",  # noqa: S104 - a pod's own network namespace
+        enforce_eager=bool(pod.server.enforce_eager),
+    )
+    return with_extra_options(asked)
 
 
 def _metadata(pod: PodSettings, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,12 +52,24 @@ _PROOF_S = 900.0
 
 
 class ImageSettings(Settings, frozen=True, kw_only=True):
-    """The image, the engine that runs it, the user's words for the engine, and the Python in the image."""
+    """The image, the engine that runs it, the user's words for the engine, the Python in the image, and the device."""
 
     image: input_types.ContainerImage = ""
     engine: Annotated[Literal["auto", "podman", "docker", "apptainer"], Key("CM_VLLM_CONTAINER_ENGINE")] = "auto"
     options: Annotated[str, Key("CM_VLLM_CONTAINER_ARGS")] = ""
     python: Annotated[str, Key("CM_VLLM_CONTAINER_PYTHON")] = "python3"
+    device: input_types.Device = ""
+    choice: Choice = Choice()
+
+    @property
+    def asked_device(self) -> str:
+        """What the image is to compute on: as asked for, else as detected."""
+        if self.choice.variant and self.choice.variant != "system":
+            return self.choice.variant
+        if self.device:
+            return self.device
+        vendors = {gpu.vendor for gpu in detect_gpus()}
+        return next((device for device, vendor in VENDORS.items() if vendor in vendors), detected(self.choice)[0])
 
 
 class VllmImage(Record, frozen=True, kw_only=True):
@@ -70,12 +81,21 @@ class VllmImage(Record, frozen=True, kw_only=True):
     packages: dict[str, str]
 
 
-def require_container(env: Mapping[str, Any]) -> None:
+class ImageExports(Settings, frozen=True, kw_only=True):
+    """The exports of get,vllm-image."""
+
+    device: Annotated[str, Key("CM_VLLM_DEVICE")]
+    record: Annotated[str, Key("CM_VLLM_IMAGE_RECORD")]
+    installation: Annotated[str, Key("CM_VLLM_INSTALLATION")]
+    python: input_types.VllmPython
+    version: Annotated[str, Key("CM_VLLM_VERSION")]
+
+
+def require_container(settings: ImageSettings) -> None:
     """Refuse an image that cannot be run here, and flags without one.
 
     Raises InstallError for an engine or a hook that is missing and a daemon that does not respond, UsageError.
     """
-    settings = ImageSettings.of(env)
     if not settings.image:
         given = {"container_args": settings.options, "container_engine": settings.engine.removeprefix("auto")}
         for flag in (flag for flag, value in given.items() if value):
@@ -84,7 +104,7 @@ def require_container(env: Mapping[str, Any]) -> None:
     if settings.image.startswith("-"):
         raise UsageError(f"--container={settings.image} is not the name of an image")
     container_options(settings.options)
-    engine, device = engine_for(settings.engine), asked_device(env)
+    engine, device = engine_for(settings.engine), settings.asked_device
     require_ready(engine)
     if (hook := missing_hook(engine, device)) is not None:
         raise InstallError(
@@ -95,27 +115,16 @@ def require_container(env: Mapping[str, Any]) -> None:
         )
 
 
-def asked_device(env: Mapping[str, Any]) -> str:
-    """Return what the image is to compute on: as asked for, else as detected."""
-    choice = Choice.of(env)
-    if choice.variant and choice.variant != "system":
-        return choice.variant
-    if env.get("CM_MLPERF_DEVICE"):
-        return str(env["CM_MLPERF_DEVICE"])
-    vendors = {gpu.vendor for gpu in detect_gpus()}
-    return next((device for device, vendor in VENDORS.items() if vendor in vendors), detected(choice)[0])
-
-
-def image_env(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the recipe exports of the vLLM of an image. Raises what `vllm_image` raises."""
-    path, image = vllm_image(ImageSettings.of(env), asked_device(env))
-    return {
-        "CM_VLLM_DEVICE": image.device,
-        "CM_VLLM_IMAGE_RECORD": str(path),
-        "CM_VLLM_INSTALLATION": str(path),
-        "CM_VLLM_PYTHON_BIN_WITH_PATH": image.python,
-        "CM_VLLM_VERSION": image.packages.get("vllm", ""),
-    }
+def provide_image(settings: ImageSettings) -> ImageExports:
+    """Return the exports of the recipe for the vLLM of an image. Raises what `vllm_image` raises."""
+    path, image = vllm_image(settings, settings.asked_device)
+    return ImageExports(
+        device=image.device,
+        record=str(path),
+        installation=str(path),
+        python=image.python,
+        version=image.packages.get("vllm", ""),
+    )
 
 
 def vllm_image(settings: ImageSettings, device: str) -> tuple[Path, VllmImage]:

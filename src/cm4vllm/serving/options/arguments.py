@@ -3,7 +3,9 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
+
+from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
@@ -46,8 +48,8 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
-    model: input_types.VllmModelName
-    name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")]
+    model: input_types.VllmModelName = ""
+    name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")] = ""
     host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK
     port: input_types.ServerPort = 0
     dtype: Annotated[str, Key("CM_VLLM_SERVER_DTYPE")] = ""
@@ -106,43 +108,35 @@ _OPTION_FIELDS: Mapping[str, str] = {
 }
 
 
-def read_server_settings(env: Mapping[str, Any]) -> ServerSettings:
-    """Read the settings of a server; an option in --extra_args counts as the setting of its own, which it replaces.
+def with_extra_options(settings: ServerSettings) -> ServerSettings:
+    """Return the settings with each option in --extra_args as the setting of its own, which it replaces.
 
     Raises UsageError.
     """
-    settings = ServerSettings.of(env)
     said = given_options(given_words("--extra_args", settings.extra))
+    fields = {field: said[option] for option, field in _OPTION_FIELDS.items() if option in said}
     keys = env_keys(ServerSettings)
-    extra = {keys[field]: said[option] for option, field in _OPTION_FIELDS.items() if option in said}
-    return ServerSettings.of({**env, **extra})
-
-
-def given_settings(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of an environment that are settings of a server, as text; empty ones are left out."""
-    keys = env_keys(ServerSettings).values()
-    return {key: str(env[key]) for key in keys if env.get(key) not in (None, "")}
+    read = ServerSettings.of({keys[field]: value for field, value in fields.items()})
+    return replace(settings, **{field: getattr(read, field) for field in fields})
 
 
 #: The least context that is asked for, so that the server is of use beyond one dataset.
 _LEAST_MODEL_LEN = 2048
 
 
-def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -> dict[str, str]:
-    """Return environment values completed by what is known of the model: where it lies, its name, type and context.
+def fit_to_model(asked: ServerSettings, model: ModelRecord | None, longest: int) -> ServerSettings:
+    """Return the settings completed by what is known of the model: where it lies, its name, type and context.
 
     `longest` is the number of tokens of the longest prompt with its answer, 0 where no dataset is known. A model whose
     context is much longer than that is served with less, because vLLM keeps memory for one request of full length.
     Raises ModelError when the context is too short.
     """
-    done, keys = dict(env), env_keys(ServerSettings)
-    if model is None or not model.path or done.get(keys["model"]) not in (None, "", model.name, model.path):
-        return done
-    done[keys["model"]] = model.path
+    if model is None or not model.path or asked.model not in ("", model.name, model.path):
+        return asked
     checkpoint = read_checkpoint(Path(model.path))
-    given = read_server_settings({keys["name"]: model.name, **done}).max_model_len
+    given = with_extra_options(asked).max_model_len
     require_context(checkpoint.max_positions if given is None else given, longest, model.name)
-    known = {"name": model.name}
+    known: dict[str, str | int] = {"name": model.name}
     if checkpoint.weight_data_types == "fp32":
         # vLLM's `auto` lowers fp32 weights to half precision; what was described is what is served.
         known["dtype"] = "float32"
@@ -150,11 +144,9 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
         known["kv_cache_dtype"] = "fp8"
     needed = max(_LEAST_MODEL_LEN, 1 << (longest - 1).bit_length()) if longest else 0
     if needed and checkpoint.max_positions is not None and checkpoint.max_positions > needed:
-        known["max_model_len"] = str(needed)
-    for field, value in known.items():
-        if not done.get(keys[field]):
-            done[keys[field]] = value
-    return done
+        known["max_model_len"] = needed
+    missing = {field: value for field, value in known.items() if getattr(asked, field) in (None, "")}
+    return replace(asked, model=model.path, **missing)
 
 
 def require_possible_sizes(

@@ -1,13 +1,11 @@
 """The causes of a request to a server that failed below HTTP, or in it: each with the remedy that fits it."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import ServerUnreachable, UsageError
@@ -15,10 +13,6 @@ from cm4vllm.common.files import opened
 from cm4vllm.common.host_addresses import host_of
 from cm4vllm.common.http_requests import AnswerError, NoHttpError
 from cm4vllm.serving.probing.server_access import Unanswered, not_measurable
-
-if TYPE_CHECKING:
-    from cm4vllm.serving.probing.server_requests import Site
-
 
 _HANDSHAKE_S = 3.0
 #: OpenSSL's reasons where what answers is no TLS; its codes for a certificate of another name or address (X509_V_ERR_
@@ -49,13 +43,12 @@ def trusted(ca_file: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def translated_errors(site: Site, path: str, timeout_s: float) -> Iterator[None]:
+def translated_errors(endpoint: str, path: str, timeout_s: float, ca_file: str = "") -> Iterator[None]:
     """Turn the errors of a request into ServerUnreachable, or Unanswered where the answer cannot be used."""
-    endpoint = site.endpoint
     try:
         yield
     except ssl.SSLError as error:
-        raise _no_tls(site, error) from error
+        raise _no_tls(endpoint, ca_file, error) from error
     except TimeoutError as error:
         raise ServerUnreachable(
             f"{endpoint} does not answer {path}",
@@ -63,20 +56,20 @@ def translated_errors(site: Site, path: str, timeout_s: float) -> Iterator[None]
             remedy="read the server's log, or wait until it has started",
         ) from error
     except OSError as error:
-        require_plain_http(site)
+        require_plain_http(endpoint)
         raise ServerUnreachable(
             f"nothing answers at {endpoint}",
             cause=error.strerror or str(error),
             remedy="start the server first, or correct --api_server",
         ) from error
     except NoHttpError as error:
-        require_plain_http(site)
+        require_plain_http(endpoint)
         raise not_measurable(endpoint, f"it does not speak HTTP: {error}", Unanswered) from error
     except AnswerError as error:
         raise not_measurable(endpoint, f"its {path}: {error}", Unanswered) from error
 
 
-def _no_tls(site: Site, error: ssl.SSLError) -> Unanswered:
+def _no_tls(endpoint: str, ca_file: str, error: ssl.SSLError) -> Unanswered:
     """Return the error for a TLS connection that failed, with the remedy that fits its cause."""
     code = error.verify_code if isinstance(error, ssl.SSLCertVerificationError) else 0
     cause = getattr(error, "verify_message", "") or error.reason or str(error)
@@ -86,30 +79,30 @@ def _no_tls(site: Site, error: ssl.SSLError) -> Unanswered:
         "if the server has no certificate",
     )
     if code in _OTHER_NAME:
-        tls = trusted(site.ca_file)
+        tls = trusted(ca_file)
         tls.check_hostname = False
-        names = [name for _, name in (_peer_certificate(site, tls) or {}).get("subjectAltName", ())]
+        names = [name for _, name in (_peer_certificate(endpoint, tls) or {}).get("subjectAltName", ())]
         cause = f"its certificate is for {', '.join(map(str, names[:_NAMES])) or 'another name'} ({cause})"
     elif not code and error.reason in _NO_TLS:
         cause, remedy = f"what answers there does not speak TLS ({cause})", "give its http:// address with --api_server"
-    return Unanswered(f"no TLS connection to {site.endpoint}", cause=cause, remedy=remedy)
+    return Unanswered(f"no TLS connection to {endpoint}", cause=cause, remedy=remedy)
 
 
-def require_plain_http(site: Site) -> None:
+def require_plain_http(endpoint: str) -> None:
     """Raise Unanswered where a server that was asked in plain HTTP speaks TLS: it closes, or answers anything."""
     unchecked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-    if site.endpoint.startswith("http:") and _peer_certificate(site, unchecked) is not None:
+    if endpoint.startswith("http:") and _peer_certificate(endpoint, unchecked) is not None:
         raise Unanswered(
-            f"the server at {site.endpoint} speaks TLS, not plain HTTP",
+            f"the server at {endpoint} speaks TLS, not plain HTTP",
             cause="it completes a TLS handshake, and gives no usable answer without one",
             remedy="give its https:// address with --api_server",
         )
 
 
-def _peer_certificate(site: Site, tls: ssl.SSLContext) -> Mapping[str, Any] | None:
+def _peer_certificate(endpoint: str, tls: ssl.SSLContext) -> Mapping[str, Any] | None:
     """Return the certificate of a server, empty where `tls` does not check it; None where it completes no handshake."""
-    parts, host = urlsplit(site.endpoint), host_of(site.endpoint)
+    parts, host = urlsplit(endpoint), host_of(endpoint)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     with (
         suppress(OSError),

@@ -176,7 +176,7 @@ def ask(
     end = time.monotonic() + (PATIENCE_S if site.patience_s is None else site.patience_s)
     with site.client() as client:
         for asked in count(1):
-            with translated_errors(site, path, timeout_s):
+            with translated_errors(site.endpoint, path, timeout_s, site.ca_file):
                 answer = client.answer(method, site.url(path), headers=headers, body=data, total_s=timeout_s)
             if not _asked_again(site, path, answer, asked, end):
                 break
@@ -187,7 +187,7 @@ def ask(
     if answer.status in REDIRECTS:
         raise _redirected(site, path, answer.headers.get("location", ""))
     if answer.status == HTTPStatus.BAD_REQUEST and body is None:
-        require_plain_http(site)
+        require_plain_http(site.endpoint)
     return answer.status, answer.body
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.secrets.redaction import PLACEHOLDER
+from cm4vllm.records.campaign import TARGET_FLAGS
 from cm4vllm.records.vllm.given_options import given_options, value_text
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.rules import Mode, Scenario, round_terms, terms
@@ -161,4 +162,4 @@ def _found_settings(server: list[str], search: str, extra: str) -> dict[str, str
 
 def _target(capsule: Capsule, scenario: str, rate: float) -> tuple[str, str]:
     of_scenario = terms(capsule.round, capsule.benchmark, Scenario.parse(scenario), Mode.PERFORMANCE)
-    return of_scenario.target_flag, str(1000 / rate if of_scenario.one_by_one else rate)
+    return TARGET_FLAGS[of_scenario.scenario], str(1000 / rate if of_scenario.one_by_one else rate)

@@ -11,9 +11,10 @@ from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import bytes_of, sha256_of_tree
 from cm4vllm.common.git.git_objects import GitObjects, changed_files, objects_of, require_own
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
+from cm4vllm.rules import default_round, round_terms
 
-#: mlcommons/inference of 2026-08-20: the first with round v6.1 whose checkers this project was built against.
-COMMIT = "b66003e10e2db4b8c36a448b0545ec90fcc6e9e9"
+#: The commit of mlcommons/inference whose checkers the default round has.
+COMMIT = round_terms(default_round()).checkers[0].commit
 URL = "https://github.com/mlcommons/inference"
 _TOOLS = "tools/submission"
 _REMEDY = (

@@ -50,6 +50,7 @@ def test_the_launcher_follows_from_the_place_of_the_command(programs):
     [
         ("auto", "2", {}, "does not name the nodes"),
         ("local", "", {}, "has no nodes"),
+        ("slrum", "", {}, "is not usable"),
         ("local", "0", {}, "not usable"),
         ("local", "-2", {}, "not usable"),
         ("local", "²", {}, "not usable"),

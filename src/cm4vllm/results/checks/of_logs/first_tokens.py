@@ -6,10 +6,10 @@ by the tokens between, by the time it holds them. A finding says what was measur
 
 from collections.abc import Iterator
 
-from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.figures import Figures
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result
 
 #: (p95 - p50) / p50 of TTFT below this is narrower than any published server has it: of 326 runs of language models in
@@ -27,8 +27,6 @@ _SOURCE = "loadgen/logging.cc, TPOT is the time after the first token divided by
 
 @check(
     "TTFT-SHAPE",
-    "times to the first token spread as those of a server do: neither all alike, nor cut off at a round "
-    "time, nor many of one value",
     source=_SOURCE,
     remedy="make the client report first tokens at once, as they arrive",
     severity=Severity.WARNING,
@@ -36,6 +34,9 @@ _SOURCE = "loadgen/logging.cc, TPOT is the time after the first token divided by
     each=measured,
 )
 def shape(_: Result, part: Performance) -> Iterator[Fault]:
+    """Times to the first token spread as those of a server do: neither all alike, nor cut off at a round time, nor many
+    of one value.
+    """
     figures, field = part.figures, "result_first_token_*_latency_ns"
     low, p50, p90, p95, p99 = (figures.value(f"ttft_{name}") for name in ("min", "p50", "p90", "p95", "p99"))
     if low is None or p50 is None or p90 is None or p95 is None or p99 is None or not (p50 and low):

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cm4vllm.common.checks import Fault, Stage, check
 from cm4vllm.records.logs.detail_log import DetailLog
 from cm4vllm.records.logs.impossible_values import SUM_END, LogNumbers, impossible_figures
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, with_tests
 from cm4vllm.results.model import Performance
 
@@ -26,13 +26,13 @@ _DEVIATIONS, _OF_TARGET = 6.0, 0.002
 
 @check(
     "LOG-FIGURES",
-    "the figures of a log agree with each other: rates, counts, durations, latencies and verdicts are of one run",
     source="loadgen/results.cc, PerformanceSummary",
     remedy="publish the log as LoadGen wrote it",
     stage=Stage.TREE,
     each=with_tests,
 )
 def agree(part: Part) -> Iterator[Fault]:
+    """The figures of a log agree with each other: rates, counts, durations, latencies and verdicts are of one run."""
     if (
         isinstance(part, Performance)
         and part.detail is not None

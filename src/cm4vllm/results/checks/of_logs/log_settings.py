@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts, with_submission, with_tests
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.rules import if_known, issues_equally
@@ -87,27 +87,21 @@ def _same(value: object, other: object) -> bool:
 
 @check(
     "LOG-MODE",
-    "a performance run was made in LoadGen's performance mode, an accuracy run in its accuracy mode",
     source="loadgen/test_settings.h, TestMode",
     remedy="publish each run's log in its own folder",
     stage=Stage.TREE,
     each=parts,
 )
 def modes(_: Result, part: Part) -> Iterator[Fault]:
+    """A performance run was made in LoadGen's performance mode, an accuracy run in its accuracy mode."""
     used, mode = part.settings.get("test_mode"), f"{part.mode.capitalize()}Only"
     if used and used not in (mode, "SubmissionRun"):
         yield Fault("the log is of a run in another mode", part.log, "effective_test_mode", used, mode)
 
 
-@check(
-    "LOG-REQUESTED",
-    "LoadGen used the settings that were requested: a log states both",
-    source=_INTERNAL,
-    remedy=_PUBLISH,
-    stage=Stage.TREE,
-    each=with_tests,
-)
+@check("LOG-REQUESTED", source=_INTERNAL, remedy=_PUBLISH, stage=Stage.TREE, each=with_tests)
 def as_requested(part: Part) -> Iterator[Fault]:
+    """LoadGen used the settings that were requested: a log states both."""
     apart = list(_apart(part.settings))
     if apart:
         key, requested, used = apart[0]
@@ -129,13 +123,13 @@ def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
 
 @check(
     "EQUAL-ISSUE",
-    "runs of benchmarks whose samples differ in length issue all samples equally often",
     source="tools/submission/submission_checker.py at tag v5.1.1, requires_equal_issue",
     remedy=f"{_AGAIN}: LoadGen's own name of the benchmark sets sample_concatenate_permutation",
     stage=Stage.TREE,
     each=measured,
 )
 def equal_issue(result: Result, part: Performance) -> Iterator[Fault]:
+    """Runs of benchmarks whose samples differ in length issue all samples equally often."""
     permuted = part.settings.get("sample_concatenate_permutation")
     if permuted is False and if_known(issues_equally, result.round, result.benchmark):
         yield Fault(
@@ -149,13 +143,13 @@ def equal_issue(result: Result, part: Performance) -> Iterator[Fault]:
 
 @check(
     "AUDIT-SETTINGS",
-    "the settings of compliance tests are for these alone: a result's run draws its samples as LoadGen does",
     source="compliance, audit.config of each test; loadgen/test_settings.h",
     remedy="remove audit.config, measure again, and publish that run",
     stage=Stage.TREE,
     each=parts,
 )
 def no_audit(_: Result, part: Part) -> Iterator[Fault]:
+    """The settings of compliance tests are for these alone: a result's run draws its samples as LoadGen does."""
     for key in ("performance_issue_same", "performance_issue_unique", "accuracy_log_sampling_target"):
         if value := part.settings.get(key):
             # LoadGen logs a part of the answers, and measures as without: the checkers take such a log.
@@ -172,13 +166,13 @@ def no_audit(_: Result, part: Part) -> Iterator[Fault]:
 
 @check(
     "LOG-LIMITS",
-    "LoadGen judged a run by the limits of the rules, not by larger ones",
     source="loadgen/mlperf.conf, ttft_latency, tpot_latency and target_latency of each benchmark",
     remedy=_AGAIN,
     stage=Stage.TREE,
     each=with_submission(measured),
 )
 def limits(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
+    """LoadGen judged a run by the limits of the rules, not by larger ones."""
     stated = part.terms.limits if part.terms else None
     if stated is None or part.loadgen_scenario != (part.terms.loadgen_scenario if part.terms else ""):
         return
@@ -201,7 +195,6 @@ def limits(submission: Submission, result: Result, part: Performance) -> Iterato
 
 @check(
     "USER-CONF-DIFFERS",
-    "the settings in user.conf, and those that mlperf.conf fixes, are those that LoadGen used",
     source="loadgen/mlperf.conf",
     remedy=_PUBLISH,
     severity=Severity.WARNING,
@@ -209,6 +202,7 @@ def limits(submission: Submission, result: Result, part: Performance) -> Iterato
     each=with_submission(measured),
 )
 def confs(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
+    """The settings in user.conf, and those that mlperf.conf fixes, are those that LoadGen used."""
     known: set[str] = set()
     for file, text, fixed in _confs(submission, result):
         settings = _settings_in(text, part, exact=fixed)
@@ -278,7 +272,6 @@ def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Settin
 
 @check(
     "MIN-SAMPLES",
-    "an Offline run is asked to issue at least as many samples as mlperf.conf asks of its benchmark",
     source="loadgen/mlperf.conf, Offline.min_query_count",
     remedy=_AGAIN,
     severity=Severity.WARNING,
@@ -286,6 +279,7 @@ def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Settin
     each=measured,
 )
 def min_samples(result: Result, part: Performance) -> Iterator[Fault]:
+    """An Offline run is asked to issue at least as many samples as mlperf.conf asks of its benchmark."""
     asked = part.settings.get(_DERIVED)
     terms = part.terms
     if terms is None or not terms.at_once or part.loadgen_scenario != terms.loadgen_scenario:

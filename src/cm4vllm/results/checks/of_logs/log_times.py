@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.logs.impossible_values import impossible_window, out_of_order
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, results, with_tests
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result
 
 __all__: list[str] = []
@@ -28,28 +28,16 @@ _SLACK_S = 0.05
 _DIGITS = 1e-5
 
 
-@check(
-    "LOG-ORDER",
-    "the entries of a log are in the order in which LoadGen wrote them",
-    source="loadgen/logging.cc",
-    remedy=_AS_WRITTEN,
-    stage=Stage.TREE,
-    each=with_tests,
-)
+@check("LOG-ORDER", source="loadgen/logging.cc", remedy=_AS_WRITTEN, stage=Stage.TREE, each=with_tests)
 def in_order(part: Part) -> Iterator[Fault]:
+    """The entries of a log are in the order in which LoadGen wrote them."""
     if part.detail is not None and (value := out_of_order(part.detail)):
         yield Fault(value.what, part.log, value.key, value.value, value.expected)
 
 
-@check(
-    "LOG-TIMES",
-    "the times in a log are in order: the run lasted at least as long as its result says",
-    source="loadgen/loadgen.cc",
-    remedy=_AGAIN,
-    stage=Stage.TREE,
-    each=results,
-)
+@check("LOG-TIMES", source="loadgen/loadgen.cc", remedy=_AGAIN, stage=Stage.TREE, each=results)
 def times(result: Result) -> Iterator[Fault]:
+    """The times in a log are in order: the run lasted at least as long as its result says."""
     if result.performance is not None:
         yield from _times(result.performance)
     for part in (part for part in result.logged if part is not result.performance):
@@ -116,13 +104,13 @@ def _clock(part: Part) -> Iterator[Fault]:
 
 @check(
     "RUN-DATES",
-    "the runs of a result are of one round, later than the LoadGen that made them, and not of the future",
     source="inference_policies/submission_rules.adoc, schedule of a round",
     remedy=_AGAIN,
     stage=Stage.TREE,
     each=results,
 )
 def dates(result: Result) -> Iterator[Fault]:
+    """The runs of a result are of one round, later than the LoadGen that made them, and not of the future."""
     now, dated = datetime.now(UTC), [(run, _day(run.settings.get("test_datetime"))) for run in result.logged]
     first = dated[0][1] if dated else None
     for part, day in dated:

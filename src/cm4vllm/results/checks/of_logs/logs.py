@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.results.checks.check import Fault, check
+from cm4vllm.common.checks import Fault, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.results.checks.of_logs.shared_logs import is_inferred
 from cm4vllm.results.checks.subjects import Part, measured, parts, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import ENDPOINTS
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission
 
 #: The difference allowed between LoadGen's token count and the client's: LoadGen's logs round rates to six digits.
@@ -18,14 +18,9 @@ _CONSTANTS = "tools/submission/submission_checker/constants.py"
 _AGAIN = "remove the run's folder and run it again"
 
 
-@check(
-    "LOG-SCENARIO",
-    "LoadGen ran the scenario that the result is of",
-    source="loadgen/test_settings.h",
-    remedy=_AGAIN,
-    each=with_submission(measured),
-)
+@check("LOG-SCENARIO", source="loadgen/test_settings.h", remedy=_AGAIN, each=with_submission(measured))
 def scenario(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
+    """LoadGen ran the scenario that the result is of."""
     if part.terms is None or is_inferred(submission, result):
         return
     if part.loadgen_scenario != part.terms.loadgen_scenario:
@@ -38,8 +33,9 @@ def scenario(submission: Submission, result: Result, part: Performance) -> Itera
         )
 
 
-@check("LOG-SEEDS", "a log has the three seeds of its round", source=f"{_CONSTANTS}, seeds", remedy=_AGAIN, each=parts)
+@check("LOG-SEEDS", source=f"{_CONSTANTS}, seeds", remedy=_AGAIN, each=parts)
 def seeds(_: Result, part: Part) -> Iterator[Fault]:
+    """A log has the three seeds of its round."""
     is_accuracy = isinstance(part, Accuracy)
     if part.terms is None or part.terms.round not in rules.round_names() or (is_accuracy and part.detail is None):
         return
@@ -59,14 +55,9 @@ def seeds(_: Result, part: Part) -> Iterator[Fault]:
         )
 
 
-@check(
-    "LOG-MIN-DURATION",
-    "a result's run was configured to last the minimum duration at least",
-    source=f"{_CONSTANTS}, min duration",
-    remedy=_AGAIN,
-    each=measured,
-)
+@check("LOG-MIN-DURATION", source=f"{_CONSTANTS}, min duration", remedy=_AGAIN, each=measured)
 def min_duration(_: Result, part: Performance) -> Iterator[Fault]:
+    """A result's run was configured to last the minimum duration at least."""
     if part.terms is None or (part.run and part.run.settings.rehearsal):
         return
     wanted = part.terms.min_duration_ms / 1e3
@@ -80,14 +71,9 @@ def min_duration(_: Result, part: Performance) -> Iterator[Fault]:
         )
 
 
-@check(
-    "LOG-TARGET-QPS",
-    "LoadGen was given the target QPS of the record",
-    source="user.conf of the run",
-    remedy=_AGAIN,
-    each=measured,
-)
+@check("LOG-TARGET-QPS", source="user.conf of the run", remedy=_AGAIN, each=measured)
 def target_qps(_: Result, part: Performance) -> Iterator[Fault]:
+    """LoadGen was given the target QPS of the record."""
     wanted = part.run.settings.target_qps if part.run else 0.0
     if wanted and not math.isclose(wanted, part.target_qps, rel_tol=1e-4):
         yield Fault(
@@ -99,14 +85,9 @@ def target_qps(_: Result, part: Performance) -> Iterator[Fault]:
         )
 
 
-@check(
-    "TOKENS-RATE",
-    "tokens/s is samples/s times the tokens of a sample: LoadGen's log against the client's count",
-    source="loadgen/results.cc, tps_as_completed and tokens_per_second",
-    remedy=_AGAIN,
-    each=measured,
-)
+@check("TOKENS-RATE", source="loadgen/results.cc, tps_as_completed and tokens_per_second", remedy=_AGAIN, each=measured)
 def tokens_rate(_: Result, part: Performance) -> Iterator[Fault]:
+    """tokens/s is samples/s times the tokens of a sample: LoadGen's log against the client's count."""
     rate, duration = part.tokens_per_second, part.duration
     if part.run is None or rate is None or not duration:
         return

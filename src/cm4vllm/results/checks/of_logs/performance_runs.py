@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from cm4vllm import rules
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.records.logs.detail_log import KEPT_TEXTS
 from cm4vllm.records.logs.run_logs import IMPOSSIBLE
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.rules import Mode, Terms
@@ -24,27 +24,21 @@ _OF_OTHERS = (*_LOADGEN_ERROR, IMPOSSIBLE)
 
 @check(
     "RESULT-INVALID",
-    "LoadGen calls a published result VALID, and nothing in its log speaks against that",
     source="inference_policies/inference_rules.adoc, LoadGen Operation",
     remedy=_AGAIN,
     stage=Stage.TREE,
     each=measured,
 )
 def valid(_: Result, part: Performance) -> Iterator[Fault]:
+    """LoadGen calls a published result VALID, and nothing in its log speaks against that."""
     reasons = [reason for reason in part.loadgen_reasons if not reason.startswith(_OF_OTHERS)]
     if not part.loadgen_valid and (reasons or not part.loadgen_reasons):
         yield Fault("the result is not valid", part.log, "result_validity", "; ".join(reasons) or "INVALID", "VALID")
 
 
-@check(
-    "LOG-ERRORS",
-    "LoadGen logged no error",
-    source=f"{_CHECKER}/checks/performance_check.py",
-    remedy=_AGAIN,
-    stage=Stage.TREE,
-    each=parts,
-)
+@check("LOG-ERRORS", source=f"{_CHECKER}/checks/performance_check.py", remedy=_AGAIN, stage=Stage.TREE, each=parts)
 def no_errors(_: Result, part: Part) -> Iterator[Fault]:
+    """LoadGen logged no error."""
     if part.errors:
         more = " or more" if len(part.errors) == KEPT_TEXTS else ""
         yield Fault(f"LoadGen logged {len(part.errors)}{more} errors", part.log, "is_error", part.errors[0], "none")
@@ -54,13 +48,13 @@ def no_errors(_: Result, part: Part) -> Iterator[Fault]:
 
 @check(
     "LATENCY-LIMIT",
-    "the 99th percentiles of TTFT and TPOT, or of the latency, keep the limits of the scenario that the folder names",
     source=f"{_CHECKER}/constants.py, LLM_LATENCY_LIMITS and latency-constraint",
     remedy="measure at a lower target QPS",
     stage=Stage.TREE,
     each=measured,
 )
 def latency_limits(result: Result, part: Performance) -> Iterator[Fault]:
+    """The 99th percentiles of TTFT and TPOT, or of the latency, keep the limits of the folder's scenario."""
     yield from _whole_latency(result, part)
     for latency in part.latencies:
         if latency.met is False and latency.name in ("TTFT", "TPOT"):
@@ -103,13 +97,13 @@ def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:
 
 @check(
     "METRIC-MISSING",
-    "a log has the figure by which results of its scenario are compared: tokens/s for language models",
     source=f"{_CHECKER}/constants.py, RESULT_FIELD_BENCHMARK_OVERWRITE",
     remedy="measure with LoadGen's own name of the benchmark, so that it counts tokens",
     stage=Stage.TREE,
     each=measured,
 )
 def metric(result: Result, part: Performance) -> Iterator[Fault]:
+    """A log has the figure by which results of its scenario are compared: tokens/s for language models."""
     if part.metric is None:
         yield Fault(f"there is no figure by which {result.scenario} results are compared", part.log)
     elif not _counts_tokens(result):
@@ -140,13 +134,13 @@ def _counts_tokens(result: Result) -> bool:
 
 @check(
     "PERFORMANCE-SAMPLES",
-    "a performance run draws from all samples of the dataset, and Offline issues them all",
     source=f"{_CHECKER}/constants.py, performance-sample-count, OFFLINE_MIN_SPQ_SINCE_V4 and min-queries",
     remedy=_AGAIN,
     stage=Stage.TREE,
     each=measured,
 )
 def performance_samples(result: Result, part: Performance) -> Iterator[Fault]:
+    """A performance run draws from all samples of the dataset, and Offline issues them all."""
     drawn, held = (part.settings.get(key) for key in ("performance_sample_count", "qsl_reported_total_count"))
     if isinstance(drawn, int) and isinstance(held, int) and 0 < held < drawn:
         yield Fault(

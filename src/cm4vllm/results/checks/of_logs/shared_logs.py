@@ -4,10 +4,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT
-from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import measured, scored, whole, with_submission
-from cm4vllm.results.findings import Severity
+from cm4vllm.results.checks.subjects import measured, scored, with_submission
 from cm4vllm.results.model import Accuracy, Result, Submission
 
 #: Scenarios whose result an edge system may infer from the log of another one, given first.
@@ -54,13 +54,13 @@ def _variants(submission: Submission, group: list[Result]) -> list[Result]:
 
 @check(
     "LOG-TWICE",
-    "a log is that of one result",
     source="inference_policies/inference_rules.adoc, Results; get_inferred_result in the official checkers",
     remedy="publish each result with the log of its own run",
     stage=Stage.TREE,
     each=with_submission(_runs_by_log),
 )
 def one_result_a_log(submission: Submission, group: list[Result]) -> Iterator[Fault]:
+    """A log is that of one result."""
     inferred = [other for other in group if is_inferred(submission, other)]
     for result in inferred:
         run = next((other for other in group if other not in inferred and other.system == result.system), None)
@@ -84,7 +84,6 @@ def one_result_a_log(submission: Submission, group: list[Result]) -> Iterator[Fa
 
 @check(
     "ONE-RUN-TWO-VARIANTS",
-    "two variants of a benchmark, as those of 99 % and 99.9 %, may come from one run, which then reaches both targets",
     source="inference_policies/inference_rules.adoc, Benchmarks",
     remedy="withdraw the result of the stricter variant, or measure with a model that reaches it",
     severity=Severity.NOTE,
@@ -92,6 +91,7 @@ def one_result_a_log(submission: Submission, group: list[Result]) -> Iterator[Fa
     each=with_submission(_runs_by_log),
 )
 def both_variants(submission: Submission, group: list[Result]) -> Iterator[Fault]:
+    """Two variants of a benchmark, as those of 99 % and 99.9 %, may come from one run that reaches both targets."""
     variants = sorted(_variants(submission, group), key=_part)
     for result in variants[1:]:
         if missed := next(_missed(result), None):
@@ -126,7 +126,6 @@ def _missed(result: Result) -> Iterator[tuple[str, float, str]]:
 
 @check(
     "SCORES-TWICE",
-    "scores of different systems come from different runs: equal ones are possible where a model has one answer",
     source="inference_policies/inference_rules.adoc, Results",
     remedy="publish each result with the scores of its own accuracy run",
     severity=Severity.NOTE,
@@ -134,6 +133,7 @@ def _missed(result: Result) -> Iterator[tuple[str, float, str]]:
     each=whole,
 )
 def one_result_each(submission: Submission) -> Iterator[Fault]:
+    """Scores of different systems come from different runs: equal ones are possible where a model has one answer."""
     groups: dict[str, list[tuple[Result, Accuracy]]] = defaultdict(list)
     for result, part in scored(submission):
         if part.hash:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from cm4vllm.common.checks import Fault, Stage, check
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.of_logs.log_figures import UNSUCCESSFUL
 from cm4vllm.results.checks.subjects import Part, with_tests
 from cm4vllm.results.log_folders import text_at
@@ -74,13 +74,13 @@ class _Stated(NamedTuple):
 
 @check(
     "SUMMARY-DIFFERS",
-    "summary and detail log are of one run: they state the same figures",
     source="loadgen/results.cc, LogSummary and LogDetail",
     remedy="publish both logs of the run that is meant, as LoadGen wrote them",
     stage=Stage.TREE,
     each=with_tests,
 )
 def one_run(part: Part) -> Iterator[Fault]:
+    """Summary and detail log are of one run: they state the same figures."""
     stated = list(_stated(part))
     apart = [line for line in stated if not line.same]
     if apart:

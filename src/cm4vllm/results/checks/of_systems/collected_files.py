@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.terminal_text import whole_number
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import results, with_submission
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Result, Submission
 
@@ -24,7 +24,6 @@ _SERVED = re.compile(r"vllm[ _-]v?(\d+(?:\.\d+)+)", re.IGNORECASE)
 
 @check(
     "SYSTEM-COLLECTED",
-    "cpu_info.json and pip_freeze.json beside a result are of the system that is described",
     source="public automation, app-mlperf-inference: files of a measurement",
     remedy="publish the files of the system that was measured, or correct systems/<system>.json",
     severity=Severity.WARNING,
@@ -32,6 +31,7 @@ _SERVED = re.compile(r"vllm[ _-]v?(\d+(?:\.\d+)+)", re.IGNORECASE)
     each=with_submission(results),
 )
 def collected(submission: Submission, result: Result) -> Iterator[Fault]:
+    """cpu_info.json and pip_freeze.json beside a result are of the system that is described."""
     system = submission.system(result.system)
     folder = (submission.root / result.file("readme")).parent
     if system is None or not system.description or not folder.is_dir():

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cm4vllm.common.checks import Fault, Stage, check
 from cm4vllm.records.described_system import NETWORK_KEYS, NOT_STATED
 from cm4vllm.records.run import NETWORK_SUT
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import described, measured, with_submission
 from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.rules import Division, over_network
@@ -17,14 +17,15 @@ _IS_NETWORK = NETWORK_KEYS[0]
 
 @check(
     "NETWORK-SYSTEM",
-    "systems of the network division are described as such, with every field of the network; those of the closed "
-    "division are none",
     source="tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE",
     remedy="state the network in systems/<system>.json, or submit to the open division",
     stage=Stage.TREE,
     each=with_submission(described),
 )
 def as_network(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """Systems of the network division are described as such, with every field of the network; those of the closed
+    division are none.
+    """
     wanted = submission.division in list(Division) and over_network(Division(submission.division))
     if submission.division != Division.OPEN and _is_network(stated.get(_IS_NETWORK)) is not wanted:
         yield Fault(
@@ -42,7 +43,6 @@ def as_network(submission: Submission, system: System, stated: Mapping[str, Any]
 
 @check(
     "NETWORK-NAME",
-    f'a system on other machines than LoadGen names itself "{NETWORK_SUT}" to it',
     source='inference_policies/inference_rules.adoc, "QDL Constraints"; constants '
     "NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME",
     remedy="measure again with a query dispatch library that asks each node for its name",
@@ -50,6 +50,7 @@ def as_network(submission: Submission, system: System, stated: Mapping[str, Any]
     each=with_submission(measured),
 )
 def named(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
+    """A system on other machines than LoadGen names itself "{NETWORK_SUT}" to it."""
     system, name = submission.system(result.system), str(part.settings.get("sut_name", ""))
     if system and _is_network(system.description.get(_IS_NETWORK)) and NETWORK_SUT not in name:
         yield Fault("the system names itself otherwise", part.log, "sut_name", name, f"{NETWORK_SUT}: ...")

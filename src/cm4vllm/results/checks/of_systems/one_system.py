@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.results.checks.subjects import measured
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result
 
 __all__: list[str] = []
@@ -18,13 +18,13 @@ _SCENARIO = "effective_scenario"
 
 @check(
     "RUNS-APART",
-    "performance, accuracy and compliance runs of a result are of one system under test and one sample library",
     source="compliance/README.md; inference_policies/inference_rules.adoc, Results",
     remedy=_TOGETHER,
     stage=Stage.TREE,
     each=measured,
 )
 def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
+    """Performance, accuracy and compliance runs of a result are of one system under test and one sample library."""
     for part in result.logged:
         if part.detail is None or performance.detail is None:
             continue
@@ -43,7 +43,6 @@ def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
 
 @check(
     "LOADGEN-VERSIONS",
-    "the runs of a result were made by one LoadGen, of a version that has the round's seeds",
     source="wheels of mlcommons-loadgen, and LoadGen as built from the sources of the round",
     remedy="measure all runs of a result with one LoadGen of the round",
     severity=Severity.WARNING,
@@ -51,6 +50,7 @@ def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
     each=measured,
 )
 def loadgen_versions(result: Result, part: Performance) -> Iterator[Fault]:
+    """The runs of a result were made by one LoadGen, of a version that has the round's seeds."""
     if part.detail is not None and (known := _known(result.round)) and not _fits(part.loadgen_version, result.round):
         yield Fault("the LoadGen is not one of the round", part.log, "loadgen_version", part.loadgen_version, known)
     for other in result.logged:

@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.described_system import KEYS, NODES_DIFFER, NOT_STATED
 from cm4vllm.records.known_hardware import contradictions
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import described, with_submission
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission, System
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS"
@@ -66,15 +66,9 @@ _DIFFERENCE = re.compile(rf"{NODES_DIFFER} (\S+): (.*?)\.(?= [A-Z]|$)")
 _CORES = re.compile(r"L1d[^,;\n]{0,80}\((\d{1,9}) instances?\)")
 
 
-@check(
-    "SYSTEM-KEYS",
-    "a system description has every key of the official list, and an answer where one is asked for",
-    source=_CONSTANTS,
-    remedy=_FILL,
-    stage=Stage.TREE,
-    each=described,
-)
+@check("SYSTEM-KEYS", source=_CONSTANTS, remedy=_FILL, stage=Stage.TREE, each=described)
 def keys(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """A system description has every key of the official list, and an answer where one is asked for."""
     missing = [key for key in KEYS if key not in stated]
     if missing:
         yield Fault("keys are missing in the system description", system.file, ", ".join(missing), "nothing", "a value")
@@ -91,13 +85,15 @@ def keys(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
 
 @check(
     "SYSTEM-VALUES",
-    "submitter and division of a system description are those of its folder, status and type those that the rules know",
     source="tools/submission/submission_checker/checks/system_check.py",
     remedy=_FILL,
     stage=Stage.TREE,
     each=with_submission(described),
 )
 def values(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """Submitter and division of a system description are those of its folder, status and type those that the rules
+    know.
+    """
     wanted = {
         "division": (submission.division,),
         "submitter": (submission.submitter,),
@@ -121,7 +117,6 @@ def values(submission: Submission, system: System, stated: Mapping[str, Any]) ->
 
 @check(
     "SYSTEM-HARDWARE",
-    "a system description does not contradict what is known of the hardware it names",
     source="src/cm4vllm/records/known, each row with its source",
     remedy=_FILL,
     severity=Severity.WARNING,
@@ -129,6 +124,7 @@ def values(submission: Submission, system: System, stated: Mapping[str, Any]) ->
     each=described,
 )
 def hardware(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """A system description does not contradict what is known of the hardware it names."""
     for entry in contradictions({key: str(value) for key, value in stated.items()}):
         other_kind = entry.key == "accelerator_memory_configuration" and _kind(entry.said) != _kind(entry.known)
         severity = Severity.NOTE if entry.is_hint else Severity.ERROR if other_kind else None
@@ -149,7 +145,6 @@ def _kind(memory: str) -> str:
 
 @check(
     "SYSTEM-CORES",
-    "the cores of the description are those that its caches are listed for",
     source="lscpu, core and cache lists",
     remedy=_FILL,
     severity=Severity.WARNING,
@@ -157,6 +152,7 @@ def _kind(memory: str) -> str:
     each=described,
 )
 def cores(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """The cores of the description are those that its caches are listed for."""
     caches = _CORES.search(str(stated.get("host_processor_caches", "")))
     count, sockets = (
         whole_number(stated.get(key)) for key in ("host_processor_core_count", "host_processors_per_node")
@@ -179,15 +175,10 @@ def accelerator_count(stated: Mapping[str, Any]) -> int:
 
 
 @check(
-    "SYSTEM-UNANSWERED",
-    "a description states what a machine has, or leaves the field out",
-    source=_CONSTANTS,
-    remedy=_FILL,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-    each=described,
+    "SYSTEM-UNANSWERED", source=_CONSTANTS, remedy=_FILL, severity=Severity.WARNING, stage=Stage.TREE, each=described
 )
 def unanswered(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """A description states what a machine has, or leaves the field out."""
     has_accelerators = accelerator_count(stated) > 0
     for key, value in stated.items():
         word = str(value).strip().lower()
@@ -201,16 +192,9 @@ def unanswered(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault("a part of an answer is left open", system.file, key, str(value), "what the machine has")
 
 
-@check(
-    "SYSTEM-NUMBERS",
-    "a quantity has its unit, and no more digits than were measured; a count is a whole number",
-    source=_CONSTANTS,
-    remedy=_FILL,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-    each=described,
-)
+@check("SYSTEM-NUMBERS", source=_CONSTANTS, remedy=_FILL, severity=Severity.WARNING, stage=Stage.TREE, each=described)
 def numbers(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """A quantity has its unit, and no more digits than were measured; a count is a whole number."""
     for key, value in stated.items():
         text = str(value).strip()
         if re.search(r"\d\.\d{4,}", text) and key.endswith(("frequency", "capacity")):
@@ -225,7 +209,6 @@ def numbers(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
 
 @check(
     "SYSTEM-NODES",
-    "the nodes of a system are alike, and the description says what joins them",
     source="src/cm4vllm/hardware/system_description.py: the remark on nodes that differ",
     remedy="serve from nodes that are alike, and state host_networking in the system file (--system_file)",
     severity=Severity.WARNING,
@@ -233,6 +216,7 @@ def numbers(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     each=described,
 )
 def nodes(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """The nodes of a system are alike, and the description says what joins them."""
     for key, values_ in _DIFFERENCE.findall(str(stated.get("hw_notes", ""))):
         yield Fault("the nodes of the system differ", system.file, key, values_, "equal nodes")
     if (whole_number(stated.get("number_of_nodes")) or 1) > 1 and stated.get("host_networking") == NOT_STATED:
@@ -248,7 +232,6 @@ def nodes(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
 
 @check(
     "SYSTEM-TEMPLATE",
-    "a description is of this machine, not a template's",
     source="defaults of the public automation, get-mlperf-inference-sut-description",
     remedy=_FILL,
     severity=Severity.NOTE,
@@ -256,6 +239,7 @@ def nodes(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     each=described,
 )
 def template(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """A description is of this machine, not a template's."""
     if all(str(stated.get(key)) == value for key, value in _TEMPLATE.items()):
         yield Fault(
             "the network is described as in the automation's template",

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.known_hardware import products_named
-from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.of_systems.system_files import accelerator_count
 from cm4vllm.results.checks.subjects import described, with_submission
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission, System
 from cm4vllm.results.submitted_names import accelerators_named, is_no_framework, serving_software
 
@@ -19,8 +19,6 @@ _SOURCE = "inference_policies/submission_rules.adoc, system description"
 
 @check(
     "SYSTEM-ACCELERATORS",
-    "the accelerators that are described are those that the system's names say, its folder's and system_name: the "
-    "product and how many",
     source=_SOURCE,
     remedy="state what the machine has in systems/<system>.json",
     severity=Severity.WARNING,
@@ -28,6 +26,9 @@ _SOURCE = "inference_policies/submission_rules.adoc, system description"
     each=described,
 )
 def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """The accelerators that are described are those that the system's names say, its folder's and system_name: the
+    product and how many.
+    """
     total = accelerator_count(stated)
     per_node = str(stated.get("accelerators_per_node")).strip()
     model = str(stated.get("accelerator_model_name", ""))
@@ -54,8 +55,6 @@ def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
 
 @check(
     "SYSTEM-SOFTWARE",
-    "the names and the description of a system state the software that served, with the versions of what "
-    "drives the accelerators",
     source=_SOURCE,
     remedy="state framework, its version, driver and CUDA or ROCm in systems/<system>.json",
     severity=Severity.WARNING,
@@ -63,6 +62,9 @@ def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     each=with_submission(described),
 )
 def software(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """The names and the description of a system state the software that served, with the versions of what drives the
+    accelerators.
+    """
     if not accelerator_count(stated):
         return
     framework = str(stated.get("framework", ""))

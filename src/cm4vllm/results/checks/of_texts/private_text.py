@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.findings import Severity
 from cm4vllm.common.secrets.secret_forms import keys_in
-from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import whole
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submitted_names import is_a_person, is_a_placeholder
 from cm4vllm.results.text_files import LARGEST_TEXT, TextFiles
@@ -115,16 +114,9 @@ _FORMS = (
 _OF_PROGRAMS = tuple(form for form in _FORMS if form.in_programs)
 
 
-@check(
-    "PRIVATE-TEXT",
-    "nothing published names a person, a machine or an address, and nothing is a credential",
-    source=_SOURCE,
-    remedy=_REMOVE,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-    each=whole,
-)
+@check("PRIVATE-TEXT", source=_SOURCE, remedy=_REMOVE, severity=Severity.WARNING, stage=Stage.TREE, each=whole)
 def private(submission: Submission) -> Iterator[Fault]:
+    """Nothing published names a person, a machine or an address, and nothing is a credential."""
     files = TextFiles(submission.home)
     in_programs: dict[tuple[_Form, str], list[str]] = {}
     for file in files:

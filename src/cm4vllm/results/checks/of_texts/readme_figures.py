@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.findings import Severity
 from cm4vllm.results.checks.of_texts.readmes import BOUND, POLICY, WRITE, close, targets_of
-from cm4vllm.results.checks.subjects import measured, whole
-from cm4vllm.results.findings import Severity
+from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result, Submission
 
@@ -32,15 +32,9 @@ _OVERVIEWS = ("measurements", "results")
 _RATES = ("QPS", "Throughput")
 
 
-@check(
-    "README-UNIT",
-    "a README states a figure with the unit that it has in the log",
-    source=POLICY,
-    remedy=WRITE,
-    stage=Stage.TREE,
-    each=measured,
-)
+@check("README-UNIT", source=POLICY, remedy=WRITE, stage=Stage.TREE, each=measured)
 def units(result: Result, part: Performance) -> Iterator[Fault]:
+    """A README states a figure with the unit that it has in the log."""
     rates = {"token": part.tokens_per_second, "sample": part.samples_per_second}
     for label, text in _VALUE.findall(result.readme):
         value = _number(text)
@@ -55,16 +49,9 @@ def units(result: Result, part: Performance) -> Iterator[Fault]:
             )
 
 
-@check(
-    "README-METRIC",
-    "a README states the figure by which results of its scenario are compared",
-    source=POLICY,
-    remedy=WRITE,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-    each=measured,
-)
+@check("README-METRIC", source=POLICY, remedy=WRITE, severity=Severity.WARNING, stage=Stage.TREE, each=measured)
 def metric(result: Result, part: Performance) -> Iterator[Fault]:
+    """A README states the figure by which results of its scenario are compared."""
     labelled = [(label, _number(text)) for label, text in _VALUE.findall(result.readme)]
     if part.metric is None or not labelled or any(close(value, part.metric.value) for _, value in labelled):
         return
@@ -79,15 +66,9 @@ def metric(result: Result, part: Performance) -> Iterator[Fault]:
         )
 
 
-@check(
-    "README-FIGURE",
-    "a README states the figures of the logs and scores beside it",
-    source=POLICY,
-    remedy=WRITE,
-    stage=Stage.TREE,
-    each=whole,
-)
+@check("README-FIGURE", source=POLICY, remedy=WRITE, stage=Stage.TREE, each=whole)
 def figures(submission: Submission) -> Iterator[Fault]:
+    """A README states the figures of the logs and scores beside it."""
     for result, part in measured(submission):
         known = list(_known(part))
         for label, text in dict.fromkeys((*_VALUE.findall(result.readme), *_elsewhere(result.readme))):

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.findings import Severity
 from cm4vllm.results.checks.subjects import results, with_submission
-from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import shows_a_command
 
@@ -37,13 +37,13 @@ _SAME = 2e-3
 
 @check(
     "README-TARGET",
-    "the required accuracy in a README is that of the benchmark's variant and round, with both bounds",
     source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
     remedy=WRITE,
     stage=Stage.TREE,
     each=results,
 )
 def required(result: Result) -> Iterator[Fault]:
+    """The required accuracy in a README is that of the benchmark's variant and round, with both bounds."""
     known = {target.metric.upper(): target for target in targets_of(result.round, result.benchmark, result.scenario)}
     for metric_name, _, text, rest in BOUND.findall(result.readme):
         target = known.get(metric_name)
@@ -86,7 +86,6 @@ def _variant_with(result: Result, metric_name: str, value: float) -> str:
 
 @check(
     "README-COMMAND",
-    "a command line in a README can be parsed, and does not contradict what was measured",
     source=POLICY,
     remedy=WRITE,
     severity=Severity.WARNING,
@@ -94,6 +93,7 @@ def _variant_with(result: Result, metric_name: str, value: float) -> str:
     each=with_submission(results),
 )
 def commands(submission: Submission, result: Result) -> Iterator[Fault]:
+    """A command line in a README can be parsed, and does not contradict what was measured."""
     for text in _commands(result.readme):
         try:
             words = shlex.split(text)
@@ -181,7 +181,6 @@ def _against_system(submission: Submission, result: Result, given: dict[str, str
 
 @check(
     "README-SYSTEM",
-    "a README is that of the result beside it: of its system, benchmark, scenario, division and digests",
     source=POLICY,
     remedy="publish each result with its own README",
     severity=Severity.WARNING,
@@ -189,6 +188,7 @@ def _against_system(submission: Submission, result: Result, given: dict[str, str
     each=results,
 )
 def of_the_result(result: Result) -> Iterator[Fault]:
+    """A README is that of the result beside it: of its system, benchmark, scenario, division and digests."""
     if (match := _PLATFORM.search(result.readme)) and match[1] != result.system:
         yield Fault("the README is of another system", result.file("readme"), "Platform", match[1], result.system)
     wanted = (result.round, result.division, result.benchmark, result.scenario)
@@ -210,7 +210,6 @@ def _digests(result: Result) -> Iterator[Fault]:
 
 @check(
     "README-REPEATABLE",
-    "the instructions of a README make the same run: server and its version, a fixed source, nothing that destroys",
     source=POLICY,
     remedy="name the server's command and version, pin every source to a commit",
     severity=Severity.NOTE,
@@ -218,6 +217,7 @@ def _digests(result: Result) -> Iterator[Fault]:
     each=results,
 )
 def repeatable(result: Result) -> Iterator[Fault]:
+    """The instructions of a README make the same run: server and its version, a fixed source, nothing that destroys."""
     lines = _commands(result.readme)
     if any("--api_server" in line for line in lines) and not re.search(
         r"vllm serve|api_server\b(?!=)|-m vllm", result.readme
@@ -238,30 +238,16 @@ def repeatable(result: Result) -> Iterator[Fault]:
         )
 
 
-@check(
-    "README-UNFILLED",
-    "a page is written, not left as a template",
-    source=POLICY,
-    remedy=WRITE,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-    each=results,
-)
+@check("README-UNFILLED", source=POLICY, remedy=WRITE, severity=Severity.WARNING, stage=Stage.TREE, each=results)
 def unfilled(result: Result) -> Iterator[Fault]:
+    """A page is written, not left as a template."""
     if match := _UNFILLED.search(result.readme):
         yield Fault("a README is not written yet", result.file("readme"), "", match[0], "a text")
 
 
-@check(
-    "README-NO-COMMAND",
-    "a page shows the commands of its result, or names the page that does",
-    source=POLICY,
-    remedy=WRITE,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-    each=results,
-)
+@check("README-NO-COMMAND", source=POLICY, remedy=WRITE, severity=Severity.WARNING, stage=Stage.TREE, each=results)
 def without_command(result: Result) -> Iterator[Fault]:
+    """A page shows the commands of its result, or names the page that does."""
     page = result.readme
     if not page.strip() or _UNFILLED.search(page) or shows_a_command(page) or _ELSEWHERE.search(page):
         return

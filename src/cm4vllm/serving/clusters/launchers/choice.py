@@ -3,38 +3,36 @@
 import re
 from collections.abc import Mapping
 
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
-from cm4vllm.serving.clusters.launchers.slurm import SlurmLauncher, slurm_launcher
-from cm4vllm.serving.clusters.launchers.ssh import SshLauncher, ssh_launcher
+from cm4vllm.serving.clusters.launchers.slurm import SlurmLauncher
+from cm4vllm.serving.clusters.launchers.ssh import SshLauncher
+
+_KINDS: tuple[type[Launcher], ...] = (LocalLauncher, SlurmLauncher, SshLauncher)
+_LAUNCHERS = {kind.name: kind for kind in _KINDS}
+#: The values of --launcher; auto is the launcher of the allocation that the command runs in, else ssh.
+LAUNCHERS = ("auto", *_LAUNCHERS)
 
 
 def chosen_launcher(launcher: str, nodes: str, environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher of `nodes`, a number or names with commas between; None where no other node is asked for.
 
-    `launcher` auto takes Slurm within an allocation, else ssh for names. Raises UsageError.
+    Raises UsageError.
     """
+    if launcher not in LAUNCHERS:
+        raise UsageError(f"--launcher={launcher} is not usable", remedy=nearest(launcher, LAUNCHERS))
     names, count = _asked(nodes)
     if count == 1 and not names:
-        if launcher not in ("", "auto"):
+        if launcher != "auto":
             raise UsageError(f"--launcher={launcher} has no nodes", remedy="add --nodes, a number or HOST,HOST")
         return None
-    if launcher in ("", "auto"):
-        launcher = "slurm" if environ.get("SLURM_JOB_ID") else "ssh"
-    if launcher == "slurm":
-        return slurm_launcher(names, count, environ)
-    if launcher == "local":
-        return LocalLauncher(names or tuple(f"node{number}" for number in range(1, count + 1)))
-    if not names:
-        raise UsageError(
-            f"--nodes={count} does not name the nodes",
-            cause="the command does not run in an allocation of Slurm, which would know them",
-            remedy="give --nodes=HOST,HOST for ssh; --launcher=local starts processes of this machine, for a rehearsal",
-        )
-    return ssh_launcher(names)
+    if launcher == "auto":
+        within = (kind.name for kind in _KINDS if kind.job_variable and environ.get(kind.job_variable))
+        launcher = next(within, SshLauncher.name)
+    return _LAUNCHERS[launcher].on(names, count, environ)
 
 
 def node_count(nodes: str) -> int:
@@ -44,11 +42,8 @@ def node_count(nodes: str) -> int:
 
 def launcher_of(server: ServerRecord) -> Launcher | None:
     """Return the launcher that started a server over other machines; None for a server on this machine."""
-    names = tuple(node.name for node in server.nodes)
-    kind = server.nodes[0].launcher if server.owned and server.nodes else ""
-    if kind == "slurm":
-        return SlurmLauncher(names)
-    return SshLauncher(names) if kind == "ssh" else None
+    kind = _LAUNCHERS.get(server.nodes[0].launcher) if server.owned and server.nodes else None
+    return kind(tuple(node.name for node in server.nodes)) if kind and kind is not LocalLauncher else None
 
 
 def _asked(nodes: str) -> tuple[tuple[str, ...], int]:

@@ -1,7 +1,7 @@
 """The interface of launchers."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol, Self
 
 
 class Launcher(Protocol):
@@ -11,9 +11,19 @@ class Launcher(Protocol):
     this machine's side is closed, however that happens; its standard output and error are those of the program.
     """
 
-    @property
-    def name(self) -> str:
-        """The value of --launcher."""
+    #: The value of --launcher.
+    name: ClassVar[str]
+    #: The variable that a job has by which this launcher is chosen; empty where there are no jobs.
+    job_variable: ClassVar[str]
+
+    def __init__(self, nodes: tuple[str, ...]) -> None: ...
+
+    @classmethod
+    def on(cls, names: tuple[str, ...], count: int, environ: Mapping[str, str]) -> Self:
+        """Return the launcher for the nodes of these names, or for `count` nodes where none is named.
+
+        Raises UsageError where this machine cannot reach them.
+        """
         ...
 
     @property

@@ -4,13 +4,12 @@ No password is asked for: a host that wants one is an error. The programs of a n
 their standard input then ends.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.programs.processes import run
@@ -32,24 +31,37 @@ _OPTIONS = (
 )
 
 
-def ssh_launcher(nodes: tuple[str, ...]) -> SshLauncher:
-    """Return the launcher for hosts as ssh knows them. Raises UsageError for unusable names, and without ssh."""
-    if shutil.which("ssh") is None:
-        raise UsageError(
-            "--launcher=ssh needs the program ssh", cause="it is not found on PATH", remedy="install the OpenSSH client"
-        )
-    for node in nodes:
-        if node.startswith("-") or any(letter.isspace() for letter in node):
-            raise UsageError(f"{node!r} in --nodes is not the name of a host", remedy="give --nodes=HOST,HOST")
-    return SshLauncher(nodes)
-
-
 @dataclass(frozen=True)
 class SshLauncher:
     """Hosts of ssh."""
 
     nodes: tuple[str, ...]
-    name: str = "ssh"
+    name: ClassVar[str] = "ssh"
+    job_variable: ClassVar[str] = ""
+
+    @classmethod
+    def on(cls, names: tuple[str, ...], count: int, environ: Mapping[str, str]) -> Self:
+        """Return the launcher for hosts as ssh knows them.
+
+        Raises UsageError for names that are missing or unusable, and without ssh.
+        """
+        if not names:
+            raise UsageError(
+                f"--nodes={count} does not name the nodes",
+                cause="the command does not run in an allocation of Slurm, which would know them",
+                remedy="give --nodes=HOST,HOST for ssh; --launcher=local starts processes of this machine, for a "
+                "rehearsal",
+            )
+        if shutil.which("ssh") is None:
+            raise UsageError(
+                "--launcher=ssh needs the program ssh",
+                cause="it is not found on PATH",
+                remedy="install the OpenSSH client",
+            )
+        for name in names:
+            if name.startswith("-") or any(letter.isspace() for letter in name):
+                raise UsageError(f"{name!r} in --nodes is not the name of a host", remedy="give --nodes=HOST,HOST")
+        return cls(names)
 
     def words(self, node: str, program: Sequence[str]) -> list[str]:
         # exec: no shell stays between sshd and the program. ssh joins its words, and the remote shell splits them.

@@ -1,68 +1,29 @@
-"""Our checks of a curve, each a function with a stable code, for what the official checker passes without a finding.
+"""The checks of a curve of MLPerf Endpoints: what the official checker passes without a finding."""
 
-A new check is one function under @curve_check.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from cm4vllm.results.checks import CheckBase, Fault
+from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.findings import Severity
 from cm4vllm.results.endpoints.curves import Curve, Point
 from cm4vllm.results.endpoints.endpoints_harness import impossible_in_summary
 from cm4vllm.results.file_values import count, part
-from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
 
-Function = Callable[[Curve], Iterator[Fault]]
 _LARGEST_SEED = 2**63 - 1
 #: A stated window may be longer than the run by as much as its figures are rounded.
 _ROUNDING_S = 0.01
 
 
-@dataclass(frozen=True)
-class CurveCheck(CheckBase):
-    """A check of a curve, and its function."""
-
-    function: Function
-
-    def findings(self, curve: Curve) -> Iterator[Finding]:
-        """Yield what the check finds; where it cannot be made, that is a finding, too."""
-        try:
-            yield from map(self.finding, self.function(curve))
-        except Exception as error:  # one file that no check expects must not hide all other findings
-            yield self.not_made(curve.name, error)
-
-
-#: All checks, by their code.
-CURVE_CHECKS: dict[str, CurveCheck] = {}
-
-
-def curve_findings(curve: Curve) -> Iterator[Finding]:
-    """Yield the findings of all checks on a curve."""
-    for check in CURVE_CHECKS.values():
-        yield from check.findings(curve)
-
-
-def curve_check(
-    code: str, text: str, *, source: str, remedy: str, severity: Severity = Severity.ERROR
-) -> Callable[[Function], Function]:
-    """Register a function as the check of this code."""
-
-    def register(function: Function) -> Function:
-        CURVE_CHECKS[code] = CurveCheck(code, Rule(text, source), remedy, severity, function)
-        return function
-
-    return register
-
-
-@curve_check(
+@check(
     "CURVE-MODEL",
-    "the points name one benchmark model of MLPerf Endpoints",
     source="§3.2; the official checker only warns that an unknown name has no accuracy thresholds",
     remedy="name the benchmark model in point.yaml; a rehearsal of another model is no submission",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def known_model(curve: Curve) -> Iterator[Fault]:
+    """The points name one benchmark model of MLPerf Endpoints."""
     if _benchmark(curve) is None and curve.points:
         names = ", ".join(benchmark.name for benchmark in endpoints_benchmarks())
         yield Fault(
@@ -70,13 +31,15 @@ def known_model(curve: Curve) -> Iterator[Fault]:
         )
 
 
-@curve_check(
+@check(
     "CURVE-DATASET",
-    "each point names the dataset of its benchmark and answers each sample of it",
     source="§6.4; the official checker counts samples only where `dataset` is one of its words",
     remedy="measure the whole dataset, and name it as the benchmark does",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def whole_dataset(curve: Curve) -> Iterator[Fault]:
+    """Each point names the dataset of its benchmark and answers each sample of it."""
     if (benchmark := _benchmark(curve)) is None:
         return
     for point in curve.points:
@@ -107,13 +70,15 @@ def whole_dataset(curve: Curve) -> Iterator[Fault]:
             )
 
 
-@curve_check(
+@check(
     "POINT-WHOLE",
-    "each run issued the samples that it was configured with, and all were answered",
     source="§6.4; the client exits with 0 and `complete: true` after an interrupt, also in an accuracy run",
     remedy="make the run again",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def whole_run(curve: Curve) -> Iterator[Fault]:
+    """Each run issued the samples that it was configured with, and all were answered."""
     for point in curve.points:
         wanted = count(part(part(point.config, "settings"), "runtime"), "n_samples_to_issue")
         issued, completed = point.samples_issued, count(point.summary, "n_samples_completed")
@@ -137,25 +102,29 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
                 )
 
 
-@curve_check(
+@check(
     "POINT-IMPOSSIBLE",
-    "the client's figures are those of a run: above 0, and each distribution in the order of its percentiles",
     source="a design rule of cm4vllm; the official checker compares none of them with another",
     remedy="publish the summary as the client wrote it, or make the run again",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def possible_figures(curve: Curve) -> Iterator[Fault]:
+    """The client's figures are those of a run: above 0, and each distribution in the order of its percentiles."""
     for point in curve.points:
         for value in impossible_in_summary(point.summary):
             yield Fault(value.what, point.name, value.key, value.value, value.expected)
 
 
-@curve_check(
+@check(
     "POINT-WINDOW",
-    "a claimed window of the steady state has the passes, samples and seconds that its run has",
     source="§4.4; the official checker compares the claim with itself alone",
     remedy="compute the window from the client's events: run,mlperf,endpoints,point does",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def claimed_window(curve: Curve) -> Iterator[Fault]:
+    """A claimed window of the steady state has the passes, samples and seconds that its run has."""
     least, benchmark = endpoints_rules().window.passes, _benchmark(curve)
     for point in curve.fixed:
         window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
@@ -181,13 +150,15 @@ def claimed_window(curve: Curve) -> Iterator[Fault]:
             )
 
 
-@curve_check(
+@check(
     "CURVE-OFFLINE",
-    "a dedicated Offline run fills no region",
     source="§5.7.2; the official checker lets it cover one",
     remedy="add a point at fixed concurrency in the region",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
+    """A dedicated Offline run fills no region."""
     values = [point.concurrency for point in curve.fixed if point.concurrency is not None]
     if len(curve.fixed) == len(curve.points) or not values or curve.c_max is None:
         return
@@ -202,13 +173,15 @@ def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
             )
 
 
-@curve_check(
+@check(
     "SCORE-FRACTION",
-    "scores of an accuracy run are stated in the unit of the benchmark's targets",
     source="the official checker reads a percentage of at most 1 as a fraction (context.py)",
     remedy="state the score as the client computed it",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def scores_in_percent(curve: Curve) -> Iterator[Fault]:
+    """Scores of an accuracy run are stated in the unit of the benchmark's targets."""
     if (benchmark := _benchmark(curve)) is None:
         return
     targets = {target.label.lower(): target for target in endpoints_targets(benchmark)}
@@ -225,13 +198,15 @@ def scores_in_percent(curve: Curve) -> Iterator[Fault]:
                 )
 
 
-@curve_check(
+@check(
     "POINT-SEEDS",
-    "the client ran with the seeds that the point declares, and no seed is too large for a server",
     source="§4.6; vLLM takes a seed of at most 2^63 - 1",
     remedy="run the client with the seeds of the set; leave the model's seed out of model_params",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def seeds(curve: Curve) -> Iterator[Fault]:
+    """The client ran with the seeds that the point declares, and no seed is too large for a server."""
     sets: Mapping[str, SeedSet] = {entry.name: entry for entry in endpoints_rules().seed_sets}
     for point in curve.points:
         file, runtime = f"{point.name}/config.yaml", part(part(point.config, "settings"), "runtime")
@@ -247,27 +222,31 @@ def seeds(curve: Curve) -> Iterator[Fault]:
             yield Fault("the seed is too large for a server", file, "model_params.seed", model_seed, _LARGEST_SEED)
 
 
-@curve_check(
+@check(
     "CURVE-SOFTWARE",
-    "all points of a curve were measured with one client, one model and one software stack",
     source="§4.3, §8.5: one system, one benchmark model, one dataset; not checked officially",
     remedy="measure all points of the curve with the same software",
+    stage=Stage.CURVE,
+    each=whole,
 )
 def one_software(curve: Curve) -> Iterator[Fault]:
+    """All points of a curve were measured with one client, one model and one software stack."""
     for before, after in pairwise(curve.points):
         for name, value in _software(after).items():
             if (other := _software(before).get(name)) and value and value != other:
                 yield Fault(f"it was measured with another {name} than {before.name}", after.name, name, value, other)
 
 
-@curve_check(
+@check(
     "POINT-CLIENT",
-    "each run was made by the reference client from a checkout, so that its commit is recorded",
     source="§2.1: the reference client, unmodified",
     remedy="run the client from a checkout, as get,mlperf,endpoints installs it",
     severity=Severity.WARNING,
+    stage=Stage.CURVE,
+    each=whole,
 )
 def known_client(curve: Curve) -> Iterator[Fault]:
+    """Each run was made by the reference client from a checkout, so that its commit is recorded."""
     for point in curve.points:
         if point.summary and not point.summary.get("git_sha"):
             yield Fault("the commit of the client is not recorded", point.name, "git_sha", "none", "a commit")

@@ -6,38 +6,19 @@ are not compared, so that white space, dates or a changed rate do not hide a cop
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
 import msgspec
 
+from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.findings import Severity
 from cm4vllm.records.logs.detail_log import DetailLog
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
-from cm4vllm.results.checks.check import CheckBase, Fault
-from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
-
-_SOURCE = "inference_policies/submission_rules.adoc: a submitter measures what it submits"
-_COPIED = CheckBase(
-    "LOG-COPIED",
-    Rule("a log is that of one run, of one submitter and one system", _SOURCE),
-    "publish each result with the logs of its own runs",
-    Severity.ERROR,
-)
-_ALIKE = CheckBase(
-    "TEST-ALIKE",
-    Rule(
-        "tests of different systems are different runs, unless a model has but one answer to each sample",
-        "compliance/README.md",
-    ),
-    "publish each result with the compliance test of its own system",
-    Severity.NOTE,
-)
-#: The checks across the submissions of a tree.
-ACROSS = (_COPIED, _ALIKE)
 
 #: The entry whose time in ms two logs of different runs never share, and figures in ns of which they never share this
 #: many.
@@ -119,29 +100,48 @@ def _answers(path: Path) -> str:
     return f"{hashlib.sha256(text).hexdigest()} {path.stat().st_size}" if len(text) >= _LEAST_ANSWERS else ""
 
 
-def copied(logs: Iterable[LogMarks]) -> Iterator[Finding]:
-    """Yield each log whose run stands under another submitter, or as a compliance test under another system, too."""
-    known = list(logs)
-    for number, other in sorted(_same_run(known).items()):
-        foreign = known[number].submitter != known[other].submitter
-        fault = f"the same run stands under another {'submitter' if foreign else 'system'}"
-        yield _finding(_COPIED, fault, known[number], known[other])
+@check(
+    "LOG-COPIED",
+    source="inference_policies/submission_rules.adoc: a submitter measures what it submits",
+    remedy="publish each result with the logs of its own runs",
+    stage=Stage.ACROSS,
+    each=whole,
+)
+def copied(logs: Sequence[LogMarks]) -> Iterator[Fault]:
+    """A log is that of one run, of one submitter and one system."""
+    for number, other in sorted(_same_run(logs).items()):
+        foreign = logs[number].submitter != logs[other].submitter
+        yield _fault(
+            f"the same run stands under another {'submitter' if foreign else 'system'}", logs[number], logs[other]
+        )
+
+
+@check(
+    "TEST-ALIKE",
+    source="compliance/README.md",
+    remedy="publish each result with the compliance test of its own system",
+    severity=Severity.NOTE,
+    stage=Stage.ACROSS,
+    each=whole,
+)
+def alike(logs: Sequence[LogMarks]) -> Iterator[Fault]:
+    """Tests of different systems are different runs, unless a model has but one answer to each sample."""
     answers: dict[str, list[LogMarks]] = defaultdict(list)
-    for log in known:
+    for log in logs:
         if log.answers:
             answers[log.answers].append(log)
-    for group in answers.values():
-        for copy in group[1:]:
-            if (copy.submitter, copy.system) != (group[0].submitter, group[0].system):
-                yield _finding(_ALIKE, "the test's answers are those of another system, too", copy, group[0])
+    for first, *others in answers.values():
+        for copy in others:
+            if (copy.submitter, copy.system) != (first.submitter, first.system):
+                yield _fault("the test's answers are those of another system, too", copy, first)
 
 
-def _finding(check: CheckBase, fault: str, marks: LogMarks, other: LogMarks) -> Finding:
+def _fault(what: str, marks: LogMarks, other: LogMarks) -> Fault:
     owner, expected = f"{marks.submitter}, {marks.system}", f"another run than that of {other.file}"
-    return check.finding(Fault(fault, marks.file, value=owner, expected=expected))
+    return Fault(what, marks.file, value=owner, expected=expected)
 
 
-def _same_run(logs: list[LogMarks]) -> dict[int, int]:
+def _same_run(logs: Sequence[LogMarks]) -> dict[int, int]:
     """Return the logs that are of one run with a log of another submitter or system, each with one of these."""
     by_mark: dict[str, list[int]] = defaultdict(list)
     for number, log in enumerate(logs):

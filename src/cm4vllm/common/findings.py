@@ -10,39 +10,49 @@ from cm4vllm.common.terminal_text import spelled_out
 
 
 class Severity(StrEnum):
-    """An error makes a submission refused; a warning is doubtful; a note is allowed and worth knowing."""
+    """An error makes a submission refused, or keeps something from working; a warning is doubtful.
+
+    A note is allowed and worth knowing, or not known yet. What is good is named where a list states all that was asked.
+    """
 
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"
+    GOOD = "good"
+
+
+#: The severities of what is not as it should be.
+FAULTS = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
 
 @dataclass(frozen=True)
 class Rule:
     """A requirement and the source that states it: a file of mlcommons, a policy, or this project's own design."""
 
-    text: str
-    source: str
+    text: str = ""
+    source: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that a check found. `what` is one sentence, `file` a path below the root of what was checked.
 
     `value` is what was found in `field`, `expected` what belongs there; either may be empty where it adds nothing. They
     hold names and texts of the tree, which may hold anything: in a finding, and so in each form in which it is printed
-    or written, each is one line without control characters.
+    or written, each is one line without control characters. Where no file is checked, `field` names the subject.
+    `line` is that of the file, 0 for the whole file.
     """
 
-    code: str
-    severity: Severity
-    what: str
-    file: str
-    field: str
-    value: str
-    expected: str
-    rule: Rule
-    remedy: str
+    code: str = ""
+    severity: Severity = Severity.ERROR
+    what: str = ""
+    file: str = ""
+    field: str = ""
+    value: str = ""
+    expected: str = ""
+    rule: Rule = Rule()
+    remedy: str = ""
+    line: int = 0
 
     def __post_init__(self) -> None:
         for name in ("what", "file", "field", "value", "expected"):

@@ -1,0 +1,130 @@
+"""The meta of a folder: its files, and the parts that a data file of the same repository states in one place.
+
+    data: {rounds: ../../src/cm4vllm/rules/data/rounds.yaml}   # a list of entries, each with a `name`
+    inputs:
+      results_round: {values: [{names_of: rounds}], default: {default_of: rounds}}
+    variations:
+      <variation>: {each_of: rounds, default: true, env: {CM_MLPERF_ROUND: <name>}}
+
+Paths begin at the meta's folder. `names_of` stands for the names of all entries, `default_of` for the name of the one
+with `default: true`. A variation with `each_of` stands for one of each entry: a field's name in angle brackets is
+replaced by the entry's text, and `default: true` holds for the default entry alone.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+from cm4vllm.common.errors import RecipeError
+from cm4vllm.engine.format.documents import AnyPath, read_json, read_yaml, with_texts
+
+META_NAMES = ("_cm.yaml", "_cm.json")
+
+#: Seconds after which a change of a file is certain to show in its times.
+SETTLED_S = 2.0
+
+_Tables = Mapping[str, list[Mapping[str, Any]]]
+
+
+def has_meta(folder: AnyPath) -> bool:
+    """Return True if `folder` is a CM artifact."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in META_NAMES)
+
+
+def read_meta(folder: AnyPath) -> dict[str, Any]:
+    """Return the meta of the artifact in `folder`: `_cm.yaml`, updated by `_cm.json` where both exist.
+
+    `data` then has the state of each data file by its path. Raises RecipeError when there is no meta, when it is not a
+    mapping, and for data that does not fit.
+    """
+    paths = [path for path in (os.path.join(folder, name) for name in META_NAMES) if os.path.isfile(path)]
+    if not paths:
+        raise RecipeError(f"{folder} has no _cm.yaml")
+    meta: dict[str, Any] = {}
+    for path in paths:
+        part = read_yaml(path) if path.endswith(".yaml") else read_json(path)
+        if not isinstance(part, Mapping):
+            raise RecipeError(f"{path} is not a mapping of keys to values")
+        meta.update(part)
+    return _with_data(meta, os.fspath(folder)) if "data" in meta else meta
+
+
+def signature_of(folder: str) -> tuple[list[int], float]:
+    """Return size and times of the meta's files, empty where there is none, and when they changed last."""
+    states = [_state(os.path.join(folder, name)) for name in META_NAMES]
+    signature = [number for state in states for number in state]
+    return (signature if any(len(state) > 1 for state in states) else []), _changed_at(states)
+
+
+def data_unchanged(meta: Mapping[str, Any]) -> bool:
+    """Return True if the data files of a meta are as they were when it was read."""
+    return all(_state(path) == state for path, state in (meta.get("data") or {}).items())
+
+
+def data_changed_at(meta: Mapping[str, Any]) -> float:
+    """Return when a data file of a meta changed last; 0 where it has none."""
+    return _changed_at((meta.get("data") or {}).values())
+
+
+def _state(path: str) -> list[int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return [-1]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _changed_at(states: Iterable[list[int]]) -> float:
+    return max((time_ns / 1e9 for state in states for time_ns in state[1:]), default=0.0)
+
+
+def _with_data(raw: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Return a meta with the entries of its data files in place."""
+    try:
+        paths = {name: os.path.normpath(os.path.join(folder, path)) for name, path in raw.pop("data").items()}
+        tables = {name: read_yaml(path) for name, path in paths.items()}
+        meta = {
+            key: _variations(part, tables) if key == "variations" else _part(part, tables) for key, part in raw.items()
+        }
+    except (AttributeError, KeyError, StopIteration, TypeError) as error:
+        raise RecipeError(
+            f"the meta of {folder} and its data do not fit together",
+            cause=f"{type(error).__name__}: {error}",
+            remedy="data maps a name to a file, which is a list of entries with a name, one of them with default: true",
+        ) from error
+    return {**meta, "data": {path: _state(path) for path in paths.values()}}
+
+
+def _variations(raw: Any, tables: _Tables) -> dict[str, Any]:
+    variations: dict[str, Any] = {}
+    for name, layer in raw.items():
+        if not isinstance(layer, Mapping) or "each_of" not in layer:
+            variations[name] = _part(layer, tables)
+            continue
+        for entry in tables[layer["each_of"]]:
+            left_out = {"each_of"} if entry.get("default") else {"each_of", "default"}
+            one = _part({key: value for key, value in layer.items() if key not in left_out}, tables)
+            variations[_filled(name, entry).removeprefix("_")] = _filled(one, entry)
+    return variations
+
+
+def _part(value: Any, tables: _Tables) -> Any:
+    """Return a part of a meta with names and defaults of the data in place."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"default_of"}:
+            return next(entry["name"] for entry in tables[value["default_of"]] if entry.get("default"))
+        return {key: _part(item, tables) for key, item in value.items()}
+    if isinstance(value, list):
+        parts: list[Any] = []
+        for item in value:
+            named = isinstance(item, Mapping) and item.keys() == {"names_of"}
+            parts += [entry["name"] for entry in tables[item["names_of"]]] if named else [_part(item, tables)]
+        return parts
+    return value
+
+
+def _filled(value: Any, entry: Mapping[str, Any]) -> Any:
+    """Return a part of a template with the texts of an entry."""
+    texts = {f"<{field}>": text for field, text in entry.items() if isinstance(text, str)}
+    return with_texts(value, lambda text: reduce(lambda done, field: done.replace(field, texts[field]), texts, text))
