@@ -65,7 +65,7 @@ def _pair_words(ours: Texts, theirs: Texts) -> _Pairs:
 
 
 def _bigram_hits(pairs: _Pairs) -> IntArray:
-    """Return for each pair how many bigrams both sides share, each as often as both have it."""
+    """Return for each pair how many bigrams both sides share, each as often as in both."""
     size = len(pairs.pair_of)
     sides = []
     for entries in (pairs.our_entries, pairs.their_entries):

@@ -156,7 +156,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _event(tokens: Sequence[int], reason: str | None) -> dict[str, object]:
-    """Return an event as vLLM's completions have it."""
+    """Return an event in the form of vLLM's completions."""
     return {
         "id": "cmpl-8f14e45fceea167a5a36dedd4bea2543",
         "object": "text_completion",

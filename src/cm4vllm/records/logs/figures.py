@@ -163,7 +163,7 @@ def _meanings(key: str) -> tuple[tuple[_Rule, str], ...]:
 
 
 def _short_name(name: str) -> str:
-    """Return a percentile's name as the rules have it: ttft_p99 for ttft_99.00_percentile."""
+    """Return the name that the rules use for a percentile: ttft_p99 for ttft_99.00_percentile."""
     return re.sub(
         r"_(\d+)\.(\d+)_percentile$", lambda m: f"_p{m[1]}" + (f".{m[2].rstrip('0')}" if m[2].strip("0") else ""), name
     )
