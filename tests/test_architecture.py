@@ -21,23 +21,11 @@ from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "cm4vllm"
-PACKAGES = (
-    "common",
-    "engine",
-    "rules",
-    "records",
-    "hardware",
-    "assets",
-    "serving",
-    "loadgen",
-    "power",
-    "accuracy",
-    "compliance",
-    "results",
-    "submission",
-    "report",
-    "endpoints",
-    "campaign",
+PACKAGES = tuple(
+    (
+        "common engine rules records hardware assets serving loadgen power accuracy compliance "
+        "results submission report endpoints campaign doctor"
+    ).split()
 )
 #: The parts of packages, in their order; what is not named, as the front of the engine, comes after them all.
 PARTS = {
@@ -52,7 +40,7 @@ CROSSING = {
     ("submission.system_records", "hardware.machine_facts"): "a tree alone is described on the machine it is made on",
     ("submission.system_records", "hardware.system_description"): "the description is made with the tree",
     ("submission.system_records", "hardware.system_file"): "the submitter's file of the system is read with the tree",
-    ("submission.system_records", "hardware.gpus.nvml"): "the driver names the GPUs that a server uses",
+    ("submission.system_records", "hardware.gpus.gpu"): "the driver names the GPUs that a server uses",
     ("submission.gpus_in_use", "hardware.gpus.used_gpus"): "the variables of the driver say which GPUs a server sees",
     ("submission.campaign_software", "hardware.machine_facts"): "the facts beside a result have the keys of detection",
     ("submission.campaign_software", "hardware.os_release"): "the facts beside a result have the keys of detection",

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.hardware.gpus import amd
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys
-from cm4vllm.hardware.gpus.amd import amd_gpus, opened
 from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory, visible_gpus
+from cm4vllm.hardware.gpus.vendors import amd
+from cm4vllm.hardware.gpus.vendors.amd import amd_gpus, opened
 from cm4vllm.hardware.machine_facts import gpu_lines
 
 
@@ -61,13 +61,11 @@ def test_an_mi300x_is_described_as_its_driver_does():
 
 def test_what_amdsmi_refuses_is_left_open():
     refused = dict.fromkeys(
-        (
-            "amdsmi_get_gpu_vram_info",
-            "amdsmi_get_pcie_info",
-            "amdsmi_get_power_cap_info",
-            "amdsmi_get_clock_info",
-            "amdsmi_get_gpu_driver_info",
-            "amdsmi_topo_get_link_type",
+        tuple(
+            (
+                "amdsmi_get_gpu_vram_info amdsmi_get_pcie_info amdsmi_get_power_cap_info "
+                "amdsmi_get_clock_info amdsmi_get_gpu_driver_info amdsmi_topo_get_link_type"
+            ).split()
         ),
         False,
     )

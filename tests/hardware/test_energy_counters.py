@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.hardware.energy_counters import ELSEWHERE, amd_counters, energy_watched, nvidia_counters, package_counters
-from cm4vllm.hardware.gpus import nvml
+from cm4vllm.hardware.energy_counters import ELSEWHERE, energy_watched, package_counters
+from cm4vllm.hardware.gpus.vendors import amd, nvml
 from cm4vllm.records.energy import Counter, Reading, Scope, energy_between, energy_of_run
 from gpu_replay import Replay
 
@@ -180,10 +180,10 @@ def test_a_board_on_which_the_server_does_not_compute_does_not_count() -> None:
 
 def test_the_boards_with_a_counter_are_read() -> None:
     answers = {**RECORDING["answers"], **{f"{QUESTION}(gpu{place})": 1_000 + place for place in (0, 2)}}
-    counters = list(nvidia_counters(Replay({"answers": answers})))
+    counters = list(nvml.VENDOR.counters(Replay({"answers": answers})))
     assert [counter.name.split()[:2] for counter, _ in counters] == [["GPU", "0"], ["GPU", "2"]]
     assert [read() for _, read in counters] == [1_000, 1_002] and counters[0][0].device.startswith("GPU-")
-    assert list(nvidia_counters(Replay(RECORDING))) == []  # the recording is of a driver that was not asked
+    assert list(nvml.VENDOR.counters(Replay(RECORDING))) == []  # the recording is of a driver that was not asked
 
 
 def test_amds_counter_has_the_unit_that_it_states() -> None:
@@ -195,14 +195,14 @@ def test_amds_counter_has_the_unit_that_it_states() -> None:
         amdsmi_get_processor_handles=lambda: ["one", "two"],
         amdsmi_get_energy_count=lambda _: {"energy_accumulator": 7, "counter_resolution": 15.3, "timestamp": 1},
     )
-    (first, read), _ = amd_counters(answers)
+    (first, read), _ = amd.VENDOR.counters(answers)
     assert first.unit_j == pytest.approx(15.3e-6) and read() == 7
 
     def refuses(_):
         raise AmdSmiException
 
     answers.amdsmi_get_energy_count = refuses
-    assert read() is None and list(amd_counters(answers)) == []
+    assert read() is None and list(amd.VENDOR.counters(answers)) == []
 
 
 def zone(root: Path, folder: str, name: str, energy: str = "12000000") -> Path:
@@ -239,13 +239,19 @@ def test_packages_are_counted_once(machine: Path) -> None:
 
 def test_a_counter_is_read_through_the_run(machine: Path) -> None:
     file = machine / "sys/class/powercap/intel-rapl:0/energy_uj"
+
+    def read_again() -> None:
+        wanted = len(watch._rows) + 2  # the next reading may have begun before
+        while len(watch._rows) < wanted:
+            time.sleep(0.01)
+
     with energy_watched(interval_s=0.02, root=machine) as watch:
-        time.sleep(0.1)
+        read_again()
         begin = datetime.now(UTC)
         file.write_text("15500000\n")
-        time.sleep(0.1)
+        read_again()
         end = datetime.now(UTC)
-        time.sleep(0.05)
+        read_again()
     energy = watch.energy(begin, end)
     (first,) = energy.serving(Scope.CPU)
     assert first.joules == pytest.approx(3.5, abs=first.within_j + 1e-6)

@@ -10,13 +10,13 @@ import pytest
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_sample_file
-from cm4vllm.hardware.gpus import nvml
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys
-from cm4vllm.hardware.gpus.gpu import detect_gpus, record_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus, gpus_of_processes, record_gpus
 from cm4vllm.hardware.gpus.gpu_samples import gpus_sampled, look_at_gpus
-from cm4vllm.hardware.gpus.nvml import gpus_of_processes, nvidia_gpus, silent_gpus
 from cm4vllm.hardware.gpus.nvml_recording import Recorder
 from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory
+from cm4vllm.hardware.gpus.vendors import nvml
+from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus, silent_gpus
 from cm4vllm.hardware.machine_facts import gpu_lines
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpusSample
@@ -262,12 +262,12 @@ class Load(Replay):
 
 
 def test_each_gpu_is_read_and_what_it_does_not_report_stays_open() -> None:
-    samples = look_at_gpus(Load())
+    samples = look_at_gpus([(nvml.VENDOR, Load())])
     assert [(gpu.index, gpu.utilisation, gpu.power_w, gpu.sm_mhz) for gpu in samples] == [
         (place, 0.97, (650_500 + place) / 1000, 1755) for place in range(4)
     ]
     assert "H100" in samples[0].name and samples[0].temperature_c is None  # not in the recording
-    silent = look_at_gpus(Replay(RECORDING))
+    silent = look_at_gpus([(nvml.VENDOR, Replay(RECORDING))])
     assert len(silent) == 4 and silent[0].utilisation is None
 
 

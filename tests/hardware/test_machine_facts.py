@@ -51,7 +51,7 @@ def test_what_is_not_shown_is_left_out(tmp_path):
 
 
 def test_no_gpu_is_a_count_of_0():
-    assert gpu_env([]) == {"CM_HOST_GPU_COUNT": "0", "CM_CUDA_NUM_DEVICES": "0"}
+    assert gpu_env([]) == {"CM_HOST_GPU_COUNT": "0", "CM_CUDA_NUM_DEVICES": "0", "CM_ROCM_NUM_DEVICES": "0"}
 
 
 def test_the_first_gpu_is_described():

@@ -13,12 +13,12 @@ from machines import put
 from test_amd import library
 from tests.script.main_job import asked, planned
 
-from cm4vllm.campaign.doctor_page import MachineSettings, report_machine
+from cm4vllm.doctor.machine_page import MachineSettings, report_machine
 from cm4vllm.hardware.energy_counters import energy_watched, package_counters
-from cm4vllm.hardware.gpus import amd, nvml
 from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
 from cm4vllm.hardware.gpus.gpu_samples import look_at_gpus
 from cm4vllm.hardware.gpus.throttling import throttling
+from cm4vllm.hardware.gpus.vendors import amd, nvml
 from cm4vllm.hardware.machine_facts import (
     cpu_env,
     cpu_lines,
@@ -126,7 +126,7 @@ def test_each_question_to_nvml_may_fail(drivers, recording):
         gpus = detect_gpus()
         if error is ERRORS[0]:
             everything_works(gpus)
-        look_at_gpus(driver)
+        look_at_gpus([(nvml.VENDOR, driver)])
         if gpus:
             require_device("cuda", {})
         assert bool(gpus) == (question not in ("nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"))
@@ -235,25 +235,10 @@ def test_each_file_of_the_kernel_may_be_unreadable(server, kind):
 
 
 #: Modules that read other files too, of their own, of a container engine, or those of a tree.
-OWN_FILES = {
-    "records/known_hardware.py",
-    "hardware/system_file.py",
-    "common/programs/containers.py",
-    "submission/privacy.py",
-}
-READS = {
-    "exists",
-    "glob",
-    "is_dir",
-    "is_file",
-    "iterdir",
-    "open",
-    "read_bytes",
-    "read_text",
-    "readlink",
-    "resolve",
-    "stat",
-}
+OWN_FILES = set(
+    "records/known_hardware.py hardware/system_file.py common/programs/containers.py submission/privacy.py".split()
+)
+READS = set("exists glob is_dir is_file iterdir open read_bytes read_text readlink resolve stat".split())
 KERNEL = re.compile(r"/?sys/(block|class|devices|firmware|fs|hypervisor)\b.*")
 
 
@@ -263,7 +248,10 @@ def test_no_driver_is_asked_outside_the_wrapper():
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and QUESTION.fullmatch(node.attr):
                 breaches.append((name, node.attr))
-            if isinstance(node, ast.Import) and name not in ("hardware/gpus/nvml.py", "hardware/gpus/amd.py"):
+            if isinstance(node, ast.Import) and name not in (
+                "hardware/gpus/vendors/nvml.py",
+                "hardware/gpus/vendors/amd.py",
+            ):
                 breaches += [(name, alias.name) for alias in node.names if alias.name in ("pynvml", "amdsmi")]
     assert breaches == []
 

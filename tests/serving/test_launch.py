@@ -16,8 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import PortInUse
-from cm4vllm.hardware.gpus import nvml
-from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
+from cm4vllm.hardware.gpus.vendor import GpuUse
+from cm4vllm.hardware.gpus.vendors import nvml
+from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
 from cm4vllm.serving.ports import free_port, listens, reachable
 from gpu_replay import Replay
 
@@ -33,7 +34,7 @@ from cm4vllm.common.secrets.redaction import Vault
 from cm4vllm.records.access import Access
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.server import Api, ServerRecord
-from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE
 from cm4vllm.serving.launch import end, launch, use_words
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
@@ -99,7 +100,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
 
 @pytest.fixture
 def installation(tmp_path):
-    (tmp_path / HELP_FILE).write_text(resources.files("cm4vllm.records.vllm").joinpath(HELP_FILE).read_text())
+    (tmp_path / OPTIONS_FILE).write_text(resources.files("cm4vllm.records.vllm").joinpath(OPTIONS_FILE).read_text())
     return str(tmp_path / "vllm.json")
 
 
@@ -110,7 +111,7 @@ def installation(tmp_path):
 def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
     tmp_path, python, model_record, installation, api, known, asked
 ):
-    helped = tmp_path / HELP_FILE
+    helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--enable-scale-out" if known else "--new"))
     record, path = launch(
         LaunchSettings(
@@ -147,7 +148,7 @@ def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, 
 def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
     tmp_path, python, model_record, installation
 ):
-    helped = tmp_path / HELP_FILE
+    helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--new"))
     settings = LaunchSettings(
         python=python,
@@ -300,8 +301,8 @@ def test_the_shown_request_to_a_server_with_a_key_names_the_variable_and_can_be_
 GIB = 2**30
 
 
-def reading(used_gib: float, *processes: int) -> dict[str, GpuMemory]:
-    return {"GPU-1": GpuMemory("NVIDIA H100 80GB HBM3", int(used_gib * GIB), processes)}
+def reading(used_gib: float, *processes: int) -> dict[str, GpuUse]:
+    return {"GPU-1": GpuUse("NVIDIA H100 80GB HBM3", int(used_gib * GIB), frozenset(processes))}
 
 
 def test_memory_that_is_freed_in_time_is_waited_for(capsys):
@@ -330,7 +331,7 @@ def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):
     monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(driver))
     memory = list(gpu_memory().values())
     assert [gpu.used_bytes for gpu in memory] == [0, GIB, 2 * GIB, 3 * GIB]
-    assert [gpu.processes for gpu in memory] == [(), (), (12, 4711), ()] and memory[0].name == "NVIDIA L40S"
+    assert [gpu.processes for gpu in memory] == [set(), set(), {12, 4711}, set()] and memory[0].name == "NVIDIA L40S"
     driver = Replay({"answers": {}})
     assert gpu_memory() == {}
 

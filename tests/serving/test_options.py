@@ -11,17 +11,17 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm import options as module
 from cm4vllm.records.vllm.given_options import given_options, value_text, whole_number
-from cm4vllm.records.vllm.options import HELP_FILE, Option, fit_to_release, parse_help, read_options
+from cm4vllm.records.vllm.options import OPTIONS_FILE, Option, fit_to_release, parsed_options, read_options, spelling
 from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes, worker_count
 from cm4vllm.serving.carried_variables import carried_variables, without_service_links
 from vllm_lines import LINES
 
-HELP = Path(module.__file__).with_name(HELP_FILE)
+FILE = Path(module.__file__).with_name(OPTIONS_FILE)
 
 
 @pytest.fixture(scope="module")
 def options():
-    return parse_help(HELP.read_text())
+    return parsed_options(FILE.read_bytes())
 
 
 def test_every_option_is_found_by_each_of_its_names(options):
@@ -37,48 +37,13 @@ def test_every_option_is_found_by_each_of_its_names(options):
     assert not options["--no-enforce-eager"].takes_value
     assert "bfloat16" in options["--dtype"].choices
     assert options["--api-key"].takes_value
-    listed = {line.split()[0] for line in HELP.read_text().splitlines() if line.startswith("  -")}
-    assert {name.rstrip(",") for name in listed} <= set(options)
-
-
-@pytest.mark.parametrize(
-    ("line", "choices"),
-    [
-        ("  --parser {a,b} or name registered in --parser-plugin", ()),
-        ("  --traces {all,model,None} [{all,model,None} ...]", ()),
-        ("  --dtype {auto,half}, -d {auto,half}   what is computed in", ("auto", "half")),
-    ],
-)
-def test_words_after_the_choices_belong_to_the_value(line, choices):
-    words = line.partition("   ")[0].replace("--parser-plugin", "").split()
-    names = [word.rstrip(",") for word in words if word.startswith("-")]
-    assert [(name, option.takes_value, option.choices) for name, option in parse_help(line).items()] == [
-        (name, True, choices) for name in names
-    ]
-
-
-def test_the_help_of_python_3_13_shows_the_value_once():
-    options = parse_help("  --tensor-parallel-size, -tp N\n").values()
-    assert {(option.full_name, option.takes_value) for option in options} == {("tensor-parallel-size", True)}
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):
-    words = [
-        "model",
-        "--max_num_seqs",
-        "4",
-        "--seed=-1",
-        "--compilation-config.mode",
-        "3",
-        "-tp",
-        "2",
-        "-O3",
-        "--enforce-eager",
-        "--dtype=bfloat16",
-        "--allowed-origins",
-        "a",
-        "b",
-    ]
+    words = (
+        "model --max_num_seqs 4 --seed=-1 --compilation-config.mode 3 -tp 2 -O3 --enforce-eager "
+        "--dtype=bfloat16 --allowed-origins a b"
+    ).split()
     assert fit_to_release(words, options) == (words, [])
 
 
@@ -131,11 +96,12 @@ def test_no_translation_is_for_an_option_that_is_known_and_all_lead_to_known_one
         assert all(word.partition(".")[0] in options for word in renamed.now if word.startswith("-"))
 
 
-def test_an_installation_without_its_help_has_no_known_options(tmp_path):
+def test_an_installation_without_its_options_has_no_known_ones(tmp_path):
     assert read_options(tmp_path / "vllm.json") is None
-    (tmp_path / HELP_FILE).write_text("no options here\n")
-    assert read_options(tmp_path / "vllm.json") is None
-    (tmp_path / HELP_FILE).write_text(HELP.read_text())
+    for text in ("no options here\n", "[]"):
+        (tmp_path / OPTIONS_FILE).write_text(text)
+        assert read_options(tmp_path / "vllm.json") is None
+    (tmp_path / OPTIONS_FILE).write_bytes(FILE.read_bytes())
     assert len(read_options(tmp_path / "vllm.json")) > 400
 
 
@@ -156,7 +122,12 @@ def test_options_of_another_release_have_the_values_that_follow():
 
 
 def test_the_options_of_the_installation_decide():
-    options = parse_help("  --deep-parallel-size, -deep N\n  --switch, --no-switch\n  --names NAME [NAME ...]\n")
+    rest = '"type": "", "multiples": false, "choices": []'
+    options = parsed_options(
+        f"""[{{"flags": ["--deep-parallel-size", "-deep"], "nargs": null, {rest}}},
+        {{"flags": ["--switch", "--no-switch"], "nargs": 0, {rest}}},
+        {{"flags": ["--names"], "nargs": "+", {rest}}}]""".encode()
+    )
     words = ["-deep", "2", "--no-switch", "--names=a"]
     assert given_options(words, options) == {"deep-parallel-size": 2, "switch": False, "names": ["a"]}
 
@@ -165,6 +136,21 @@ def test_the_options_of_the_installation_decide():
 def test_no_command_line_makes_a_record_that_cannot_be_written(text):
     given = given_options(["--hf-overrides", text, f"--hf-overrides.a={text}"])
     assert msgspec.json.decode(msgspec.json.encode(given)) == given
+
+
+def test_an_option_has_one_name_in_records_and_each_release_gets_its_own_spelling(options):
+    for word in ("--cuda-graph-sizes=4", "--cudagraph-capture-sizes=4"):
+        assert list(given_options([word])) == ["cudagraph-capture-sizes"]
+    older = {"--cuda-graph-sizes": Option("--cuda-graph-sizes", True)}
+    words = ["model", "--cudagraph-capture-sizes=8", "--cuda_graph_sizes", "4"]
+    assert fit_to_release(words, older)[0] == ["model", "--cuda-graph-sizes=8", "--cuda_graph_sizes", "4"]
+    assert fit_to_release(words, options)[0] == [
+        "model",
+        "--cudagraph-capture-sizes=8",
+        "--cudagraph-capture-sizes",
+        "4",
+    ]
+    assert spelling("cudagraph-capture-sizes", older) == "cuda-graph-sizes"
 
 
 def test_a_whole_number_is_none_where_it_is_none():

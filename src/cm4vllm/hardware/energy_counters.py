@@ -1,31 +1,26 @@
 """The energy counters of this machine, read through a run: of GPU boards and of CPU packages.
 
-NVML and amdsmi have those of boards, the kernel's powercap those of packages. A machine
-without a counter, or one that a user may not read, has no energy, which is no error: why is said.
+The drivers of GPUs have those of boards, the kernel's powercap those of packages. A machine without a counter, or one
+that a user may not read, has no energy, which is no error: why is said.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.common.repetition import repeated
-from cm4vllm.hardware.gpus import amd, nvml
-from cm4vllm.hardware.gpus.drivers import Questions, entry
+from cm4vllm.hardware.gpus.gpu import gpus_of_processes, opened_drivers, vendors
+from cm4vllm.hardware.gpus.vendor import Read
 from cm4vllm.records.energy import Counter, Reading, RunEnergy, Scope, energy_of_run
 
 #: Seconds between two readings. NVML's counter itself changes about every 0.1 s.
 INTERVAL_S = 0.25
 #: The reason why the energy of a run is unknown: its server runs on another machine.
 ELSEWHERE = "the server runs on another machine, or is simulated"
-_64_BITS = 2**64
-
-#: Reads a counter now; None where it does not respond.
-Read = Callable[[], int | None]
 
 
 class EnergyWatch:
@@ -49,13 +44,13 @@ class EnergyWatch:
         self._rows.append(((before + time.time()) / 2, values))
 
     def energy(self, begin: datetime, end: datetime, pids: Collection[int] = ()) -> RunEnergy:
-        """Return the energy between two times; the server's processes `pids` tell on which NVIDIA GPUs it computes."""
+        """Return the energy between two times; the server's processes `pids` show on which GPUs it computes."""
         rows = list(self._rows)
         readings: list[tuple[Counter, list[Reading]]] = [
             (counter, [(at, value) for at, values in rows if (value := values[place]) is not None])
             for place, (counter, _) in enumerate(self.counters)
         ]
-        return energy_of_run(readings, begin, end, used=nvml.gpus_of_processes(pids), not_measured=self.missing)
+        return energy_of_run(readings, begin, end, used=gpus_of_processes(pids), not_measured=self.missing)
 
 
 @contextmanager
@@ -79,56 +74,10 @@ def energy_watched(
 
 def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
     """Add the counters of GPU boards; the drivers stay open as long as the stack."""
-    library, amdsmi = stack.enter_context(nvml.opened()), stack.enter_context(amd.opened())
-    counters = [
-        *(nvidia_counters(library) if library is not None else ()),
-        *(amd_counters(amdsmi) if amdsmi is not None else ()),
-    ]
-    seen = library is not None or amdsmi is not None
-    why_none = "the driver has no energy counter" if seen else nvml.why_none() or "no GPU"
+    drivers = stack.enter_context(opened_drivers())
+    counters = [counter for vendor, library in drivers for counter in vendor.counters(library)]
+    why_none = "the driver has no energy counter" if drivers else vendors()[0].why_none() or "no GPU"
     watch.add(counters, f"{Scope.GPU}: {why_none}")
-
-
-def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
-    """Yield the counters of NVIDIA's GPU boards: Volta and later have one, in mJ since the driver was loaded."""
-    question = "nvmlDeviceGetTotalEnergyConsumption"
-    for device in nvml.devices(library):
-        if device.ask(question) is None:
-            continue
-        counter = Counter(
-            name=f"GPU {device.place} {device.name}",
-            scope=Scope.GPU,
-            method=f"NVML, {question}",
-            unit_j=1e-3,
-            wraps_at=_64_BITS,
-            device=device.uuid,
-        )
-        yield counter, partial(device.ask, question)
-
-
-def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
-    """Yield the counters of AMD's GPU boards: amdsmi states a count and its unit in uJ."""
-
-    def count(ask: Questions) -> tuple[int, float] | None:
-        said = ask("amdsmi_get_energy_count")
-        value, unit = entry(said, "energy_accumulator"), entry(said, "counter_resolution")
-        value = entry(said, "power") if value is None else value
-        return (int(value), float(unit)) if isinstance(value, int | float) and isinstance(unit, int | float) else None
-
-    def read(ask: Questions) -> int | None:
-        now = count(ask)
-        return now[0] if now else None
-
-    for place, card in enumerate(amd.cards(amdsmi)):
-        if (first := count(card.ask)) is not None:
-            counter = Counter(
-                name=f"GPU {place} of AMD",
-                scope=Scope.GPU,
-                method="amdsmi, amdsmi_get_energy_count",
-                unit_j=first[1] / 1e6,
-                wraps_at=_64_BITS,
-            )
-            yield counter, partial(read, card.ask)
 
 
 def package_counters(root: Path = Path("/")) -> Iterator[tuple[Counter, Read]]:

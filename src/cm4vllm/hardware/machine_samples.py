@@ -19,7 +19,7 @@ import psutil
 from cm4vllm.common.bounded_documents import lines_of
 from cm4vllm.common.kernel_files import exists
 from cm4vllm.common.records import Record
-from cm4vllm.hardware.gpus import nvml
+from cm4vllm.hardware.gpus.gpu import opened_drivers
 from cm4vllm.hardware.gpus.gpu_samples import INTERVAL_S, look_at_gpus
 from cm4vllm.hardware.gpus.throttling import throttling
 from cm4vllm.records.metrics import GpuSample
@@ -76,9 +76,9 @@ def read_machine_samples(path: Path) -> list[MachineSample]:
 def main(interval_s: float = INTERVAL_S) -> int:
     """Print samples until standard input ends."""
     begin, ended = time.monotonic(), False
-    with nvml.opened() as library:
+    with opened_drivers() as drivers:
         while True:
-            sample = machine_sample(begin, look_at_gpus(library) if library is not None else None)
+            sample = machine_sample(begin, look_at_gpus(drivers))
             try:
                 os.write(sys.stdout.fileno(), msgspec.json.encode(sample) + b"\n")
             except OSError:  # the launcher has ended

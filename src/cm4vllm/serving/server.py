@@ -22,6 +22,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import holds_record, now, remove_record, write_record
+from cm4vllm.hardware.gpus.vendor import GpuUse
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord
 from cm4vllm.records.vllm.given_options import given_options
@@ -38,7 +39,7 @@ from cm4vllm.serving.containers.server_container import (
     server_container,
     supervised_words,
 )
-from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
+from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
 from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.options.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.ports import free_port, listens, reachable
@@ -63,7 +64,7 @@ REFUSING_S = 30.0
 _LOOK_S = 0.1
 
 #: The memory of the GPUs in use before each server, by its supervisor.
-_memory_before: dict[int, dict[str, GpuMemory]] = {}
+_memory_before: dict[int, dict[str, GpuUse]] = {}
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,7 @@ def stop(record: ServerRecord) -> None:
         end_orphans()
         for engine in {server.container.engine for server in (record, *record.members) if server.container}:
             remove_leftovers(engine)
-        before: dict[str, GpuMemory] = {}
+        before: dict[str, GpuUse] = {}
         for supervisor in supervisors:
             before |= _memory_before.pop(supervisor, {})
         wait_until_freed(before)

@@ -9,7 +9,7 @@ from cm4vllm.engine.format.meta_files import data_unchanged, read_meta
 
 ENTRIES = "- {name: v1, variation: _r1}\n- {name: v2, variation: _r2, default: true}\n"
 META = """\
-data: {rounds: ../rounds.yaml}
+data: {rounds: FILE}
 inputs:
   round: {key: CM_ROUND, values: [any, {names_of: rounds}], default: {default_of: rounds}}
 variations:
@@ -21,7 +21,7 @@ variations:
 def meta(folder, entries=ENTRIES, text=META):
     (folder / "recipe").mkdir(exist_ok=True)
     (folder / "rounds.yaml").write_text(entries)
-    (folder / "recipe/_cm.yaml").write_text(text)
+    (folder / "recipe/_cm.yaml").write_text(text.replace("FILE", str(folder / "rounds.yaml")))
     return read_meta(str(folder / "recipe"))
 
 
@@ -49,7 +49,7 @@ def test_a_changed_data_file_is_noticed(tmp_path):
         ("- {name: v1, variation: _r1}\n", META),
         ("v1\n", META),
         (ENTRIES, META.replace("names_of: rounds", "names_of: others")),
-        (ENTRIES, META.replace("{rounds: ../rounds.yaml}", "[rounds]")),
+        (ENTRIES, META.replace("{rounds: FILE}", "[rounds]")),
     ],
 )
 def test_data_that_does_not_fit_is_refused(tmp_path, entries, text):

@@ -16,7 +16,7 @@ from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.programs import containers
 from cm4vllm.records.published_server import container_words
 from cm4vllm.records.server import ContainerRecord
-from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE, read_options
 from cm4vllm.serving import containers as serving_containers
 from cm4vllm.serving.containers import image as image_module
 from cm4vllm.serving.containers.image import _reported
@@ -225,17 +225,22 @@ def test_words_for_the_engine_that_cannot_be_given_are_refused(text, words):
 def test_other_words_for_the_engine_are_taken():
     assert container_options("-it -v/data:/data -eNCCL_DEBUG") == ["-it", "-v/data:/data", "-eNCCL_DEBUG"]
     assert container_options("--label=owner=me -l team=a") == ["--label=owner=me", "-l", "team=a"]
-    assert container_options("--env NCCL_DEBUG --ulimit memlock=-1") == [
-        "--env",
-        "NCCL_DEBUG",
-        "--ulimit",
-        "memlock=-1",
-    ]
+    assert container_options("--env NCCL_DEBUG --ulimit memlock=-1") == "--env NCCL_DEBUG --ulimit memlock=-1".split()
 
 
 # --- refusals of what no container can run: before anything is pulled, in plan and run alike
 
 
+#: The module of vLLM that has the parser of its options.
+SERVE = """
+from argparse import ArgumentParser as FlexibleArgumentParser
+class ServeSubcommand:
+    def subparser_init(self, subparsers):
+        parser = subparsers.add_parser("serve", add_help=False)
+        parser.add_argument("--seed", type=int)
+        return parser
+def cmd_init(): return [ServeSubcommand()]
+"""
 IMAGE = {"CM_VLLM_CONTAINER": "vllm/vllm-openai:v0.32.0", "CM_MLPERF_DEVICE": "cpu"}
 
 
@@ -338,13 +343,13 @@ PROVED_IMAGE = ContainerRecord(
 def proved(tmp_path):
     """Return what a vLLM that generates these tokens reports, by the log of its proof."""
 
-    def prove(tokens, serve_help="  --seed SEED", device="cpu"):
+    def prove(tokens, serve=SERVE, device="cpu"):
         files = {
             "vllm/__init__.py": ENGINE.replace("TOKENS", tokens),
             "vllm/platforms.py": "class current_platform: device_name = 'cpu'",
             "vllm/entrypoints/__init__.py": "",
             "vllm/entrypoints/cli/__init__.py": "",
-            "vllm/entrypoints/cli/main.py": f"def main(): print({serve_help!r}); raise SystemExit",
+            "vllm/entrypoints/cli/serve.py": serve,
             "vllm-9.9.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.9\n",
         }
         for name, text in files.items():
@@ -352,22 +357,22 @@ def proved(tmp_path):
             (tmp_path / "site" / name).write_text(text)
         with (tmp_path / "proof.log").open("wb") as log:
             env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-            subprocess.run([sys.executable, PROOF, "-", *PACKAGES], stdout=log, stderr=log, env=env, check=False)
+            subprocess.run([sys.executable, PROOF, *PACKAGES], stdout=log, stderr=log, env=env, check=False)
         return _reported(PROVED_IMAGE, "python3", device, tmp_path)
 
     return prove
 
 
-def test_the_device_the_versions_and_the_help_are_read_from_the_log(proved, tmp_path):
+def test_the_device_the_versions_and_the_options_are_read_from_the_log(proved, tmp_path):
     image = proved("[5]")
     assert (image.device, image.python, image.packages["vllm"]) == ("cpu", "python3", "9.9.9")
     assert image.packages["python"].startswith("3.") and set(image.packages) <= {"python", *PACKAGES}
-    assert (tmp_path / HELP_FILE).read_text().strip() == "--seed SEED"
+    assert "--seed" in read_options(tmp_path / "vllm.json")
 
 
-def test_a_release_without_help_leaves_no_file(proved, tmp_path):
-    proved("[5]", serve_help="")
-    assert not (tmp_path / HELP_FILE).exists()
+def test_a_release_whose_parser_is_elsewhere_leaves_no_file(proved, tmp_path):
+    proved("[5]", serve="")
+    assert not (tmp_path / OPTIONS_FILE).exists()
 
 
 def test_an_image_whose_vllm_generates_no_token_is_refused_with_the_place_of_its_log(proved, tmp_path):

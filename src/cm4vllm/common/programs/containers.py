@@ -6,7 +6,7 @@ environment stands on a command line.
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -22,8 +22,6 @@ from cm4vllm.common.records import Record
 
 #: vLLM's processes talk through /dev/shm, of which a container has 64 MB by default. Memory is taken as it is used.
 SHM_SIZE = "16g"
-#: The device files of AMD's GPUs: the program needs the groups that own them.
-_DEVICE_FILES = ("dev/kfd", "dev/dri/render*")
 _ANSWER_S = 30.0
 
 
@@ -65,6 +63,7 @@ class Engine(Record, frozen=True, kw_only=True):
     removal: list[str] = []
     ready: list[str] = []
     hooks: dict[str, Hook] = {}
+    device_files: dict[str, list[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ def run_words(engine: Engine, container: Container, root: Path = Path("/")) -> l
         (engine.port, container.ports),
         (engine.shm_size, _given(container.shm_size) if _takes_shm_size(container) else ()),
         (engine.devices.get(container.device, []), once),
-        (engine.group, _groups(root) if container.device == "rocm" else ()),
+        (engine.group, _groups(root, engine.device_files.get(container.device, ()))),
     )
     words = [engine.name, *engine.start]
     words += [word.format(value) for template, values in parts for value in values for word in template]
@@ -211,7 +210,7 @@ def _mount_words(engine: Engine, container: Container, root: Path) -> Iterator[s
         yield from (word.format(source=mount.source, target=mount.target or mount.source) for word in template)
 
 
-def _groups(root: Path) -> list[str]:
-    """Return the groups that own the device files of AMD's GPUs, but for root's."""
-    groups = {path.stat().st_gid for pattern in _DEVICE_FILES for path in matching(root, pattern)}
+def _groups(root: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the groups that own device files, but for root's."""
+    groups = {path.stat().st_gid for pattern in patterns for path in matching(root, pattern)}
     return [str(group) for group in sorted(groups - {0})]

@@ -1,12 +1,12 @@
-"""The meta of a folder: its files, and the parts that a data file of the same repository states in one place.
+"""The meta of a folder: its files, and the parts that a data file of this package states in one place.
 
-    data: {rounds: ../../src/cm4vllm/rules/data/rounds.yaml}   # a list of entries, each with a `name`
+    data: {builds: serving/installation/gpu_builds.yaml}    # a list of entries, each with a `name`
     inputs:
-      results_round: {values: [{names_of: rounds}], default: {default_of: rounds}}
+      device: {values: [cpu, {names_of: builds}], default: {default_of: builds}}
     variations:
-      <variation>: {each_of: rounds, default: true, env: {CM_MLPERF_ROUND: <name>}}
+      <name>: {each_of: builds, default: true, env: {CM_VLLM_VARIANT: <name>}}
 
-Paths begin at the meta's folder. `names_of` stands for the names of all entries, `default_of` for the name of the one
+`names_of` stands for the names of all entries, `default_of` for the name of the one
 with `default: true`. A variation with `each_of` stands for one of each entry: a field's name in angle brackets is
 replaced by the entry's text, and `default: true` holds for the default entry alone.
 """
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
+import cm4vllm
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.documents import AnyPath, read_json, read_yaml, with_texts
 
@@ -24,6 +25,7 @@ META_NAMES = ("_cm.yaml", "_cm.json")
 #: Seconds after which a change of a file is certain to show in its times.
 SETTLED_S = 2.0
 
+_PACKAGE = os.path.dirname(os.path.abspath(cm4vllm.__file__))
 _Tables = Mapping[str, list[Mapping[str, Any]]]
 
 
@@ -82,7 +84,7 @@ def _changed_at(states: Iterable[list[int]]) -> float:
 def _with_data(raw: dict[str, Any], folder: str) -> dict[str, Any]:
     """Return a meta with the entries of its data files in place."""
     try:
-        paths = {name: os.path.normpath(os.path.join(folder, path)) for name, path in raw.pop("data").items()}
+        paths = {name: os.path.join(_PACKAGE, path) for name, path in raw.pop("data").items()}
         tables = {name: read_yaml(path) for name, path in paths.items()}
         meta = {
             key: _variations(part, tables) if key == "variations" else _part(part, tables) for key, part in raw.items()
@@ -104,8 +106,8 @@ def _variations(raw: Any, tables: _Tables) -> dict[str, Any]:
             continue
         for entry in tables[layer["each_of"]]:
             left_out = {"each_of"} if entry.get("default") else {"each_of", "default"}
-            one = _part({key: value for key, value in layer.items() if key not in left_out}, tables)
-            variations[_filled(name, entry).removeprefix("_")] = _filled(one, entry)
+            filled = _filled({key: value for key, value in layer.items() if key not in left_out}, entry)
+            variations[_filled(name, entry).removeprefix("_")] = _part(filled, tables)
     return variations
 
 

@@ -46,6 +46,7 @@ class Session:
     def __init__(
         self, automation: Any, inputs: Mapping[str, Any], kept_outcome: Callable[[Any], Outcome] | None = None
     ) -> None:
+        """Take cmind's object for the automation and the action's input; `kept_outcome` keeps results in the cache."""
         self.automation = automation
         self.kept_outcome = kept_outcome
         self.vault = Vault()

@@ -1,26 +1,69 @@
 """All GPUs of the machine, whoever made them. A machine without a driver has none, which is no error."""
 
+import pkgutil
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Annotated, Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import json_text
 from cm4vllm.common.folders.owned_folders import write_noted
-from cm4vllm.hardware.gpus import amd, nvml
+from cm4vllm.common.settings import Key, Settings
+from cm4vllm.hardware.gpus import vendors as modules
 from cm4vllm.hardware.gpus.nvml_recording import Recorder
+from cm4vllm.hardware.gpus.vendor import Vendor
+from cm4vllm.hardware.gpus.vendors import nvml
 from cm4vllm.records.machine import GpuFacts
+
+#: The vendors whose drivers answer on this machine, each with the library of its driver.
+Drivers = Sequence[tuple[Vendor, Any]]
+
+
+@cache
+def vendors() -> tuple[Vendor, ...]:
+    """Return the vendors, one of each module of vendors/, in the order in which their GPUs are taken."""
+    names = (module.name for module in pkgutil.iter_modules(modules.__path__, f"{modules.__name__}."))
+    known: list[Vendor] = [import_module(name).VENDOR for name in names]
+    return tuple(sorted(known, key=lambda vendor: vendor.order))
+
+
+@contextmanager
+def opened_drivers() -> Iterator[Drivers]:
+    """Yield the vendors whose drivers answer."""
+    with ExitStack() as stack:
+        opened = [(vendor, stack.enter_context(vendor.opened())) for vendor in vendors()]
+        yield [(vendor, library) for vendor, library in opened if library is not None]
 
 
 def detect_gpus() -> list[GpuFacts]:
-    """Return the GPUs that the drivers show, NVIDIA's before AMD's, each in its driver's order."""
-    with nvml.opened() as library, amd.opened() as amdsmi:
-        nvidia = nvml.nvidia_gpus(library) if library is not None else []
-        return nvidia + (amd.amd_gpus(amdsmi) if amdsmi is not None else [])
+    """Return the GPUs that the drivers show, each vendor's together, in its driver's order."""
+    with opened_drivers() as drivers:
+        return [gpu for vendor, library in drivers for gpu in vendor.gpus(library)]
 
 
 def silent_gpus() -> list[str]:
     """Return in words the GPUs that a driver counts and that do not respond."""
-    with nvml.opened() as library:
-        return nvml.silent_gpus(library) if library is not None else []
+    with opened_drivers() as drivers:
+        return [words for vendor, library in drivers for words in vendor.silent(library)]
+
+
+def gpus_of_processes(pids: Collection[int]) -> list[str]:
+    """Return the UUIDs of the GPUs on which one of these processes computes; none where the driver does not show it.
+
+    In a container with process numbers of its own, the driver reports those of the host, and none matches.
+    """
+    with opened_drivers() as drivers:
+        used = [each for vendor, library in drivers for each in vendor.use(library).items()]
+        return [uuid for uuid, use in used if use.processes & set(pids)]
+
+
+class RecordingInputs(Settings, frozen=True, kw_only=True):
+    """The path that the drivers' answers are recorded in; empty for none."""
+
+    folder: Annotated[str, Key("CM_GPU_RECORDING")] = ""
 
 
 def record_gpus(path: Path) -> None:

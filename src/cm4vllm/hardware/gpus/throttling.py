@@ -1,25 +1,16 @@
-"""Time in which processors and GPUs were slowed down during a run, by counters of the kernel and of NVML."""
+"""Time in which processors and GPUs were slowed down during a run, by counters of the kernel and of drivers."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cm4vllm.common.kernel_files import matching, number
 from cm4vllm.common.processors import cpu_quota
-from cm4vllm.hardware.gpus import nvml
-from cm4vllm.hardware.gpus.drivers import constant
+from cm4vllm.hardware.gpus.gpu import opened_drivers
 from cm4vllm.records.run import QUOTA, TIMES
 
 #: The part that was slowed down and the cause -> seconds, or the number of times.
 Throttling = Mapping[str, float]
 
-#: nvmlPerfPolicyType_t: the reasons for lower clocks that say something about the machine.
-_POLICIES = {
-    "NVML_PERF_POLICY_POWER": "its power limit",
-    "NVML_PERF_POLICY_THERMAL": "its temperature",
-    "NVML_PERF_POLICY_BOARD_LIMIT": "its board's limit",
-    "NVML_PERF_POLICY_RELIABILITY": "its reliability limit",
-}
 #: Seconds, and times, below which it is noise.
 _LEAST_S, _LEAST_TIMES = 0.5, 1
 
@@ -27,9 +18,9 @@ _LEAST_S, _LEAST_TIMES = 0.5, 1
 def throttling(root: Path = Path("/")) -> dict[str, float]:
     """Return the present values of the counters, without those that this machine does not have."""
     counters = _processors(root) | _quota(root)
-    with nvml.opened() as library:
-        if library is not None:
-            counters |= _gpus(library)
+    with opened_drivers() as drivers:
+        for vendor, library in drivers:
+            counters |= vendor.throttling(library)
     return counters
 
 
@@ -66,13 +57,3 @@ def _quota(root: Path) -> dict[str, float]:
         f"{QUOTA} of {quota.cpus:.4g} CPUs{TIMES}": float(quota.throttled_periods),
         f"{QUOTA} of {quota.cpus:.4g} CPUs": quota.throttled_s,
     }
-
-
-def _gpus(library: Any) -> dict[str, float]:
-    counters = {}
-    for device in nvml.devices(library):
-        for policy, words in _POLICIES.items():
-            status = device.ask("nvmlDeviceGetViolationStatus", constant(library, policy))
-            if status is not None:  # some GPUs do not count it
-                counters[f"GPU {device.place}: {words}"] = status.violationTime / 1e9
-    return counters

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.hardware.gpus.gpu import vendors
+from cm4vllm.hardware.gpus.vendor import Filter
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
@@ -40,32 +42,14 @@ class VisibleGpu:
     used: UsedGpu | None
 
 
-@dataclass(frozen=True)
-class _Filter:
-    """A variable of a driver, the first of `names` that is set, and how it is read.
-
-    An empty one hides all GPUs if `empty_hides`, and counts as not set otherwise. A number may be followed by other
-    characters where `loose`. A GPU that is named twice hides all of them if `repeated_hides`, else it counts once.
-    """
-
-    names: tuple[str, ...]
-    empty_hides: bool = True
-    loose: bool = False
-    repeated_hides: bool = False
-
-
-#: The filters by vendor, in their order: each numbers what the one before it leaves. CUDA: its programming guide,
-#: environment variables; what that does not state is as PyTorch counts devices (torch/cuda/__init__.py). AMD: ROCr's
-#: amd_filter_device.h, then HIP's rocdevice.cpp.
-_FILTERS = {
-    "NVIDIA": (_Filter(("CUDA_VISIBLE_DEVICES",), loose=True, repeated_hides=True),),
-    "AMD": (
-        _Filter(("ROCR_VISIBLE_DEVICES",)),
-        _Filter(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), empty_hides=False),
-    ),
-}
 #: The variables that choose the GPUs that a program sees.
-VISIBLE = tuple(dict.fromkeys(name for filters in _FILTERS.values() for each in filters for name in each.names))
+VISIBLE = tuple(dict.fromkeys(name for vendor in vendors() for each in vendor.filters for name in each.names))
+
+
+def server_variables(device: str) -> tuple[str, ...]:
+    """Return the variables that choose the GPUs of a server for a device; those of the first vendor for another one."""
+    vendor = next((vendor for vendor in vendors() if vendor.device == device), vendors()[0])
+    return vendor.filters[-1].names
 
 
 def visible_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[UsedGpu]:
@@ -99,12 +83,12 @@ def given_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[Visible
     if not gpus:
         return []
     left = _built_in(gpus)
-    for each in _FILTERS.get(gpus[0].vendor, ()):
+    for each in _filters(gpus):
         left = [VisibleGpu(str(place), visible.used) for place, visible in enumerate(left)]
         value = _value(each, env)
         if value is not None:
-            numbers_follow_bus = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
-            left = _chosen(left, value, each, numbers_follow_bus=numbers_follow_bus or gpus[0].vendor != "NVIDIA")
+            by_bus = not each.order_variable or env.get(each.order_variable) == "PCI_BUS_ID"
+            left = _chosen(left, value, each, numbers_follow_bus=by_bus or len({gpu.name for gpu in gpus}) == 1)
     if not _set(gpus, env):
         parts = [(visible, part) for visible in left if visible.used for part in visible.used.gpu.mig_devices]
         whole = [visible for visible in left if visible.used and not visible.used.gpu.mig_devices]
@@ -160,21 +144,25 @@ def _built_in(gpus: Sequence[GpuFacts]) -> list[VisibleGpu]:
     return [VisibleGpu(str(place), each) for place, each in enumerate(used)]
 
 
-def _value(each: _Filter, env: Mapping[str, str]) -> str | None:
+def _filters(gpus: Sequence[GpuFacts]) -> tuple[Filter, ...]:
+    """Return the filters of the first GPU's vendor."""
+    return next((vendor.filters for vendor in vendors() if gpus and vendor.name == gpus[0].vendor), ())
+
+
+def _value(each: Filter, env: Mapping[str, str]) -> str | None:
     return next((env[name] for name in each.names if name in env and (env[name] or each.empty_hides)), None)
 
 
 def _set(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> dict[str, str]:
-    filters = _FILTERS.get(gpus[0].vendor, ()) if gpus else ()
     return {
         name: env[name]
-        for each in filters
+        for each in _filters(gpus)
         if _value(each, env) is not None
         for name in [name for name in each.names if env.get(name) == _value(each, env)][:1]
     }
 
 
-def _chosen(left: Sequence[VisibleGpu], value: str, each: _Filter, *, numbers_follow_bus: bool) -> list[VisibleGpu]:
+def _chosen(left: Sequence[VisibleGpu], value: str, each: Filter, *, numbers_follow_bus: bool) -> list[VisibleGpu]:
     """Return those of `left` that the value of a variable names, up to the first word that names none."""
     chosen: dict[str, VisibleGpu] = {}
     words = value.split(",")
@@ -198,12 +186,12 @@ def _kind(word: str) -> str:
     return next((prefix for prefix in ("GPU-", "MIG-") if word.startswith(prefix)), "")
 
 
-def _numbered(word: str, left: Sequence[VisibleGpu], each: _Filter) -> VisibleGpu | None:
+def _numbered(word: str, left: Sequence[VisibleGpu], each: Filter) -> VisibleGpu | None:
     number = re.match(r"\+?([0-9]{1,9})", word) if each.loose else re.fullmatch(r"(0|[1-9][0-9]{0,8})", word)
     return left[int(number[1])] if number and int(number[1]) < len(left) else None
 
 
-def _by_uuid(word: str, left: Sequence[VisibleGpu], each: _Filter) -> VisibleGpu | None:
+def _by_uuid(word: str, left: Sequence[VisibleGpu], each: Filter) -> VisibleGpu | None:
     """Return the GPU, or MIG part, whose UUID alone begins with a word."""
     gpus = {visible.used.gpu.uuid: visible.used.gpu for visible in left if visible.used}
     everything = [UsedGpu(gpu, next(iter(gpu.mig_devices), None)) for gpu in gpus.values()]

@@ -107,6 +107,7 @@ class InFlightRequest:
     )
 
     def __init__(self, client: Sender, request: Request, server: Server) -> None:
+        """Take the client, the request (key, body, length of its prompt) and the server that it goes to."""
         self.key, self.json, self.prompt_tokens, _ = request
         self.server = server
         self.retries = 0

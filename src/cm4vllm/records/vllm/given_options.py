@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cm4vllm.records.vllm.options import Option, Options, split_options, stored_options
+from cm4vllm.records.vllm.options import Option, Options, neutral_name, split_options, stored_options
 
 #: The value of an option: True or False for one that takes no value, a list for one that takes several.
 OptionValue = bool | int | float | str | list[Any] | dict[str, Any]
@@ -22,7 +22,7 @@ _MULTIPLE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)(?P<suffix>[kmgt])",
 
 
 def given_options(words: Sequence[str], options: Options | None = None) -> dict[str, OptionValue]:
-    """Return the options of a command line by vLLM's full names, without dashes.
+    """Return the options of a command line by the names that they have in records, without dashes.
 
     The words before the options, such as python, vllm, serve and the model, are left out. `options` are those of the
     installed vLLM, else those of 0.32.0. An option that is not among them, as of another release, has the values that
@@ -39,13 +39,13 @@ def given_options(words: Sequence[str], options: Options | None = None) -> dict[
         elif option is None:
             full = word.name.lstrip("-")
             off = not texts and full.startswith("no-")
-            given[full.removeprefix("no-") if off else full] = not off if not texts else _value(texts)
+            given[neutral_name(full.removeprefix("no-") if off else full)] = not off if not texts else _value(texts)
         else:
             given[option.full_name] = not option.off if not option.takes_value else _value(texts, option)
     # vLLM appends the parts to the command line as one JSON value.
     for name, value in parts.items():
         option = _option_named(name, known)
-        given[option.full_name if option else name.lstrip("-")] = value
+        given[option.full_name if option else neutral_name(name.lstrip("-"))] = value
     return given
 
 

@@ -1,8 +1,9 @@
-"""The options of a vLLM, read from its own help, and the check of a command line's options against them.
+"""The options of a vLLM, as its argument parser has them, and the check of a command line's options against them.
 
-`vllm serve --help=all` takes seconds, because all of vLLM is imported for it. So its text is kept beside the record of
-the installation, whose proof writes it. serve-help.txt has the options of 0.32.0, for command lines of servers whose
-installation is not known.
+The parser is asked by the proof of an installation (serving/installation/verification.py), which imports all of vLLM
+anyway; its answer is kept beside the record of the installation. serve-options.json has the options of 0.32.0, for
+command lines of servers whose installation is not known. Records, presets and searches name an option as cm4vllm does
+in every release: spellings.yaml has the names that vLLM changed.
 """
 
 import difflib
@@ -15,27 +16,23 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.common.files import bytes_of, text_of
+from cm4vllm.common.files import bytes_of
 from cm4vllm.common.records import Record
 
-#: The name of the help's file in an installation's folder.
-HELP_FILE = "serve-help.txt"
+#: The name of the options' file in an installation's folder.
+OPTIONS_FILE = "serve-options.json"
 
-_ENTRY = re.compile(r"^  (-\S.*?)(?:  .*)?$")
-_NAME = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)(?: (?P<value>\S.*?))?(?:, (?=-)|$)")
 _HELP = "`vllm serve --help=all` lists what it knows"
 #: `-O3`, `-O=3` and `-O 3` are `--optimization-level 3`.
 _LEVEL = re.compile(r"-O=?(?P<level>[^.=].*)?")
-#: The words of the help for an option whose number may have a suffix.
-_MULTIPLES = "Parse human-readable integers"
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Option:
-    """One spelling of an option: whether a value follows it, and which values are allowed where the help lists them.
+    """One spelling of an option: whether a value follows it, and which values are allowed where they are listed.
 
-    `full_name` is vLLM's own name, without dashes, which all spellings share; `off` is the spelling --no-NAME of an
+    `full_name` is the name in records, without dashes, which all spellings share; `off` is the spelling --no-NAME of an
     option without a value. With `several` any number of values may follow. With `multiples` 1k stands for 1000 and 1K
     for 1024.
     """
@@ -107,51 +104,67 @@ class Renamed(Record, frozen=True, kw_only=True):
     note: str
 
 
+class _Action(msgspec.Struct):
+    """An option of vLLM's parser (argparse.Action): its spellings, and what follows them."""
+
+    flags: list[str]
+    nargs: int | str | None
+    type: str
+    multiples: bool
+    choices: list[str]
+
+
 def read_options(installation: Path) -> Options | None:
-    """Return the options of the installation whose record is at this path, None where its help was not kept."""
+    """Return the options of the installation whose record is at this path, None where they were not kept."""
     try:
-        return parse_help(text_of(installation.with_name(HELP_FILE))) or None
-    except OSError:
+        return parsed_options(bytes_of(installation.with_name(OPTIONS_FILE))) or None
+    except (OSError, msgspec.MsgspecError):
         return None
 
 
 @cache
 def stored_options() -> Options:
     """Return the options of vLLM 0.32.0."""
-    return parse_help(text_of(Path(__file__).with_name(HELP_FILE)))
+    return parsed_options(bytes_of(Path(__file__).with_name(OPTIONS_FILE)))
 
 
-def parse_help(text: str) -> dict[str, Option]:
-    """Return the options that a help text of argparse lists, by every name they have."""
-    options: dict[str, Option] = {}
-    spellings: list[Option] = []
-    for line in text.splitlines():
-        if entry := _ENTRY.match(line):
-            spellings = _spellings(entry[1])
-            options |= {option.name: option for option in spellings}
-        elif _MULTIPLES in line:
-            options |= {option.name: replace(option, multiples=True) for option in spellings}
-    return options
-
-
-def _spellings(entry: str) -> list[Option]:
-    """Return the spellings of an option in one entry of the help; the help of Python 3.13 has the value once."""
-    names = [(match["name"], match["value"] or "") for match in _NAME.finditer(entry)]
-    shown = next((value for _, value in names if value), "")
-    # Choices with words after them, as "or a name that is registered", are not all.
-    choices = tuple(shown[1:-1].split(",")) if re.fullmatch(r"\{[^}]*\}", shown) else ()
-    full = next((name for name, _ in names if name.startswith("--")), names[0][0] if names else "")
-    return [
-        Option(
-            name,
-            bool(shown),
-            choices,
-            full_name=full.lstrip("-"),
-            off=name == f"--no-{full.lstrip('-')}",
-            several=shown.endswith("...]"),
+def parsed_options(data: bytes) -> dict[str, Option]:
+    """Return the options in a file of a parser's options, by every name they have. Raises msgspec.MsgspecError."""
+    return {
+        flag: Option(
+            flag,
+            action.nargs != 0,
+            tuple(action.choices),
+            full_name=neutral_name(full),
+            off=flag == f"--no-{full}",
+            several=action.nargs in ("+", "*"),
+            multiples=action.multiples,
         )
-        for name, _ in names
-    ]
+        for action in msgspec.json.decode(data, type=list[_Action])
+        for full in [next(filter(_is_long, action.flags), action.flags[0]).lstrip("-")]
+        for flag in action.flags
+    }
+
+
+def _is_long(flag: str) -> bool:
+    return flag.startswith("--")
+
+
+def neutral_name(name: str) -> str:
+    """Return the name in records of the option that a release of vLLM spells as `name`, without dashes."""
+    return next((neutral for neutral, spelled in spellings().items() if name in spelled), name)
+
+
+def spelling(name: str, options: Options | None = None) -> str:
+    """Return how vLLM spells the option of a name in records; `options` are those of the release, else of 0.32.0."""
+    known = stored_options() if options is None else options
+    return next((spelled for spelled in spellings().get(name, ()) if f"--{spelled}" in known), name)
+
+
+@cache
+def spellings() -> Mapping[str, list[str]]:
+    """Return the spellings of the options that vLLM renamed, by their names in records."""
+    return msgspec.yaml.decode(bytes_of(Path(__file__).with_name("spellings.yaml")), type=dict[str, list[str]])
 
 
 def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[str]]:
@@ -161,7 +174,7 @@ def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[
     """
     done, given = split_options(words)
     notes: list[str] = []
-    for option in given:
+    for option in (_as_spelled(option, options) for option in given):
         if option.name in options:
             _check_value(options[option.name], option)
             done += option.words
@@ -176,6 +189,15 @@ def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[
                 remedy=_nearest_option(option.name, options),
             )
     return done, notes
+
+
+def _as_spelled(option: GivenOption, options: Options) -> GivenOption:
+    """Return an option as this release spells it."""
+    name = f"--{spelling(neutral_name(option.name.removeprefix('--')), options)}"
+    if option.name in options or name not in options:
+        return option
+    first, *values = option.words
+    return replace(option, name=name, words=[name + first[len(option.name) :], *values])
 
 
 def _check_value(option: Option, given: GivenOption) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError, translated_os_errors
-from cm4vllm.common.files import sha256_of, typed_path, user_cache, write_text
+from cm4vllm.common.files import sha256_of, typed_path, user_cache
 from cm4vllm.common.programs.containers import (
     SHM_SIZE,
     Engine,
@@ -35,9 +35,7 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.server import ContainerRecord
-from cm4vllm.records.vllm.options import HELP_FILE
 from cm4vllm.serving.containers.server_container import container_options, removal_words, supervised_words
-from cm4vllm.serving.installation import verification
 from cm4vllm.serving.installation.install import PROOF, PROOF_ENV, InstallSettings, check, proof_result
 from cm4vllm.serving.installation.packages import PACKAGES
 from cm4vllm.serving.installation.vllm_choice import VENDORS, Choice, detected
@@ -68,8 +66,8 @@ class ImageSettings(Settings, frozen=True, kw_only=True):
             return self.choice.variant
         if self.device:
             return self.device
-        vendors = {gpu.vendor for gpu in detect_gpus()}
-        return next((device for device, vendor in VENDORS.items() if vendor in vendors), detected(self.choice)[0])
+        makers = {gpu.vendor for gpu in detect_gpus()}
+        return next((device for device, vendor in VENDORS.items() if vendor.name in makers), detected(self.choice)[0])
 
 
 class VllmImage(Record, frozen=True, kw_only=True):
@@ -108,7 +106,7 @@ def require_container(settings: ImageSettings) -> None:
     require_ready(engine)
     if (hook := missing_hook(engine, device)) is not None:
         raise InstallError(
-            f"{engine.name} gives a container no {VENDORS[device]} GPU on this machine",
+            f"{engine.name} gives a container no {VENDORS[device].name} GPU on this machine",
             cause=f"found neither {' nor '.join([*hook.files, *hook.programs])}"
             + (f" with {hook.text}" if hook.text else ""),
             remedy=hook.remedy,
@@ -214,7 +212,7 @@ def _asked(container: ContainerRecord, python: str, device: str, folder: Path) -
     """Have a container generate a token, and return what it reports; the help of `vllm serve` goes to the folder."""
     asked = msgspec.structs.replace(container, mounts=[f"{PROOF}:ro"], passed=sorted(PROOF_ENV))
     supervisor = start_supervised(
-        supervised_words(asked, [python, "-P", str(PROOF), "-", *PACKAGES]),
+        supervised_words(asked, [python, "-P", str(PROOF), *PACKAGES]),
         PROOF_ENV,
         spec=folder / "supervisor-spec.json",
         log=folder / _LOG,
@@ -237,7 +235,7 @@ def _asked(container: ContainerRecord, python: str, device: str, folder: Path) -
 
 
 def _reported(container: ContainerRecord, python: str, device: str, folder: Path) -> VllmImage:
-    """Return what the log of a proof says, and keep the help in it."""
+    """Return what the log of a proof says."""
     log = folder / _LOG
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     hint = "; --container_python names another Python of the image"
@@ -248,7 +246,4 @@ def _reported(container: ContainerRecord, python: str, device: str, folder: Path
             remedy=f"give an image for {device}, or --device={proved}",
         )
     check(InstallSettings(variant="system", version=packages.get("vllm", "")))
-    serve_help = text.partition(verification.HELP_BEGIN)[2].partition(verification.HELP_END)[0]
-    if serve_help.strip():
-        write_text(folder / HELP_FILE, serve_help)
     return VllmImage(container=container, python=python, device=device, packages=packages)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.records.vllm.options import spelling
 from cm4vllm.records.weights.model_size import Architecture
 
 GIB = 2**30
@@ -173,7 +174,7 @@ def _nodes(asked: Asked, fit: Fit) -> str:
 
 
 def _flags(asked: Asked, fit: Fit) -> str:
-    words = [f"--max-model-len {asked.max_model_len}", f"--max-num-seqs {fit.max_num_seqs}"]
+    words = [f"--max-model-len {asked.max_model_len}", f"--{spelling('max-num-seqs')} {fit.max_num_seqs}"]
     for option, value in (
         ("tensor", fit.tensor_parallel),
         ("pipeline", fit.pipeline_parallel),

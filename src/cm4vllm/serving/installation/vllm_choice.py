@@ -9,23 +9,18 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.kernel_files import exists
 from cm4vllm.common.progress import say
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.hardware.gpus import nvml
-from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.gpus.gpu import detect_gpus, vendors
 from cm4vllm.hardware.gpus.used_gpus import given_gpus, hidden_by
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.serving.installation.install import VARIANTS
 from cm4vllm.serving.installation.packages import packages_of
 
+#: The makers of the GPUs that a build is for.
+VENDORS = {vendor.device: vendor for vendor in vendors()}
 #: The builds of vLLM among which get,vllm chooses.
-DEVICES = ("cpu", "cuda", "rocm")
-#: Who makes the GPUs that a build is for, as detection names them.
-VENDORS = {"cuda": "NVIDIA", "rocm": "AMD"}
-
-#: The device of ROCm's kernel driver; amdsmi, which reports more, is not always installed.
-_KFD = Path("/dev/kfd")
+DEVICES = ("cpu", *VENDORS)
 
 
 class Choice(Settings, frozen=True, kw_only=True):
@@ -33,7 +28,6 @@ class Choice(Settings, frozen=True, kw_only=True):
 
     variant: input_types.VllmVariant = ""
     version: input_types.VllmVersion = ""
-    cuda_devices: Annotated[int, Key("CM_CUDA_NUM_DEVICES")] = 0
     vendor: Annotated[str, Key("CM_HOST_GPU_VENDOR")] = ""
     system_python: input_types.SystemPython = ""
 
@@ -44,13 +38,11 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
         return
     if gpus := gpus_for(device):
         missing = "" if given_gpus(gpus, env) else f"{hidden_by(gpus, env)} hides every GPU"
-    elif device == "cuda":
-        missing = nvml.why_none()
     else:
-        missing = "" if exists(_KFD) else f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist"
+        missing = VENDORS[device].why_none()
     if missing:
         raise UsageError(
-            f"--device={device}: no {VENDORS[device]} GPU that vLLM can use was found on this machine",
+            f"--device={device}: no {VENDORS[device].name} GPU that vLLM can use was found on this machine",
             cause=missing,
             remedy="leave --device out to have the device detected; or give --device=cpu",
         )
@@ -58,7 +50,8 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
 
 def gpus_for(device: str) -> list[GpuFacts]:
     """Return this machine's GPUs that a build of vLLM computes on, none for the CPU backend."""
-    return [gpu for gpu in detect_gpus() if gpu.vendor == VENDORS.get(device)]
+    vendor = VENDORS.get(device)
+    return [gpu for gpu in detect_gpus() if vendor and gpu.vendor == vendor.name]
 
 
 def choose(choice: Choice) -> dict[str, str]:
@@ -83,10 +76,12 @@ def say_choice(choice: Choice) -> None:
 
 def detected(choice: Choice) -> tuple[str, str]:
     """Return the build for what was detected, and the reason in words."""
-    if choice.cuda_devices:
-        return "cuda", f"{choice.cuda_devices} NVIDIA GPUs were detected"
-    if choice.vendor == "AMD" or exists(_KFD):
-        return "rocm", "an AMD GPU was detected"
+    for device, vendor in VENDORS.items():
+        if vendor.name == choice.vendor:
+            return device, f"a GPU of {vendor.name} was detected"
+    for device, vendor in VENDORS.items():
+        if vendor.is_loaded():
+            return device, f"the driver of {vendor.name} is loaded"
     return "cpu", "no GPU was detected"
 
 

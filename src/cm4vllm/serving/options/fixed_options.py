@@ -7,7 +7,7 @@ names, any beginning of a name that fits no other (argparse), and a whole file o
 from collections.abc import Iterable, Mapping
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.records.vllm.options import split_options
+from cm4vllm.records.vllm.options import spellings, split_options
 
 _REUSE = "answers may not be reused between queries: the rules forbid it"
 _SAMPLING = "sampling is as the benchmark says"
@@ -16,8 +16,8 @@ _INPUT = "it has an input of its own: {}"
 
 #: Full names of others that begin a fixed one.
 _OTHERS = ("--watermark",)
-#: Each fixed option with the reason.
-_FIXED: Mapping[str, str] = {
+#: Each fixed option with the reason, by its name in records.
+_REASONS: Mapping[str, str] = {
     "--enable-prefix-caching": _REUSE,
     "--mm-processor-cache-gb": _REUSE,
     "--kv-transfer-config": _REUSE,
@@ -41,6 +41,11 @@ _FIXED: Mapping[str, str] = {
     "--host": _INPUT.format("--host"),
     "--port": _INPUT.format("--port"),
     "--uds": "the server listens at --host and --port",
+}
+_FIXED = {
+    f"--{spelled}" if flag.startswith("--") else flag: reason
+    for flag, reason in _REASONS.items()
+    for spelled in spellings().get(flag.lstrip("-"), [flag.lstrip("-")])
 }
 
 #: Options that may be given, but not with this value.

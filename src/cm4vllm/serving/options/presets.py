@@ -7,6 +7,7 @@ import msgspec
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
+from cm4vllm.records.vllm.options import spelling
 
 
 class Preset(Record, frozen=True, kw_only=True):
@@ -57,5 +58,7 @@ def preset_named(name: str) -> Preset:
 def option_words(options: dict[str, bool | int | float | str]) -> list[str]:
     """Return the words of options, as they are published: --name=value, or --name alone for what is switched on."""
     return [
-        f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value is not False
+        f"--{spelling(name)}" if value is True else f"--{spelling(name)}={value}"
+        for name, value in options.items()
+        if value is not False
     ]

@@ -9,6 +9,7 @@ import msgspec
 
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import env_keys
+from cm4vllm.records.vllm.options import neutral_name
 from cm4vllm.serving.options.arguments import ServerSettings
 
 
@@ -42,4 +43,4 @@ def searchable_options() -> Mapping[str, SearchableOption]:
 
 def searched_name(part: str) -> str:
     """Return the option's name in a part of --search (OPTION:LOW..HIGH), however it is spelled there."""
-    return part.partition(":")[0].strip().removeprefix("--").replace("_", "-")
+    return neutral_name(part.partition(":")[0].strip().removeprefix("--").replace("_", "-"))

@@ -13,7 +13,7 @@ from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable
 from cm4vllm.records.server import ServerIdentity, ServerRecord
 from cm4vllm.records.vllm.given_options import OptionValue, typed_value
-from cm4vllm.records.vllm.options import stored_options
+from cm4vllm.records.vllm.options import neutral_name, stored_options
 from cm4vllm.serving.probing.server_requests import OPTIONAL_S, Site, ask, sites_of
 
 _SHORT_S = 10.0
@@ -150,7 +150,7 @@ def reported_options(site: Site) -> tuple[dict[str, OptionValue], str]:
         option: value
         for part in [labels, *parts]
         for name, value in part.items()
-        if (option := name.replace("_", "-")) in names and isinstance(value, bool | int | float | str)
+        if (option := neutral_name(name.replace("_", "-"))) in names and isinstance(value, bool | int | float | str)
     }
     return options, metrics.missing or "its /metrics do not state it"
 

@@ -25,6 +25,7 @@ from cm4vllm.common.secrets.command_lines import stored_command
 from cm4vllm.common.secrets.redaction import PLACEHOLDER
 from cm4vllm.common.secrets.secret_names import is_secret_name
 from cm4vllm.records.access import KEY_VARIABLES
+from cm4vllm.records.vllm.options import neutral_name
 from cm4vllm.rules import catalogue
 
 _FLAG = re.compile(r"[A-Za-z][\w-]*(?:\.[\w-]+)*,?", re.ASCII)
@@ -313,7 +314,7 @@ def _options_asked(text: str) -> list[str]:
 
 
 def _is_listed(option: str, values: list[str]) -> bool:
-    entries, name = replayed().vllm_options, option.removeprefix("--").replace("_", "-")
+    entries, name = replayed().vllm_options, neutral_name(option.removeprefix("--").replace("_", "-"))
     if not option.startswith("--") or len(values) > 1:
         return False
     if name.startswith("no-"):

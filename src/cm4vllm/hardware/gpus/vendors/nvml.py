@@ -1,12 +1,16 @@
 """NVIDIA GPUs, asked of the driver through NVML (nvidia-ml-py)."""
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from cm4vllm.hardware.gpus.drivers import Questions, answered, asked, constant, reason
+from cm4vllm.hardware.gpus.vendor import Filter, GpuUse, Read, Vendor
+from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.known_hardware import is_integrated
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
+from cm4vllm.records.metrics import GpuSample
 
 #: nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`.
 _PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -16,6 +20,14 @@ _VIRTUAL = {1: "passthrough", 2: "vGPU"}
 #: What the driver answers of the memory of a GPU that has none of its own, as the GB10: an error, or no bytes.
 _NO_BYTES = "the driver states 0 bytes"
 _NO_MEMORY_OF_ITS_OWN = ("Not Supported", _NO_BYTES)
+#: nvmlPerfPolicyType_t: the reasons for lower clocks that say something about the machine.
+_POLICIES = {
+    "NVML_PERF_POLICY_POWER": "its power limit",
+    "NVML_PERF_POLICY_THERMAL": "its temperature",
+    "NVML_PERF_POLICY_BOARD_LIMIT": "its board's limit",
+    "NVML_PERF_POLICY_RELIABILITY": "its reliability limit",
+}
+_ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 
 
 class Device(NamedTuple):
@@ -94,22 +106,6 @@ def nvidia_gpus(nvml: Any) -> list[GpuFacts]:
     versions = (_word(driver), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
     buses = {device.uuid: _bus(device.ask("nvmlDeviceGetPciInfo")) for device in shown}
     return [_gpu(device, versions, buses, shown) for device in shown]
-
-
-def gpus_of_processes(pids: Collection[int]) -> list[str]:
-    """Return the UUIDs of the GPUs on which one of these processes computes; none where the driver does not tell.
-
-    In a container with process numbers of its own, the driver reports those of the host, and none matches.
-    """
-    with opened() as nvml:
-        if nvml is None:
-            return []
-        return [device.uuid for device in devices(nvml) if pids_on(device) & set(pids)]
-
-
-def pids_on(device: Device) -> set[int]:
-    """Return the processes that compute on a GPU; none where the driver does not tell."""
-    return {int(process.pid) for process in device.ask("nvmlDeviceGetComputeRunningProcesses") or ()}
 
 
 def _gpu(device: Device, versions: tuple[str, str], buses: dict[str, str], shown: Sequence[Device]) -> GpuFacts:
@@ -213,3 +209,78 @@ def _mega(value: int | None) -> float | None:
 
 def _watts(milliwatts: int | None) -> float | None:
     return milliwatts / 1000 if milliwatts else None
+
+
+class _Nvidia(Vendor):
+    """NVIDIA. The variables: CUDA's programming guide; what it leaves open is as PyTorch counts devices."""
+
+    name = "NVIDIA"
+    order = 1
+    device = "cuda"
+    library = "NVML"
+    filters = (Filter(("CUDA_VISIBLE_DEVICES",), loose=True, repeated_hides=True, order_variable="CUDA_DEVICE_ORDER"),)
+
+    def opened(self) -> AbstractContextManager[Any]:
+        return opened()
+
+    def gpus(self, library: Any) -> list[GpuFacts]:
+        return nvidia_gpus(library)
+
+    def why_none(self) -> str:
+        return why_none()
+
+    def silent(self, library: Any) -> list[str]:
+        return silent_gpus(library)
+
+    def samples(self, library: Any) -> list[GpuSample]:
+        return [_sample(library, device) for device in devices(library)]
+
+    def use(self, library: Any) -> dict[str, GpuUse]:
+        return {device.uuid: _use(device) for device in devices(library)}
+
+    def throttling(self, library: Any) -> dict[str, float]:
+        counters = {}
+        for device in devices(library):
+            for policy, words in _POLICIES.items():
+                status = device.ask("nvmlDeviceGetViolationStatus", constant(library, policy))
+                if status is not None:  # some GPUs do not count it
+                    counters[f"GPU {device.place}: {words}"] = status.violationTime / 1e9
+        return counters
+
+    def counters(self, library: Any) -> Iterator[tuple[Counter, Read]]:
+        """Yield the counters of boards: Volta and later have one, in mJ since the driver was loaded."""
+        for device in devices(library):
+            if device.ask(_ENERGY) is None:
+                continue
+            counter = Counter(
+                name=f"GPU {device.place} {device.name}",
+                scope=Scope.GPU,
+                method=f"NVML, {_ENERGY}",
+                unit_j=1e-3,
+                wraps_at=2**64,
+                device=device.uuid,
+            )
+            yield counter, partial(device.ask, _ENERGY)
+
+
+def _sample(library: Any, device: Device) -> GpuSample:
+    load, memory = device.ask("nvmlDeviceGetUtilizationRates"), device.ask("nvmlDeviceGetMemoryInfo")
+    power = device.ask("nvmlDeviceGetPowerUsage")
+    return GpuSample(
+        index=device.place,
+        name=device.name,
+        utilisation=None if load is None else load.gpu / 100,
+        power_w=None if power is None else power / 1000,
+        memory_used_bytes=None if memory is None else int(memory.used),
+        temperature_c=device.ask("nvmlDeviceGetTemperature", constant(library, "NVML_TEMPERATURE_GPU")),
+        sm_mhz=device.ask("nvmlDeviceGetClockInfo", constant(library, "NVML_CLOCK_SM")),
+    )
+
+
+def _use(device: Device) -> GpuUse:
+    memory = device.ask("nvmlDeviceGetMemoryInfo")
+    pids = frozenset(int(process.pid) for process in device.ask("nvmlDeviceGetComputeRunningProcesses") or ())
+    return GpuUse(device.name, None if memory is None else int(memory.used), pids)
+
+
+VENDOR = _Nvidia()

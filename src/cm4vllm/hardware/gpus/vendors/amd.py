@@ -3,17 +3,22 @@
 import contextlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cm4vllm.common.kernel_files import exists
 from cm4vllm.hardware.gpus.drivers import Questions, answered, asked, constant, entry
+from cm4vllm.hardware.gpus.vendor import Filter, Read, Vendor
+from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
 #: amdsmi_vram_type_t; AMDSMI_VRAM_TYPE_HBM3 is also what it says of HBM3E.
 _MEMORY_TYPES = {1: "HBM", 2: "HBM2", 3: "HBM2e", 4: "HBM3", 22: "GDDR6", 23: "GDDR7"}
 _XGMI = 2  # AMDSMI_LINK_TYPE_XGMI
+#: The device of ROCm's kernel driver; amdsmi, which reports more, is not always installed.
+KFD = Path("/dev/kfd")
 
 
 class Card(NamedTuple):
@@ -33,7 +38,7 @@ class Card(NamedTuple):
 
 def _library() -> Any:
     """Return the amdsmi module, initialised; None where ROCm's driver or the module is missing."""
-    if not exists(Path("/dev/kfd")):
+    if not exists(KFD):
         return None
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it did not find, then fails in many ways
@@ -166,3 +171,57 @@ def _mega(value: Any) -> float | None:
 
 def _watts(microwatts: Any) -> float | None:
     return microwatts / 1e6 if isinstance(microwatts, int | float) and microwatts else None
+
+
+class _Amd(Vendor):
+    """AMD. The variables: ROCr's amd_filter_device.h, then HIP's rocdevice.cpp. vLLM ends where those of HIP differ."""
+
+    name = "AMD"
+    order = 2
+    device = "rocm"
+    library = "amdsmi"
+    filters = (
+        Filter(("ROCR_VISIBLE_DEVICES",)),
+        Filter(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), empty_hides=False),
+    )
+
+    def opened(self) -> AbstractContextManager[Any]:
+        return opened()
+
+    def gpus(self, library: Any) -> list[GpuFacts]:
+        return amd_gpus(library)
+
+    def is_loaded(self) -> bool:
+        return exists(KFD)
+
+    def why_none(self) -> str:
+        return "" if self.is_loaded() else f"the kernel driver amdgpu with ROCm is not loaded: {KFD} does not exist"
+
+    def counters(self, library: Any) -> Iterator[tuple[Counter, Read]]:
+        """Yield the counters of boards: amdsmi states a count and its unit in uJ."""
+        for place, card in enumerate(cards(library)):
+            if (first := _energy(card.ask)) is not None:
+                counter = Counter(
+                    name=f"GPU {place} of AMD",
+                    scope=Scope.GPU,
+                    method="amdsmi, amdsmi_get_energy_count",
+                    unit_j=first[1] / 1e6,
+                    wraps_at=2**64,
+                )
+                yield counter, partial(_energy_count, card.ask)
+
+
+def _energy(ask: Questions) -> tuple[int, float] | None:
+    """Return the energy that a board counted and the unit of its count in uJ; None where it states none."""
+    said = ask("amdsmi_get_energy_count")
+    value, unit = entry(said, "energy_accumulator"), entry(said, "counter_resolution")
+    value = entry(said, "power") if value is None else value
+    return (int(value), float(unit)) if isinstance(value, int | float) and isinstance(unit, int | float) else None
+
+
+def _energy_count(ask: Questions) -> int | None:
+    now = _energy(ask)
+    return now[0] if now else None
+
+
+VENDOR = _Amd()
