@@ -56,7 +56,7 @@ class PowerInputs(SiteInputs, frozen=True, kw_only=True):
 
     @property
     def own_site(self) -> Site:
-        return self.site(simulated="simulated" in (self.power, self.under_power))
+        return self.as_site(simulated="simulated" in (self.power, self.under_power))
 
 
 def require_power(asked: PowerInputs, *, tree: bool) -> None:
@@ -152,7 +152,7 @@ def lacks_session(folder: Path) -> str:
     """
     if (session := session_beside(folder)) is None:
         return _NO_SESSION
-    changed = dict.fromkeys([*session.missing, *session.unstated, *(name for name, *_ in session.changed())])
+    changed = dict.fromkeys([*session.missing, *session.missing_parts, *(name for name, *_ in session.changed_files())])
     return f"files of its power session have been changed or removed: {', '.join(changed)}" if changed else ""
 
 
