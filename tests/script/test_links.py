@@ -239,7 +239,7 @@ def test_links_share_the_variations_of_the_main_job():
         assert recipe(alias).variations.keys() == shared, alias
 
 
-#: Seconds of a first start: vLLM is installed, the model trained, the dataset made, the server started.
+#: Seconds of a first start: vLLM is installed, the dataset made, the server started.
 START_S = 900
 
 

@@ -85,6 +85,7 @@ def measurement_readmes(report: Report) -> dict[Scenario, str]:
 
 
 def _text(report: Report, measurement: Result) -> str:
+    """Return the README of a result in the submission tree."""
     run, software = measurement.run, read_software(report.out)
     text = _template().render(
         setup="\n".join(setup_lines(report, software)),
@@ -110,26 +111,26 @@ def _text(report: Report, measurement: Result) -> str:
 def _template() -> jinja2.Template:
     # Markdown needs its own escaping, which the filters below do; HTML's would show as entities in code.
     templates = environment(autoescape=False)
-    templates.filters.update(code=code, plain=plain, block=block)
+    templates.filters.update(code=code, plain=escape, block=block)
     return templates.get_template("measurement.md.j2")
 
 
 def code(value: Any) -> str:
-    """Put a value in a code span that nothing in it can close, fit for a table's cell."""
+    """Return a value as a code span that nothing in it can close, fit for a table's cell."""
     text = " ".join(str(value).split()).replace("|", "\\|")
     fence = "`" * (1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text}{pad}{fence}" if text else ""
 
 
-def plain(value: Any) -> str:
-    """Escape what Markdown or HTML would take for markup."""
+def escape(value: Any) -> str:
+    """Return a text with everything escaped that Markdown or HTML would take for markup."""
     text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
 
 
 def block(value: Any) -> str:
-    """Put text in a fenced block of shell that nothing in it can close."""
+    """Return a text as a fenced block of shell that nothing in it can close."""
     text = str(value)
     fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
     return f"{fence}bash\n{text}\n{fence}"
