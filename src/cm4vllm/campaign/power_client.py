@@ -33,9 +33,9 @@ from cm4vllm.power.making import (
     several_analyzers,
 )
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
-from cm4vllm.records.measured_hosts import words_of
 from cm4vllm.records.power.samples import SIMULATED, mean_watts
 from cm4vllm.records.power.session import FILES, Phase, PowerSession
+from cm4vllm.records.published_server import words_of
 from cm4vllm.submission.power_files import require_analyzer
 
 #: The folder of a session, which takes hours: an earlier one is not replaced.

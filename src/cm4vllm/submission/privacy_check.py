@@ -9,7 +9,7 @@ from cm4vllm.common.checking.private_words import PrivateWord, first_private
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of, text_of
 from cm4vllm.common.programs.own_program import program_files
-from cm4vllm.records.measured_hosts import words_of
+from cm4vllm.records.published_server import words_of
 from cm4vllm.rules import tree_layouts
 from cm4vllm.submission.published_program import program_folders, published_files
 

@@ -20,7 +20,7 @@ from cm4vllm.records.described_system import folder_name, keys_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.machine import SYSTEM_FILE
-from cm4vllm.records.measured_hosts import servers_of, words_of
+from cm4vllm.records.published_server import servers_of, words_of
 from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree

@@ -1,4 +1,4 @@
-"""What may not leave a machine, by its form: credentials, addresses, and names of people and of machines.
+"""Private text, which may not leave a machine, by its form: credentials, addresses, names of people and of machines.
 
 One table has each kind with how it is found and how bad it is. It is used on trees of anyone, and beside the names of
 this machine (private_words.py) on what cm4vllm publishes itself.

@@ -20,8 +20,7 @@ from cm4vllm.records.accuracy import ACCURACY_FILE
 from cm4vllm.records.campaign import CommandRecord
 from cm4vllm.records.logs.answers import logged_data
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
-from cm4vllm.records.measured_hosts import servers_of
-from cm4vllm.records.published_server import server_words
+from cm4vllm.records.published_server import server_words, servers_of
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
