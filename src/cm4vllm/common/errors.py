@@ -16,6 +16,7 @@
       SourceUnavailable      43   a source repository could not be fetched
       DownloadError          44   a model or a dataset could not be downloaded completely
       LimitTooLow            45   the machine allows too few open files, local ports, too little memory for a run
+      EnvironmentBroken      46   vLLM generates no token with an environment that was made before
       RunFailed              50   requests failed, or the LoadGen process ended unexpectedly
       InvalidResult          51   the run ended well, but the rules call its result invalid
       ClockChanged           52   the clock was set during a run, whose times then mean nothing
@@ -163,6 +164,10 @@ class DownloadError(CmError):
 
 class LimitTooLow(CmError):
     exit_code = 45
+
+
+class EnvironmentBroken(CmError):
+    exit_code = 46
 
 
 class RunFailed(CmError):

@@ -19,8 +19,9 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import bytes_of
 from cm4vllm.common.records import Record
 
-#: The name of the options' file in an installation's folder.
+#: The name of the options' file in an installation's folder, and the options of the release that is stored here.
 OPTIONS_FILE = "serve-options.json"
+STORED_OPTIONS, STORED_RELEASE = Path(__file__).with_name(OPTIONS_FILE), "0.32.0"
 
 _HELP = "`vllm serve --help=all` lists what it knows"
 #: `-O3`, `-O=3` and `-O 3` are `--optimization-level 3`.
@@ -123,7 +124,7 @@ def read_options(installation: Path) -> Options | None:
 @cache
 def stored_options() -> Options:
     """Return the options of vLLM 0.32.0."""
-    return parsed_options(bytes_of(Path(__file__).with_name(OPTIONS_FILE)))
+    return parsed_options(bytes_of(STORED_OPTIONS))
 
 
 def parsed_options(data: bytes) -> dict[str, Option]:
@@ -191,7 +192,8 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
 
 def _as_spelled(option: GivenOption, options: Options) -> GivenOption:
     """Return an option as this release spells it."""
-    name = f"--{spelling(neutral_name(option.name.removeprefix('--')), options)}"
+    off = "no-" if option.name.startswith("--no-") else ""
+    name = f"--{off}{spelling(neutral_name(option.name.removeprefix(f'--{off}')), options)}"
     if option.name in options or name not in options:
         return option
     first, *values = option.words
