@@ -11,17 +11,11 @@ def chromium(tmp_path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             need("chromium", "chromium-browser", "google-chrome"),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-            "--allow-file-access-from-files",
-            "--enable-logging=stderr",
+            *(
+                "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+                "--disable-background-networking --disable-component-update --disable-sync --hide-scrollbars "
+                "--allow-file-access-from-files --enable-logging=stderr"
+            ).split(),
             f"--user-data-dir={tmp_path / 'profile'}",
             *argv,
         ],

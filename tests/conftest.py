@@ -145,21 +145,10 @@ def certificate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificate")
     subprocess.run(
         [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost,IP:127.0.0.1",
-            "-keyout",
+            *(
+                "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj "
+                "/CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout"
+            ).split(),
             folder / "key",
             "-out",
             folder / "cert",

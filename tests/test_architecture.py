@@ -21,23 +21,11 @@ from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "cm4vllm"
-PACKAGES = (
-    "common",
-    "engine",
-    "rules",
-    "records",
-    "hardware",
-    "assets",
-    "serving",
-    "loadgen",
-    "power",
-    "accuracy",
-    "compliance",
-    "results",
-    "submission",
-    "report",
-    "endpoints",
-    "campaign",
+PACKAGES = tuple(
+    (
+        "common engine rules records hardware assets serving loadgen power accuracy compliance "
+        "results submission report endpoints campaign doctor"
+    ).split()
 )
 #: The parts of packages, in their order; what is not named, as the front of the engine, comes after them all.
 PARTS = {

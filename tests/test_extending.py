@@ -64,7 +64,7 @@ def test_an_example_does_what_the_page_says(section, tmp_path):
 
 
 #: The files that a change of this kind may touch.
-FILES = {"A new round with": 4, "A compliance test": 3, "A launcher": 2, "A vendor": 4, "vLLM renames": 3}
+FILES = {"A new round with": 4, "A compliance test": 3, "A launcher": 2, "A vendor": 4, "vLLM renames": 3, "A check": 1}
 
 
 @pytest.mark.parametrize(("title", "most"), FILES.items())
@@ -76,6 +76,15 @@ def test_a_change_touches_few_files(title, most):
 def test_an_example_that_does_something_else_is_found(tmp_path):
     printed, shown = printed_by(SECTIONS[0].replace("ttft_ms: 1000", "ttft_ms: 1500"), tmp_path)
     assert printed != shown
+
+
+def test_the_checks_of_the_page_are_documented_and_can_be_asked_for(tmp_path):
+    (section,) = (text for text in SECTIONS if text.startswith("A check"))
+    patched(section, tmp_path)
+    page = ran(tmp_path, str(ROOT / "docs/tools/checks_page.py"))
+    assert "- must hold: the name of a system has at most 40 letters\n" in page and "### `CURVE-SHORT`" in page
+    program = "from cm4vllm.results.check_command.finding_filters import Filters; Filters.parse(codes='SYSTEM-LONG')"
+    assert ran(tmp_path, "-c", program) == ""
 
 
 def test_the_compliance_test_of_the_page_is_run(tmp_path):

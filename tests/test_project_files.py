@@ -16,18 +16,11 @@ import cm4vllm
 from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
-HABITS = [
-    "LICENSE",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "SECURITY.md",
-    "CITATION.cff",
-    ".pre-commit-config.yaml",
-    ".github/workflows/checks.yml",
-    ".github/ISSUE_TEMPLATE/bug_report.md",
-    ".github/ISSUE_TEMPLATE/feature_request.md",
-    ".github/ISSUE_TEMPLATE/config.yml",
-]
+HABITS = (
+    "LICENSE CONTRIBUTING.md CHANGELOG.md SECURITY.md CITATION.cff .pre-commit-config.yaml "
+    ".github/workflows/checks.yml .github/ISSUE_TEMPLATE/bug_report.md "
+    ".github/ISSUE_TEMPLATE/feature_request.md .github/ISSUE_TEMPLATE/config.yml"
+).split()
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 #: A path of one machine, and hosts that packages come from: neither is the same for the next reader.
 PRIVATE = re.compile(r"(?<![\w.<}])/(?:work|home|root|Users|mnt)/|pypi\.|pythonhosted|/simple\b|index-url=http")

@@ -13,20 +13,9 @@ from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Calls of these names remove, replace or end something, whatever they are called on.
-CALLS = {
-    "kill",
-    "killpg",
-    "move",
-    "pidfd_send_signal",
-    "removedirs",
-    "rename",
-    "renames",
-    "rmdir",
-    "rmtree",
-    "send_signal",
-    "terminate",
-    "unlink",
-}
+CALLS = set(
+    "kill killpg move pidfd_send_signal removedirs rename renames rmdir rmtree send_signal terminate unlink".split()
+)
 #: `replace` and `remove` are also methods of texts and lists: only those of `os`, and of one argument on a path, count.
 OF_OS = {"remove", "replace"}
 #: The option by which `python -m venv` empties a folder first.

@@ -40,17 +40,8 @@ def test_files_share_a_process_and_a_timed_test_runs_alone(tmp_path):
         (tmp_path / f"test_{name}.py").write_text(MODULE.replace("NAME", name))
     words = [
         sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "3",
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-        f"--basetemp={tmp_path / 'made'}",  # else this pytest removes what earlier ones left
+        *"-m pytest -q -p no:cacheprovider -n 3 --dist loadfile --no-loadscope-reorder".split(),
+        f"--basetemp={tmp_path / 'made'}",
         str(tmp_path),
     ]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

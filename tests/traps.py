@@ -3,17 +3,8 @@
 from pathlib import Path
 
 #: Modules that every Python, LoadGen's process, the official programs or vLLM import.
-NAMES = (
-    "cm4vllm",
-    "dataclasses",
-    "json",
-    "multiprocessing",
-    "numpy",
-    "sitecustomize",
-    "subprocess",
-    "submission_checker",
-    "vllm",
-    "yaml",
+NAMES = tuple(
+    "cm4vllm dataclasses json multiprocessing numpy sitecustomize subprocess submission_checker vllm yaml".split()
 )
 _SPRUNG = ".imported"
 _TEXT = f"""

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterator
 
-from cm4vllm.common.checks import Stage
-from cm4vllm.common.findings import Rule
+from cm4vllm.common.checking.checks import Stage
+from cm4vllm.common.checking.findings import Rule
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.log_folders import PROBLEMS
 

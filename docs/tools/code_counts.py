@@ -1,9 +1,10 @@
 """Counts of a checkout's code: statements, lines, imports that cross the sides, functions that read CM's environment.
 
-    python docs/tools/code_counts.py [CHECKOUT]
+    python docs/tools/code_counts.py [CHECKOUT] [--environment]
 
 prints one table, by which a checkout before a change is compared with the one after it. A statement is an `ast.stmt`
-that is no docstring; each is counted once, also inside others.
+that is no docstring; each is counted once, also inside others. With --environment the functions of src that read CM's
+environment are listed instead.
 """
 
 import ast
@@ -61,27 +62,64 @@ def functions_of(module: Module) -> Iterator[Function]:
     yield from (node for node in ast.walk(module.tree) if isinstance(node, Function))
 
 
-def reads_environment(function: Function, keys: frozenset[str]) -> bool:
-    """Return True if a function reads a `CM_...` key, or takes a mapping of such keys.
+def environment_readers(modules: list[Module]) -> list[str]:
+    """Return the functions that read CM's environment, each as `path name`; also by a function that they call."""
+    constants = frozenset(name for module in modules for name in key_constants(module))
+    names: frozenset[str] = frozenset()
+    while True:
+        found = [
+            (module.path, function.name)
+            for module in modules
+            for function in functions_of(module)
+            if reads_environment(function, key_constants(module) | constants & imported(module), names)
+        ]
+        if (now := frozenset(name for _, name in found)) == names:
+            return [f"{path} {name}" for path, name in found]
+        names = now
 
-    `keys` are the names of its module's constants that hold such a key.
+
+def reads_environment(function: Function, keys: frozenset[str], readers: frozenset[str] = frozenset()) -> bool:
+    """Return True if a function reads a `CM_...` key, or has such keys read in a mapping that it takes.
+
+    `keys` are the names of constants that hold such a key, `readers` those of functions known to read them.
     """
-    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    if any(is_environment(argument) for argument in arguments):
-        return True
-    read = (node.slice for node in ast.walk(function) if isinstance(node, ast.Subscript))
-    asked = (
-        node.args[0]
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args
-    )
-    return any(is_key(node, keys) for node in (*read, *asked))
+    taken = {argument.arg for argument in parameters(function) if is_mapping(argument)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and is_key(node.slice, keys):
+            return True
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called == "get" and node.args and is_key(node.args[0], keys):
+            return True
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        passed = any(isinstance(name, ast.Name) and name.id in taken for value in given for name in whole(value))
+        if passed and (called == "of" or called in readers):
+            return True
+    return False
 
 
-def is_environment(argument: ast.arg) -> bool:
-    """Return True for a parameter that is a mapping of CM's keys, by its name and type."""
+def imported(module: Module) -> frozenset[str]:
+    """Return the names that a module imports from others."""
+    imports = (node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom))
+    return frozenset(alias.asname or alias.name for node in imports for alias in node.names)
+
+
+def parameters(function: Function) -> list[ast.arg]:
+    """Return the parameters of a function."""
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def whole(value: ast.expr) -> list[ast.expr]:
+    """Return a value, and where it is a dictionary those that are put into it as a whole: `{**env, key: value}`."""
+    parts = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
+    return [value, *(part for key, part in parts if key is None)]
+
+
+def is_mapping(argument: ast.arg) -> bool:
+    """Return True for a parameter that is a mapping of texts, under whatever name."""
     kind = ast.unparse(argument.annotation) if argument.annotation else ""
-    return argument.arg in ("env", "environment", "given", "i") and kind.startswith(("Mapping[", "dict[", "Result"))
+    return kind.startswith(("Mapping[str, ", "dict[str, "))
 
 
 def is_key(node: ast.AST, keys: frozenset[str]) -> bool:
@@ -153,10 +191,8 @@ def counts(root: Path) -> dict[str, str]:
     """Return the figures of a checkout, by their names."""
     modules = modules_of(root)
     source = [module for module in modules if module.path.startswith("src/")]
-    outside = [module for module in modules if not module.path.startswith(("src/cm4vllm/engine/", "docs/"))]
-    reading = sum(
-        reads_environment(function, key_constants(module)) for module in outside for function in functions_of(module)
-    )
+    outside = [module for module in source if not module.path.startswith("src/cm4vllm/engine/")]
+    hooks = [module for module in modules if module.path.startswith("script/")]
     folders = Counter(str(Path(module.path).parent) for module in source)
     public = [
         function
@@ -173,7 +209,9 @@ def counts(root: Path) -> dict[str, str]:
         "lines of src": f"{lines_below(root, 'src'):,}",
         "lines of tests": f"{lines_below(root, 'tests'):,}",
         "imports from the reading to the measuring side": str(len(crossing_imports(modules))),
-        "functions outside the engine that read CM's environment": str(reading),
+        "functions of src outside the engine that read CM's environment": str(len(environment_readers(outside))),
+        "functions of hooks that read a key of it by its name": str(len(environment_readers(hooks))),
+        "lines of the longest customize.py": str(max((len(hook.text.splitlines()) for hook in hooks), default=0)),
         f"folders of src with more than {MOST} modules": ", ".join(
             f"{folder.removeprefix('src/cm4vllm/')} {count}" for folder, count in folders.most_common() if count > MOST
         )
@@ -185,7 +223,12 @@ def counts(root: Path) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Print the table."""
-    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[2]
+    folders = [argument for argument in arguments if argument != "--environment"]
+    root = Path(folders[0]) if folders else Path(__file__).resolve().parents[2]
+    if "--environment" in arguments:
+        outside = [module for module in modules_of(root, ("src",)) if "/engine/" not in module.path]
+        print(*environment_readers(outside), sep="\n")
+        return 0
     for name, figure in counts(root).items():
         print(f"{name}: {figure}")
     return 0

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cm4vllm.common.findings import Finding, Severity
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.results.check_command.tree_check import CheckedTree, check_tree
 
 

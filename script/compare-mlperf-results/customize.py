@@ -5,9 +5,8 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.report.comparison_texts import report_comparison
+    from cm4vllm.report.comparison_texts import ComparisonInputs, report_comparison
 
-    env = i["env"]
-    page = Path(env.get("CM_MLPERF_COMPARISON_PAGE", "") or "comparison.html").absolute()
-    i["state"].update(report_comparison(env["CM_MLPERF_COMPARED_RESULTS"], page))
+    inputs = ComparisonInputs.of(i["env"])
+    i["state"].update(report_comparison(inputs.compared, Path(inputs.page).absolute()))
     return {"return": 0}

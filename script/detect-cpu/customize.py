@@ -4,10 +4,17 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    from cm4vllm.common.progress import say_facts
     from cm4vllm.hardware.cpu import detect_cpu
     from cm4vllm.hardware.host import detect_host
-    from cm4vllm.hardware.machine_facts import capacity_env, cpu_env, cpu_lines, give_facts
+    from cm4vllm.hardware.machine_facts import capacity_env, cpu_env, cpu_lines
+    from cm4vllm.hardware.memory import detect_memory
+    from cm4vllm.hardware.storage import detect_disks, root_bytes
 
     cpu, host = detect_cpu(), detect_host()
-    env = cpu_env(cpu, host) | capacity_env()
-    return give_facts(i, "processors", cpu_lines(cpu, host), env, host_device_raw_info={"cpu": cpu, "host": host})
+    say_facts("processors", *cpu_lines(cpu, host))
+    i["env"].update(cpu_env(cpu, host) | capacity_env(detect_memory(), detect_disks(), root_bytes()))
+    i["state"]["host_device_raw_info"] = to_builtins({"cpu": cpu, "host": host})
+    return {"return": 0}

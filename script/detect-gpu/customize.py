@@ -12,13 +12,17 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.progress import say
-    from cm4vllm.hardware.gpus.gpu import detect_gpus, record_gpus, silent_gpus
-    from cm4vllm.hardware.machine_facts import give_facts, gpu_env, gpu_lines
+    from msgspec import to_builtins
+
+    from cm4vllm.common.progress import say, say_facts
+    from cm4vllm.hardware.gpus.gpu import RecordingInputs, detect_gpus, record_gpus, silent_gpus
+    from cm4vllm.hardware.machine_facts import gpu_env, gpu_lines
 
     gpus = detect_gpus()
-    given = give_facts(i, "GPU", [*gpu_lines(gpus), *silent_gpus()], gpu_env(gpus), host_gpu_raw_info=gpus)
-    if recording := i["env"].get("CM_GPU_RECORDING"):
+    say_facts("GPU", *gpu_lines(gpus), *silent_gpus())
+    i["env"].update(gpu_env(gpus))
+    i["state"]["host_gpu_raw_info"] = to_builtins(gpus)
+    if recording := RecordingInputs.of(i["env"]).folder:
         record_gpus(Path(recording))
         say(f"GPU: recorded in {recording}")
-    return given
+    return {"return": 0}

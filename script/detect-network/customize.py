@@ -4,8 +4,14 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.hardware.machine_facts import give_facts, network_env, network_lines
+    from msgspec import to_builtins
+
+    from cm4vllm.common.progress import say_facts
+    from cm4vllm.hardware.machine_facts import network_env, network_lines
     from cm4vllm.hardware.network import detect_network
 
     cards = detect_network()
-    return give_facts(i, "network", network_lines(cards), network_env(cards), host_network_raw_info=cards)
+    say_facts("network", *network_lines(cards))
+    i["env"].update(network_env(cards))
+    i["state"]["host_network_raw_info"] = to_builtins(cards)
+    return {"return": 0}

@@ -4,9 +4,14 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.hardware.machine_facts import give_facts, storage_env, storage_lines
+    from msgspec import to_builtins
+
+    from cm4vllm.common.progress import say_facts
+    from cm4vllm.hardware.machine_facts import storage_env, storage_lines
     from cm4vllm.hardware.storage import detect_disks, root_bytes
 
     disks, size = detect_disks(), root_bytes()
-    facts = {"disks": disks, "root_bytes": size}
-    return give_facts(i, "storage", storage_lines(disks, size), storage_env(disks, size), host_storage_raw_info=facts)
+    say_facts("storage", *storage_lines(disks, size))
+    i["env"].update(storage_env(disks, size))
+    i["state"]["host_storage_raw_info"] = to_builtins({"disks": disks, "root_bytes": size})
+    return {"return": 0}

@@ -5,12 +5,9 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.report.explorer import report_published
+    from cm4vllm.report.explorer import ExplorerInputs, report_published
 
-    env = i["env"]
-    page = Path(env.get("CM_MLPERF_EXPLORER_PAGE", "") or "results.html").absolute()
-    own = env.get("CM_MLPERF_OWN_RESULTS", "")
-    i["state"]["explored"] = report_published(
-        env["CM_MLPERF_EXPLORED_RESULTS"], page, Path(own).absolute() if own else None
-    )
+    inputs = ExplorerInputs.of(i["env"])
+    own = Path(inputs.own).absolute() if inputs.own else None
+    i["state"]["explored"] = report_published(inputs.published, Path(inputs.page).absolute(), own)
     return {"return": 0}

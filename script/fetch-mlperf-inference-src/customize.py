@@ -12,7 +12,5 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.submission.checker.source import fetch
 
     source = fetch(Path.cwd() / "inference")
-    i["env"]["CM_MLPERF_INFERENCE_SOURCE"] = str(source.path)
-    i["env"]["CM_MLPERF_INFERENCE_SOURCE_COMMIT"] = source.commit
-    i["env"]["CM_GET_DEPENDENT_CACHED_PATH"] = str(source.path)
+    i["env"].update(source.env(), CM_GET_DEPENDENT_CACHED_PATH=str(source.path))
     return {"return": 0, "version": source.commit[:12]}

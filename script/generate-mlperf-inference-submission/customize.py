@@ -5,9 +5,9 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.submission.tree_inputs import submission_inputs
+    from cm4vllm.submission.tree_inputs import TreeSettings, place_of_tree
 
-    i["env"].update(submission_inputs(i["env"]))
+    i["env"]["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = place_of_tree(TreeSettings.of(i["env"]))
     return {"return": 0}
 
 
@@ -16,41 +16,17 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.files import typed_path, write_json
-    from cm4vllm.common.folders.owned_folders import write_noted
     from cm4vllm.common.progress import say
-    from cm4vllm.records.software import SCRIPTS_FILE
-    from cm4vllm.report.tree_texts import tree_asked
+    from cm4vllm.report.tree_texts import build_asked_tree
     from cm4vllm.submission.campaign_software import scripts_that_ran
-    from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE
     from cm4vllm.submission.result_removal import remove_results
-    from cm4vllm.submission.tree import build_tree
-    from cm4vllm.submission.tree_inputs import results_folders
+    from cm4vllm.submission.tree_inputs import TreeSettings
 
-    env = i["env"]
-    submitter, tree = env.get("CM_MLPERF_SUBMITTER", ""), Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]).absolute()
-    if removed := env.get("CM_MLPERF_SUBMISSION_REMOVE", ""):
-        names = remove_results(tree, removed, submitter)
-        say(f"removed from {tree}: {', '.join(names)}")
+    settings = TreeSettings.of(i["env"])
+    if settings.remove:
+        tree = Path(settings.tree).absolute()
+        say(f"removed from {tree}: {', '.join(remove_results(tree, settings.remove, settings.submitter))}")
         return {"return": 0}
-    folders = results_folders(env.get("CM_MLPERF_RESULTS_DIR", ""))
-    if scripts := scripts_that_ran(i["run_state"]["version_info"], "app-mlperf-inference-vllm"):
-        write_json(folders[0] / "system" / SCRIPTS_FILE, scripts)
-    text = env.get("CM_MLPERF_SUBMISSION_INTRODUCTION", "")
-    introduction = typed_path(text).read_text(encoding="utf-8") if text else ""
-    asked = [
-        tree_asked(
-            out,
-            submitter=submitter,
-            division=env.get("CM_MLPERF_SUBMISSION_DIVISION", ""),
-            model=env.get("CM_ML_MODEL_NAME", ""),
-            introduction=introduction,
-        )
-        for out in folders
-    ]
-    for results in asked:
-        write_noted(results.out / CAPSULE_FILE, results.capsule)
-    tree = build_tree(*asked, tree=tree, add=env.get("CM_MLPERF_SUBMISSION_ADD", "") == "yes")
-    say(f"submission tree: {tree}")
-    env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = str(tree)
+    scripts = scripts_that_ran(i["run_state"]["version_info"], "app-mlperf-inference-vllm")
+    i["env"]["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = str(build_asked_tree(settings, scripts))
     return {"return": 0}

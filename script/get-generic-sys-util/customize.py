@@ -4,9 +4,8 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.power.clocks import require_clock
+    from cm4vllm.power.clocks import ClockInputs, require_clock
 
-    env = i["env"]
-    server = env.get("CM_MLPERF_POWER_NTP_SERVER")
-    env["CM_NTP_OFFSET_S"] = f"{require_clock(server):.6f}" if server else ""
+    server = ClockInputs.of(i["env"]).ntp_server
+    i["env"]["CM_NTP_OFFSET_S"] = f"{require_clock(server):.6f}" if server else ""
     return {"return": 0}

@@ -12,8 +12,8 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.models import ModelSettings, model_env, provide
+    from cm4vllm.assets.models import ModelSettings, model_exports, provide
 
     record = provide(ModelSettings.of(i["env"]), Path.cwd())
-    i["env"].update(model_env(record, Path.cwd()))
+    i["env"].update(model_exports(record, Path.cwd()).env())
     return {"return": 0}

@@ -5,15 +5,16 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.endpoints.installation import require_python
+    from cm4vllm.endpoints.installation import InstallationSettings, require_python
 
-    require_python(i["env"])
+    require_python(InstallationSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.endpoints.installation import provide
+    from cm4vllm.endpoints.installation import InstallationSettings, provide
 
-    record, version = provide(i["env"], Path.cwd(), Path(i["artifact"].path))
-    i["env"][f"CM_MLPERF_ENDPOINTS_{i['env']['CM_MLPERF_ENDPOINTS_PART'].upper()}"] = str(record)
+    settings = InstallationSettings.of(i["env"])
+    record, version = provide(settings, Path.cwd(), Path(i["artifact"].path))
+    i["env"][f"CM_MLPERF_ENDPOINTS_{settings.part.upper()}"] = str(record)
     return {"return": 0, "version": version}

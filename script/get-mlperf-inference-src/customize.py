@@ -5,10 +5,9 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.submission.checker.source import open_source
+    from cm4vllm.submission.checker.source import SourceInputs
 
-    if given := i["env"].get("CM_MLPERF_INFERENCE_SOURCE_DIR"):
-        open_source(Path(given).expanduser().absolute())
+    _ = SourceInputs.of(i["env"]).given
     return {"return": 0}
 
 
@@ -17,11 +16,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         from runpy import run_path
 
         return dict(run_path(str(Path(__file__).parents[1] / "another_engine.py"))["refusal"](i))
-    from cm4vllm.submission.checker.source import open_source
+    from cm4vllm.submission.checker.source import SourceInputs
 
-    env = i["env"]
-    if given := env.get("CM_MLPERF_INFERENCE_SOURCE_DIR"):
-        source = open_source(Path(given).expanduser().absolute())
-        env["CM_MLPERF_INFERENCE_SOURCE"] = str(source.path)
-        env["CM_MLPERF_INFERENCE_SOURCE_COMMIT"] = source.commit
+    if source := SourceInputs.of(i["env"]).given:
+        i["env"].update(source.env())
     return {"return": 0}

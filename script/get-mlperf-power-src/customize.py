@@ -5,14 +5,11 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.files import given_path
-    from cm4vllm.power.programs import provide
-    from cm4vllm.rules import default_round, round_terms
+    from cm4vllm.power.programs import ProgramInputs, provide_asked
 
     env = i["env"]
-    programs = round_terms(env.get("CM_MLPERF_ROUND") or default_round()).power
-    given = env.get("CM_MLPERF_POWER_SOURCE_GIT")
-    folder = provide(programs, given_path(given) if given else None, Path.cwd() / "power-dev")
+    inputs = ProgramInputs.of(env)
+    folder = provide_asked(inputs, Path.cwd() / "power-dev")
     env["CM_MLPERF_POWER_SOURCE"] = env["CM_GET_DEPENDENT_CACHED_PATH"] = str(folder)
-    env["CM_MLPERF_POWER_SOURCE_COMMIT"] = programs.commit
-    return {"return": 0, "version": programs.commit[:12]}
+    env["CM_MLPERF_POWER_SOURCE_COMMIT"] = inputs.programs.commit
+    return {"return": 0, "version": inputs.programs.commit[:12]}

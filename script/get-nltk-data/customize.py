@@ -5,19 +5,16 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.sentences import given_model
-    from cm4vllm.common.files import given_path
+    from cm4vllm.accuracy.sentences import SentenceInputs, given_model
 
-    if given := i["env"].get("CM_NLTK_DATA_SOURCE"):
-        given_model(given_path(given))
+    if given := SentenceInputs.of(i["env"]).given:
+        given_model(given)
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.sentences import MODEL, install_model
-    from cm4vllm.common.files import given_path
+    from cm4vllm.accuracy.sentences import MODEL, SentenceInputs, install_model
 
-    given = i["env"].get("CM_NLTK_DATA_SOURCE")
-    folder = install_model(Path.cwd() / "nltk_data", given_path(given) if given else None)
+    folder = install_model(Path.cwd() / "nltk_data", SentenceInputs.of(i["env"]).given)
     i["env"]["CM_NLTK_DATA"] = i["env"]["CM_GET_DEPENDENT_CACHED_PATH"] = str(folder)
     return {"return": 0, "version": MODEL.digest[:12]}

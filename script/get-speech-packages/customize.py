@@ -6,9 +6,10 @@ from typing import Any
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.media_packages import install
+    from cm4vllm.common.input_types import VllmPythonInput
 
     lock = Path(i["artifact"].path) / "requirements.txt"
     names = "the packages for speech: audio readers and whisper's normaliser"
-    packages = install(Path.cwd(), lock, names, i["env"].get("CM_VLLM_PYTHON_BIN_WITH_PATH", ""))
+    packages = install(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python)
     i["env"]["CM_SPEECH_PACKAGES"] = str(packages)
     return {"return": 0}

@@ -4,30 +4,27 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.scorer_needs import FOLDER, score_needs
+    from cm4vllm.accuracy.scorer_needs import ScoreInputs, score_needs
 
-    env = i["env"]
-    if env.get(FOLDER) and not env.get("CM_MLPERF_RESULTS_DIR"):  # a job has made ready what its runs need
-        env.update(score_needs(env))
+    inputs = ScoreInputs.of(i["env"])
+    if not inputs.is_prepared_by_job:
+        i["env"].update(score_needs(inputs))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.scorer_needs import accuracy_folder, ready_graders
+    from cm4vllm.accuracy.scorer_needs import ScoreInputs, ready_graders
     from cm4vllm.accuracy.scoring import score_run
     from cm4vllm.common.progress import say_text
     from cm4vllm.records.accuracy import ACCURACY_FILE
     from cm4vllm.report.run_table import score_table
 
     env = i["env"]
-    folder = accuracy_folder(env)
-    score_run(
-        folder,
-        nltk_data=env.get("CM_NLTK_DATA"),
-        graders=ready_graders(env),
-        speech_packages=env.get("CM_SPEECH_PACKAGES", ""),
-    )
-    if not env.get("CM_MLPERF_RESULTS_DIR"):
+    inputs = ScoreInputs.of(env)
+    folder = inputs.folder
+    graders = ready_graders(env)
+    score_run(folder, nltk_data=inputs.nltk_data, graders=graders, speech_packages=inputs.speech_packages)
+    if not inputs.results_dir:
         say_text(score_table(folder))
     env["CM_MLPERF_ACCURACY_RECORD"] = str(folder / ACCURACY_FILE)
     return {"return": 0}

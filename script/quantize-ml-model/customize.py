@@ -12,9 +12,9 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.models import model_env
+    from cm4vllm.assets.models import model_exports
     from cm4vllm.assets.quantization import QuantizationSettings, quantize
 
     record = quantize(QuantizationSettings.of(i["env"]), Path.cwd())
-    i["env"].update(model_env(record, Path.cwd()))
+    i["env"].update(model_exports(record, Path.cwd()).env())
     return {"return": 0}

@@ -9,9 +9,7 @@ _OWN_FLAGS = ("api_server", "dataset_path", "extra_args", "inference_src", "scen
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.engine.run.flags import mapped_inputs
-    from cm4vllm.results.comparing.verification import accuracy_tolerance
 
-    accuracy_tolerance(i["env"])
     _, words = _command(i, asks=False)
     typed = _typed(words)
     return {"return": 0, "steps": [{"name": "job", "tags": typed["tags"], "env": mapped_inputs(_main_job(), typed)[1]}]}
@@ -24,13 +22,13 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
     from cm4vllm.common.secrets.command_lines import stored_command
     from cm4vllm.report.comparison_texts import report_environment, report_verification
-    from cm4vllm.results.comparing.verification import accuracy_tolerance, refuse_differences
+    from cm4vllm.results.comparing.verification import refuse_differences
     from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
+    from cm4vllm.submission.capsule.replay import ReplayInputs
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
     from cm4vllm.submission.capsule.this_environment import compare_environment
 
-    env = i["env"]
-    tolerance = accuracy_tolerance(env)
+    inputs = ReplayInputs.of(i["env"])
     capsule, words = _command(i, asks=True)
     say("before the run, this machine and program against the capsule's:")
     report_environment(compare_environment(capsule))
@@ -45,10 +43,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         measured = {result.scenario for result in again.results}
         results = [result for result in capsule.results if result.scenario in measured]
         capsule = msgspec.structs.replace(capsule, results=results)
-    capsules = [(Path(env["CM_MLPERF_CAPSULE"]), capsule), (out, again)]
-    rows = report_verification(capsules, tolerance)
+    rows = report_verification([(Path(inputs.capsule), capsule), (out, again)], inputs.accuracy)
     i["state"]["compared"] = msgspec.to_builtins(rows)
-    env.update(CM_MLPERF_RESULTS_DIR=str(out), CM_MLPERF_CAPSULE=str(out / CAPSULE_FILE))
+    i["env"].update(CM_MLPERF_RESULTS_DIR=str(out), CM_MLPERF_CAPSULE=str(out / CAPSULE_FILE))
     refuse_differences(rows)
     return {"return": 0}
 
@@ -60,18 +57,17 @@ def _command(i: dict[str, Any], *, asks: bool) -> tuple[Any, list[str]]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.submission.capsule.capsules_at_path import capsule_at
     from cm4vllm.submission.capsule.consent import Consent, question
-    from cm4vllm.submission.capsule.replay import replay_words
+    from cm4vllm.submission.capsule.replay import ReplayInputs, replay_words
 
-    env = i["env"]
-    if not env.get("CM_MLPERF_CAPSULE"):
+    inputs = ReplayInputs.of(i["env"])
+    if not inputs.capsule:
         raise UsageError("no capsule was given", remedy="give its file with --capsule")
-    capsule = capsule_at(Path(env["CM_MLPERF_CAPSULE"]).absolute(), env.get("CM_MLPERF_CAPSULE_OF", ""))
+    capsule = capsule_at(Path(inputs.capsule).absolute(), inputs.of_part)
     given = {flag: str(value) for flag, value in i["input"].items() if flag in _OWN_FLAGS}
-    folder = str(Path(env.get("CM_MLPERF_REPLAY_DIR") or "mlperf-replay").absolute())
-    consent = Consent.of(env.get("CM_MLPERF_REPLAY_ACCEPT", ""), env.get("CM_MLPERF_REPLAY_FILL", ""))
+    consent = Consent.of(inputs.accept, inputs.fill)
     help_of = {name: str(described.get("desc", "")) for name, described in _main_job().input_description.items()}
     ask: Callable[..., bool] | None = question if asks and not i["input"].get("quiet") else None
-    given["output_dir"] = folder
+    given["output_dir"] = str(Path(inputs.folder).absolute())
     return capsule, replay_words(capsule, given, os.environ, consent, help_of=help_of, ask=ask)
 
 

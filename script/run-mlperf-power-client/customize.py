@@ -5,10 +5,10 @@ from typing import Any
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.power_client import ClientSettings, require_settings
-    from cm4vllm.power.programs import variations_of_round
+    from cm4vllm.power.programs import ProgramInputs
 
     require_settings(ClientSettings.of(i["env"]))
-    i["env"].update(variations_of_round(i["env"]))
+    i["env"].update(ProgramInputs.of(i["env"]).exports)
     return {"return": 0}
 
 

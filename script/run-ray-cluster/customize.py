@@ -18,15 +18,16 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def postprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.clusters.ray_cluster import wait_in_foreground
+    from cm4vllm.serving.clusters.ray_cluster import StartedNode, wait_in_foreground
 
-    if i["env"]["CM_RAY_BACKGROUND"] != "yes" and i["env"].get("CM_RAY_RECORD"):
-        wait_in_foreground(i["env"]["CM_RAY_RECORD"])
+    node = StartedNode.of(i["env"])
+    if node.record and not node.background:
+        wait_in_foreground(node.record)
     return {"return": 0}
 
 
 def cleanup(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.clusters.ray_cluster import end
+    from cm4vllm.serving.clusters.ray_cluster import StartedNode, end
 
-    end(i["env"].get("CM_RAY_RECORD", ""))
+    end(StartedNode.of(i["env"]).record)
     return {"return": 0}

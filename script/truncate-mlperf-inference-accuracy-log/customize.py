@@ -4,20 +4,20 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.submission.tree_inputs import TREE, tree_folder
+    from cm4vllm.submission.tree_inputs import TreeSettings, tree_folder
 
-    env = i["env"]
-    if env.get(TREE) and not env.get("CM_MLPERF_RESULTS_DIR"):  # else the tree of these results is built first
-        tree_folder(env)
+    settings = TreeSettings.of(i["env"])
+    if settings.exists_before:
+        tree_folder(settings)
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
     from cm4vllm.submission.log_truncation import truncate_tree
-    from cm4vllm.submission.tree_inputs import tree_folder
+    from cm4vllm.submission.tree_inputs import TreeSettings, tree_folder
 
-    env = i["env"]
-    cut = truncate_tree(tree_folder(env), env.get("CM_MLPERF_SUBMITTER", ""))
+    settings = TreeSettings.of(i["env"])
+    cut = truncate_tree(tree_folder(settings), settings.submitter)
     say(f"accuracy logs: {len(cut)} truncated, their digests in accuracy.txt")
     return {"return": 0}

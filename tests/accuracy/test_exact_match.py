@@ -31,26 +31,7 @@ COMMIT = "b66003e1"
 SCRIPT = "language/llama3.1-405b/evaluate-accuracy.py"
 UNTRAINED = Sentences("punkt-untrained")
 TERMS = terms("v6.0", "llama3.1-405b", Scenario.OFFLINE, Mode.ACCURACY)
-WORDS = [
-    "the",
-    "ship",
-    "from",
-    "Riga",
-    "landed",
-    "40",
-    "tons",
-    "of",
-    "salt.",
-    "Monday!",
-    "Answer:",
-    "|",
-    "silk_1",
-    "São",
-    "ß",
-    "Á",
-    "",
-    "\n",
-]
+WORDS = [*"the ship from Riga landed 40 tons of salt. Monday! Answer: | silk_1 São ß Á".split(), "", "\n"]
 
 
 @pytest.fixture(scope="module")
@@ -204,30 +185,11 @@ TERMS_MIXTRAL = terms("v6.0", "mixtral-8x7b", Scenario.OFFLINE, Mode.ACCURACY)
 #: Answers are made of these parts: numbers in many spellings, and texts that the script treats differently.
 PARTS = [
     "the ship",
-    "landed",
-    "40",
-    "-7",
-    "1,200",
-    "5,6,00",
-    ".5",
-    "3.",
-    "0.25",
-    "00018",
+    *"landed 40 -7 1,200 5,6,00 .5 3. 0.25 00018".split(),
     "The answer is",
     "The answer is 12",
     "\nQ:",
-    "Q:",
-    "$18",
-    "18%",
-    "1.2.3",
-    ",,",
-    ",7",
-    "-",
-    "--4",
-    "\N{ARABIC-INDIC DIGIT THREE}",
-    "1e3",
-    "inf",
-    "nan",
+    *"Q: $18 18% 1.2.3 ,, ,7 - --4 ٣ 1e3 inf nan".split(),
     "",
     "\n",
     ".",

@@ -16,7 +16,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy import scorer_needs
 from cm4vllm.accuracy.answer_texts import Detokenizer
 from cm4vllm.accuracy.graders.records import GraderRecord
-from cm4vllm.accuracy.scorer_needs import ready_graders, score_needs
+from cm4vllm.accuracy.scorer_needs import ScoreInputs, ready_graders, score_needs
 from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed, UsageError
 from cm4vllm.common.records import read_record, write_record
@@ -130,14 +130,14 @@ def test_another_dataset_than_the_runs_is_refused(accuracy_run):
 # --- the dependencies by which a run is scored alone: those that its scorer uses, on this machine
 
 
-def env_of(folder, **more):
-    return {"CM_MLPERF_ACCURACY_RESULTS_DIR": str(folder), **more}
+def inputs_of(folder, **more):
+    return ScoreInputs(result_dir=str(folder), **more)
 
 
 def test_rouge_with_a_trained_model_needs_sentences_and_no_grader(accuracy_run):
-    assert score_needs(env_of(accuracy_run.write(["salt"], [(0, "salt")]))) == {}
+    assert score_needs(inputs_of(accuracy_run.write(["salt"], [(0, "salt")]))) == {}
     folder = accuracy_run.write(["salt"], [(0, "salt")], sentences="punkt_tab")
-    assert score_needs(env_of(folder)) == {"CM_MLPERF_SCORES_NEED_SENTENCES": "yes"}
+    assert score_needs(inputs_of(folder)) == {"CM_MLPERF_SCORES_NEED_SENTENCES": "yes"}
 
 
 def test_a_scorer_with_graders_needs_those_that_can_run_and_are_not_given(accuracy_run, monkeypatch):
@@ -150,9 +150,9 @@ def test_a_scorer_with_graders_needs_those_that_can_run_and_are_not_given(accura
         return ("math", "livecodebench") if problems else ("math",)
 
     monkeypatch.setattr(scorer_needs, "graders_of", can_run)
-    assert score_needs(env_of(folder)) == {"CM_MLPERF_SCORES_NEED_GRADER_MATH": "yes"}
-    assert len(score_needs(env_of(folder, CM_LIVECODEBENCH_DIR="/tests"))) == 2
-    assert score_needs(env_of(folder, CM_MLPERF_GRADERS="/math/grader.json")) == {}
+    assert score_needs(inputs_of(folder)) == {"CM_MLPERF_SCORES_NEED_GRADER_MATH": "yes"}
+    assert len(score_needs(inputs_of(folder, problems="/tests"))) == 2
+    assert score_needs(inputs_of(folder, graders="/math/grader.json")) == {}
     assert asked == ["", "/tests"]
 
 
@@ -169,7 +169,7 @@ def test_the_graders_are_those_given_or_made_ready(tmp_path):
 
 def test_a_folder_without_a_run_is_refused_scorer_needs(tmp_path):
     with pytest.raises(UsageError, match="holds no run") as refused:
-        score_needs(env_of(tmp_path))
+        score_needs(inputs_of(tmp_path))
     assert "--result_dir=FOLDER" in refused.value.remedy
 
 

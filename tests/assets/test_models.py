@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from cm4vllm.assets import dummy
 from cm4vllm.assets.datasets import provide as provide_dataset
 from cm4vllm.assets.model_identity import _published, differences, identified, is_from
-from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check, check_unchanged, model_env, provide
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check, check_unchanged, model_exports, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize
 from cm4vllm.assets.samples.dataset_files import DatasetSettings
 from cm4vllm.assets.tiny.stand_ins import STAND_INS
@@ -50,7 +50,7 @@ def test_a_local_folder_is_described_and_recorded(model, entry):
     assert record.path == str(model)
     assert record.sha256 == sha256_of_tree(model)
     assert (record.parameters, record.weight_data_types, record.min_tokens) == (42, "bf16", 1)
-    env = model_env(record, entry)
+    env = model_exports(record, entry).env()
     assert read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord) == record
     assert env["CM_ML_MODEL_TOKENIZER_SHA256"] == hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()
 

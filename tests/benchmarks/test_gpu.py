@@ -67,13 +67,10 @@ def test_its_parts_run_on_the_cpu_backend(tmp_path, vllm_python):
             "error",
             str(Path(gpu.__file__)),
             f"--vllm_python={vllm_python}",
-            "--device=cpu",
-            "--dummy_layers=1",
-            "--samples=4",
-            "--sequences=4",
-            "--rounds=1",
-            "--gpus=2",
-            "--only=offline,server,parallel",
+            *(
+                "--device=cpu --dummy_layers=1 --samples=4 --sequences=4 --rounds=1 --gpus=2 "
+                "--only=offline,server,parallel"
+            ).split(),
             f"--json={tmp_path / 'figures.json'}",
         ],
         capture_output=True,

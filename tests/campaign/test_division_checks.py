@@ -8,14 +8,16 @@ import pytest
 from msgspec.structs import replace as changed
 
 from cm4vllm.assets.samples.audio_dataset import digest_of_clips
-from cm4vllm.campaign.job_checks import division_checks
-from cm4vllm.campaign.job_checks.division_checks import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.job_checks import of_division
+from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
+from cm4vllm.campaign.job_checks.of_division import machines, runs
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.checking.checks import checks_in
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records import machine as records
 from cm4vllm.records.described_system import NETWORK_KEYS
-from cm4vllm.rules import Category, Division, Mode, Scenario, division_rules, speculation, terms
+from cm4vllm.rules import Category, Division, Mode, Scenario, catalogue, division_rules, speculation, terms
 from cm4vllm.rules import assets as catalogue_module
 
 OWN = {"division": "closed", "execution_mode": "valid", "model_source": "_mlcommons.llama-3.1-8b-instruct"}
@@ -35,17 +37,17 @@ def root(tmp_path: Path) -> Path:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[records.GpuFacts]:
     """The GPUs that the machine of these tests has."""
     detected: list[records.GpuFacts] = []
-    monkeypatch.setattr(division_checks, "detect_gpus", lambda: detected)
+    monkeypatch.setattr(machines, "detect_gpus", lambda: detected)
     return detected
 
 
 def codes(root: Path, env: dict[str, str] | None = None, **fields: object) -> list[str]:
-    return [fault.rule.code for fault in division_faults(Job.of(CampaignSettings(**OWN | fields)), env or {}, root)]
+    return [finding.code for finding in division_findings(Job.of(CampaignSettings(**OWN | fields)), env or {}, root)]
 
 
 def test_a_job_that_keeps_the_rules_is_accepted(root):
     job = Job.of(CampaignSettings(**OWN))
-    assert division_faults(job, {}, root) == ()
+    assert division_findings(job, {}, root) == ()
     require_division_rules(job, ())
     assert (job.no_tree, job.proves_model, job.tests) == ("", True, ("TEST06",))
     assert [step.tags for step in schedule(job) if "identity" in step.name] == ["verify,ml-model"]
@@ -102,9 +104,9 @@ def test_a_file_of_ones_own_counts_if_it_is_the_published_one(root, tmp_path, mo
     given.write_text("[]")
     assert codes(root, dataset_path=str(given)) == ["DATASET"]
     assert codes(root, quantize="fp8", calibration_path=str(given)) == ["CALIBRATION"]
-    known, digest = catalogue_module.catalogue(), f"md5:{hashlib.md5(b'[]').hexdigest()}"
+    known, digest = catalogue(), f"md5:{hashlib.md5(b'[]').hexdigest()}"
     same = changed(known, datasets={name: changed(dataset, digest=digest) for name, dataset in known.datasets.items()})
-    monkeypatch.setattr(division_checks, "catalogue", lambda: same)
+    monkeypatch.setattr(runs, "catalogue", lambda: same)
     assert codes(root, dataset_path=str(given)) == []
     assert codes(root, quantize="fp8", calibration_path=str(given)) == []
 
@@ -169,9 +171,9 @@ def test_the_memory_of_gpus_needs_ecc_too(root, gpus, ecc, expected):
 
 def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
     job = Job.of(CampaignSettings(**OWN | {"model_source": "", "scenario": "Offline"}))
-    assert fault_notes(job, division_faults(job, {}, root)) == ()  # the refusal says it all
+    assert finding_notes(job, division_findings(job, {}, root)) == ()  # the refusal says it all
     with pytest.raises(UsageError, match="cannot give a result of the closed division") as refused:
-        require_division_rules(job, division_faults(job, {}, root))
+        require_division_rules(job, division_findings(job, {}, root))
     for words in (
         "the stand-in",
         "rule MODEL:",
@@ -185,11 +187,11 @@ def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
 
 def test_a_rehearsal_goes_on_names_the_rules_and_makes_no_tree(root):
     job = Job.of(CampaignSettings(division="closed"))
-    faults = division_faults(job, {}, root)
+    faults = division_findings(job, {}, root)
     require_division_rules(job, faults)
-    notes = fault_notes(job, faults)
+    notes = finding_notes(job, faults)
     assert "a valid run would be refused: the model is the stand-in" in notes[0] and "no submission tree" in notes[-1]
-    job = replace(job, faults=faults)
+    job = replace(job, findings=faults)
     names = [step.name for step in schedule(job)]
     assert {"Offline TEST06", "Server TEST06: verification"} <= set(names)
     assert not {"submission", "checkers", "model identity"} & set(names)
@@ -261,7 +263,7 @@ def test_the_docs_name_the_rules_by_which_a_valid_run_of_the_network_division_is
 def test_a_rule_that_cannot_be_met_is_named_as_such(root):
     job = Job.of(CampaignSettings(**ELSEWHERE, execution_mode="valid"))
     with pytest.raises(UsageError, match="a result of the network division") as refused:
-        require_division_rules(job, division_faults(job, {}, root))
+        require_division_rules(job, division_findings(job, {}, root))
     assert refused.value.remedy.startswith("MODEL, SPECULATION: cannot be met; rehearse")
 
 
@@ -270,23 +272,23 @@ def test_a_server_beside_loadgen_is_refused_with_the_rule_even_in_a_rehearsal(ro
     fields = {**OWN, **ELSEWHERE, "api_server": "http://localhost:8000", "execution_mode": execution_mode}
     job = Job.of(CampaignSettings(**fields))
     with pytest.raises(UsageError, match="of the network division") as refused:
-        require_division_rules(job, division_faults(job, {}, root))
+        require_division_rules(job, division_findings(job, {}, root))
     assert "physically apart" in refused.value.cause and "another machine" in refused.value.remedy
     assert ("FABRIC" in refused.value.cause) is (execution_mode == "valid")
 
 
 def test_a_rehearsal_of_the_network_division_names_the_fields_that_are_missing(root):
     job = Job.of(CampaignSettings(**ELSEWHERE))
-    faults = division_faults(job, {}, root)
+    faults = division_findings(job, {}, root)
     require_division_rules(job, faults)
-    (fabric,) = [note for note in fault_notes(job, faults) if "rule FABRIC" in note]
+    (fabric,) = [note for note in finding_notes(job, faults) if "rule FABRIC" in note]
     assert all(key in fabric for key in NETWORK_KEYS[1:])
     assert job.tests == ("TEST06",)
 
 
 def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
     every = {code for division in Division for category in Category for code in division_rules(division, category)}
-    assert every == {*division_checks._CHECKS, "LENGTHS", "TESTS", "QDL-NAME", "DIAGRAM"}
+    assert every == {*checks_in(of_division.__name__), "LENGTHS", "TESTS", "QDL-NAME", "DIAGRAM"}
     closed, network = (
         division_rules(division, Category.DATACENTER) for division in (Division.CLOSED, Division.NETWORK)
     )

@@ -165,22 +165,13 @@ def test_a_ledger_that_is_a_folder_is_named_with_a_remedy(tmp_path):
 FOLDER = "CM_MLPERF_OUTPUT_DIR"
 #: Written by a job with the real recipes, beside what the small job writes.
 ALSO = (
-    "status.json",
-    ".status.json.partial",
-    "summary.html",
-    "summary.json",
-    "summary.csv",
-    "campaign.json",
-    "rerun.yaml",
+    *"status.json .status.json.partial summary.html summary.json summary.csv campaign.json rerun.yaml".split(),
     ATTEMPTS,
-    "search",
-    "system",
-    "submission",
-    "rate",
-    "runs/sut/small/Offline/accuracy.user.conf",
-    "runs/sut/small/Offline/accuracy.answers",
-    "runs/sut/small/Offline/accuracy.partial",
-    "runs/sut/small/Offline/accuracy.failed",
+    *(
+        "search system submission rate runs/sut/small/Offline/accuracy.user.conf "
+        "runs/sut/small/Offline/accuracy.answers runs/sut/small/Offline/accuracy.partial "
+        "runs/sut/small/Offline/accuracy.failed"
+    ).split(),
 )
 
 

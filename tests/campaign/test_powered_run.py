@@ -17,8 +17,8 @@ from cm4vllm.campaign import powered_run
 from cm4vllm.campaign.planning.schedule import SESSION_S, schedule
 from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powered_run, require_power, require_sound
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.folders.ownership_notes import note_files
 from cm4vllm.loadgen.measurement import RunInputs

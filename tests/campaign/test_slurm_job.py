@@ -18,20 +18,14 @@ def text_of(environ=None, **settings) -> str:
 def test_the_options_of_sbatch_are_those_that_are_asked_for():
     text = text_of(nodes="2", gpus=8, time="08:00:00", partition="long", account="mine", options="--qos=high")
     options = [line.split()[1] for line in text.splitlines() if line.startswith("#SBATCH")]
-    assert options == [
-        "--job-name=cm4vllm",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--gpus-per-node=8",
-        "--time=08:00:00",
-        "--partition=long",
-        "--account=mine",
-        "--output=cm4vllm-%j.log",
-        "--signal=B:TERM@60",
-        "--exclusive",
-        "--mem=0",
-        "--qos=high",
-    ]
+    assert (
+        options
+        == (
+            "--job-name=cm4vllm --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --time=08:00:00 "
+            "--partition=long --account=mine --output=cm4vllm-%j.log --signal=B:TERM@60 --exclusive "
+            "--mem=0 --qos=high"
+        ).split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,10 +64,7 @@ def test_the_shell_runs_the_main_job_with_the_words_that_were_given(tmp_path):
     assert done.stdout.splitlines() == [
         str(tmp_path),
         "/home/my cm",
-        "<run>",
-        "<script>",
-        "<--tags=run-mlperf,inference,_vllm>",
-        "<--tp_size=2>",
+        *"<run> <script> <--tags=run-mlperf,inference,_vllm> <--tp_size=2>".split(),
         '<--extra_args=--hf-overrides {"a": 1} --dtype float32>',
         "<--output_dir=/data/my results>",
         "<--nodes=2>",

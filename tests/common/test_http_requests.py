@@ -87,7 +87,7 @@ def test_one_deadline_holds_over_the_whole_answer(begin, error):
         began = time.monotonic()
         with pytest.raises(error):
             asked(url, total_s=0.6)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
 
 
 def test_chunks_without_end_are_held_by_the_deadline_too():
@@ -160,12 +160,12 @@ def test_a_download_may_take_long_and_not_stand_still(monkeypatch):
 def test_what_is_no_http_is_seen_at_its_first_bytes(first):
     def answer(connection, _):
         connection.sendall(first)
-        time.sleep(5)
+        connection.recv(2**16) and connection.recv(1)  # until the client closes the connection
 
     began = time.monotonic()
     with raw_server(answer) as (url, _), pytest.raises(NoHttpError, match="it begins with"):
-        asked(url, total_s=4)
-    assert time.monotonic() - began < 3
+        asked(url, total_s=60)
+    assert time.monotonic() - began < 30
 
 
 def test_an_answer_that_ends_too_early_is_none():

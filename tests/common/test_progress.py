@@ -222,7 +222,7 @@ def test_the_calls_end_with_a_block_that_fails():
 def test_a_call_that_hangs_is_not_waited_for_longer_than_allowed():
     hangs = threading.Event()
     begin = time.monotonic()
-    with repeated(lambda: hangs.wait(30), 0.01, "samples", end_s=0.1):
+    with repeated(lambda: hangs.wait(300), 0.01, "samples", end_s=0.1):
         time.sleep(0.1)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     hangs.set()

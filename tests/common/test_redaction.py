@@ -124,17 +124,13 @@ def test_a_secret_in_a_word_becomes_a_variable(word, redacted):
         "--extra_args=--max-num-seqs 4 --enforce-eager",
         "--x=a b - c",
         '--hf-overrides={"eos_token": "</s>", "max_tokens": 5}',
-        "--api_server=http://127.0.0.1:8000",
-        "--env.HF_TOKEN=",
-        "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm",
-        "it's",
-        "-v",
-        "--url=git@github.com:a/b.git",
-        "--repo=git+ssh://git@github.com:org/repo@v1",
-        "--a=http://h:8000/model@main",
-        "--api_server=http://h:8000,unix:///x@y",
-        "scikit-sk-learn-compatible-estimators",
-        "--api_key_env=MY_NAME",
+        *(
+            "--api_server=http://127.0.0.1:8000 --env.HF_TOKEN= "
+            "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm "
+            "it's -v --url=git@github.com:a/b.git --repo=git+ssh://git@github.com:org/repo@v1 "
+            "--a=http://h:8000/model@main --api_server=http://h:8000,unix:///x@y "
+            "scikit-sk-learn-compatible-estimators --api_key_env=MY_NAME"
+        ).split(),
     ],
 )
 def test_what_is_no_secret_stays(word):
@@ -250,17 +246,10 @@ def test_no_record_holds_a_secret(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "MYSECRETKEY",
-        "DB_PASSWORD_PROD",
-        "HF_TOKEN_PROD",
-        "HF_TOKEN_OLD",
-        "HF_TOKEN_B64",
-        "SECRET_STRING",
-        "CLIENT_SECRET_V2",
-        "AUTH_TOKENS",
-        "COOKIES",
-        "PRIVATEKEY",
-        "AZURE_STORAGE_SAS",
+        *(
+            "MYSECRETKEY DB_PASSWORD_PROD HF_TOKEN_PROD HF_TOKEN_OLD HF_TOKEN_B64 SECRET_STRING "
+            "CLIENT_SECRET_V2 AUTH_TOKENS COOKIES PRIVATEKEY AZURE_STORAGE_SAS"
+        ).split(),
         'env["HF_TOKEN"]',
         "env.HF_TOKEN:",
     ],
@@ -274,17 +263,10 @@ def test_a_secret_is_known_by_a_name_that_says_more(name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "API_KEY_ENV",
-        "PASSWORD_FILE",
-        "CREDENTIALS_PATH",
-        "CREDENTIAL_HELPER",
-        "MAX_TOKENS",
-        "secret_env_keys",
-        "FIRST_TOKEN_LATENCY",
-        "TOKEN_IDS",
-        "SECRETS_DIR",
-    ],
+    (
+        "API_KEY_ENV PASSWORD_FILE CREDENTIALS_PATH CREDENTIAL_HELPER MAX_TOKENS secret_env_keys "
+        "FIRST_TOKEN_LATENCY TOKEN_IDS SECRETS_DIR"
+    ).split(),
 )
 def test_where_a_secret_is_kept_is_none(name):
     assert not is_secret_name(name)
@@ -393,17 +375,13 @@ def test_what_is_this_machines_own_becomes_a_variable(word, published):
 @pytest.mark.parametrize(
     "word",
     [
-        "--tags=run-mlperf,inference",
-        "--output_dir=results",
-        "--output_dir=./results",
-        "--output_dir=../x/y",
-        "--rate=1/2",
-        "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm",
-        "and/or",
-        "--vllm_model_name=meta-llama/Llama-3.1-8B-Instruct",
-        "--api_server=http://127.0.0.1:8000",
-        "/",
-        "--x=/",
+        *(
+            "--tags=run-mlperf,inference --output_dir=results --output_dir=./results --output_dir=../x/y "
+            "--rate=1/2 "
+            "--adr.mlperf-implementation.tags=_repo.https://github.com/neuralmagic/inference,_branch.vllm "
+            "and/or --vllm_model_name=meta-llama/Llama-3.1-8B-Instruct --api_server=http://127.0.0.1:8000 "
+            "/ --x=/"
+        ).split(),
         '--hf-overrides={"a": 1}',
         "--api_server=http://localhost:8000/v1",
     ],
@@ -444,10 +422,7 @@ def test_a_quoted_word_is_that_word_to_a_shell(word):
 
 def test_a_stored_command_is_published_without_a_second_change():
     words = [
-        "cm",
-        "run",
-        "script",
-        "--env.HF_TOKEN=s3cr",
+        *"cm run script --env.HF_TOKEN=s3cr".split(),
         "--extra_args=--hf-token s3cr --seed 1",
         "--output_dir=/data/x y",
     ]

@@ -10,7 +10,7 @@ import pytest
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.records import read_record
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
-from cm4vllm.endpoints.installation import client_checkout, find_python, require_python
+from cm4vllm.endpoints.installation import InstallationSettings, client_checkout, find_python, require_python
 from cm4vllm.rules import endpoints_rules
 
 
@@ -79,9 +79,9 @@ def test_this_python_is_asked_for_its_version():
 
 
 def test_the_checker_needs_no_newer_python(pythons):
-    require_python({"CM_MLPERF_ENDPOINTS_PART": "checker"})
+    require_python(InstallationSettings(part="checker"))
     with pytest.raises(InstallError):
-        require_python({"CM_MLPERF_ENDPOINTS_PART": "client"})
+        require_python(InstallationSettings(part="client"))
 
 
 def git(folder, *words):

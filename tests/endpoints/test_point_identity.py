@@ -511,13 +511,12 @@ def test_notes_in_a_point_that_failed_are_kept_and_its_own_files_are_replaced(si
 
 
 #: What a user may have beside a point, where the client's dataset, tokenizer, metric and sentence model lie.
-BESIDE = (
-    "tokenizer/tokenizer.json",
-    "tokenizer/special_tokens_map.json",
-    "rouge/rouge.py",
-    "small.jsonl",
-    "nltk_data/tokenizers/punkt_tab/english/abbrev_types.txt",
-    "nltk_data/tokenizers/punkt_tab/english/notes.txt",
+BESIDE = tuple(
+    (
+        "tokenizer/tokenizer.json tokenizer/special_tokens_map.json rouge/rouge.py small.jsonl "
+        "nltk_data/tokenizers/punkt_tab/english/abbrev_types.txt "
+        "nltk_data/tokenizers/punkt_tab/english/notes.txt"
+    ).split()
 )
 
 
@@ -529,14 +528,9 @@ def test_files_of_the_user_beside_a_point_are_kept(site, capsys):
     measure_point(site.inputs())
     said = capsys.readouterr().out
     kept = {path for path in points.rglob("*") if path.is_file() and path.read_text(errors="replace") == "mine"}
-    assert {path.name for path in kept} == {
-        "abbrev_types.txt",
-        "notes.txt",
-        "kept-rouge.py",
-        "kept-small.jsonl",
-        "special_tokens_map.json",
-        "tokenizer.json",
-    }
+    assert {path.name for path in kept} == set(
+        "abbrev_types.txt notes.txt kept-rouge.py kept-small.jsonl special_tokens_map.json tokenizer.json".split()
+    )
     assert all(word in said for word in ("kept-tokenizer", "kept-rouge.py", "kept-small.jsonl", "kept-english"))
     assert not (points / "tokenizer" / "special_tokens_map.json").exists()
     measure_point(site.inputs("point-2"))

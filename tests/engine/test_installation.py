@@ -95,19 +95,13 @@ def test_a_copy_of_the_installed_package_runs_where_none_is_installed(cm, site, 
 
 
 #: Modules that take a millisecond or more to load, or that start something.
-HEAVY = {
-    "pathlib",
-    "hashlib",
-    "dataclasses",
-    "subprocess",
-    "shutil",
-    "tempfile",
-    "asyncio",
-    "cm4vllm.engine.run.shell_script",
-    "cm4vllm.engine.run.hooks",
-    "cm4vllm.engine.run.shell_environment",
-    "cm4vllm.common.programs.processes",
-}
+HEAVY = set(
+    (
+        "pathlib hashlib dataclasses subprocess shutil tempfile asyncio "
+        "cm4vllm.engine.run.shell_script cm4vllm.engine.run.hooks "
+        "cm4vllm.engine.run.shell_environment cm4vllm.common.programs.processes"
+    ).split()
+)
 
 
 def loaded(home, *words):

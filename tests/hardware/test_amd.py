@@ -61,13 +61,11 @@ def test_an_mi300x_is_described_as_its_driver_does():
 
 def test_what_amdsmi_refuses_is_left_open():
     refused = dict.fromkeys(
-        (
-            "amdsmi_get_gpu_vram_info",
-            "amdsmi_get_pcie_info",
-            "amdsmi_get_power_cap_info",
-            "amdsmi_get_clock_info",
-            "amdsmi_get_gpu_driver_info",
-            "amdsmi_topo_get_link_type",
+        tuple(
+            (
+                "amdsmi_get_gpu_vram_info amdsmi_get_pcie_info amdsmi_get_power_cap_info "
+                "amdsmi_get_clock_info amdsmi_get_gpu_driver_info amdsmi_topo_get_link_type"
+            ).split()
         ),
         False,
     )

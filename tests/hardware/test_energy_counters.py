@@ -239,13 +239,19 @@ def test_packages_are_counted_once(machine: Path) -> None:
 
 def test_a_counter_is_read_through_the_run(machine: Path) -> None:
     file = machine / "sys/class/powercap/intel-rapl:0/energy_uj"
+
+    def read_again() -> None:
+        wanted = len(watch._rows) + 2  # the next reading may have begun before
+        while len(watch._rows) < wanted:
+            time.sleep(0.01)
+
     with energy_watched(interval_s=0.02, root=machine) as watch:
-        time.sleep(0.1)
+        read_again()
         begin = datetime.now(UTC)
         file.write_text("15500000\n")
-        time.sleep(0.1)
+        read_again()
         end = datetime.now(UTC)
-        time.sleep(0.05)
+        read_again()
     energy = watch.energy(begin, end)
     (first,) = energy.serving(Scope.CPU)
     assert first.joules == pytest.approx(3.5, abs=first.within_j + 1e-6)

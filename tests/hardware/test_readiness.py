@@ -86,8 +86,8 @@ CLOCK = "sys/devices/system/clocksource/clocksource0/"
 )
 def test_each_disturbance_is_found_with_its_command(machine, changes, more, words, command):
     (finding,) = unready(machine(**changes), **{"files": 524_288, **more})
-    assert words in finding.words
-    assert finding.command.endswith(command)
+    assert words in finding.what
+    assert finding.remedy.endswith(command)
     assert shlex.split(command)
 
 

@@ -13,7 +13,7 @@ from machines import put
 from test_amd import library
 from tests.script.main_job import asked, planned
 
-from cm4vllm.campaign.doctor_page import MachineSettings, report_machine
+from cm4vllm.doctor.machine_page import MachineSettings, report_machine
 from cm4vllm.hardware.energy_counters import energy_watched, package_counters
 from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
 from cm4vllm.hardware.gpus.gpu_samples import look_at_gpus
@@ -235,25 +235,10 @@ def test_each_file_of_the_kernel_may_be_unreadable(server, kind):
 
 
 #: Modules that read other files too, of their own, of a container engine, or those of a tree.
-OWN_FILES = {
-    "records/known_hardware.py",
-    "hardware/system_file.py",
-    "common/programs/containers.py",
-    "submission/privacy.py",
-}
-READS = {
-    "exists",
-    "glob",
-    "is_dir",
-    "is_file",
-    "iterdir",
-    "open",
-    "read_bytes",
-    "read_text",
-    "readlink",
-    "resolve",
-    "stat",
-}
+OWN_FILES = set(
+    "records/known_hardware.py hardware/system_file.py common/programs/containers.py submission/privacy.py".split()
+)
+READS = set("exists glob is_dir is_file iterdir open read_bytes read_text readlink resolve stat".split())
 KERNEL = re.compile(r"/?sys/(block|class|devices|firmware|fs|hypervisor)\b.*")
 
 

@@ -10,15 +10,7 @@ from random import Random
 PREFIX = ":::MLLOG "
 #: Values that take the place of another one: each type of JSON, and texts that no parser takes.
 ODD_VALUES = (
-    "null",
-    "true",
-    "false",
-    "0",
-    "-1",
-    "-0.0",
-    "1E5",
-    "1e308",
-    "1e999",
+    *"null true false 0 -1 -0.0 1E5 1e308 1e999".split(),
     "9" * 25,
     "9" * 300,
     "1" + "0" * 308,

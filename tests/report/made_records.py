@@ -61,12 +61,10 @@ SERVER = ServerRecord(
     owned=True,
     niceness=10,
     argv=[
-        "/srv/venv/bin/python",
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model=/srv/models/tiny",
-        "--port=8123",
-        "--served-model-name",
+        *(
+            "/srv/venv/bin/python -m vllm.entrypoints.openai.api_server --model=/srv/models/tiny "
+            "--port=8123 --served-model-name"
+        ).split(),
         MODEL,
         "--dtype=bfloat16",
     ],

@@ -1,108 +1,68 @@
-"""A simulated vLLM server of known limits: which requests run, wait and are preempted, step by step.
-
-A step gives each running request a token, and takes `step_ms` and `prefill_ms_per_token` for each prompt token that it
-reads. A request runs when there is a place among `sequences`, and room for its prompt and answer in `kv_tokens`, of
-which nothing is kept for later: a running request that finds no room is preempted and begins again.
-"""
+"""The server metrics of a run on a simulated vLLM of known limits: the batching is that of rehearsals."""
 
 import random
-from dataclasses import dataclass, field
+from itertools import repeat
 
+from cm4vllm.campaign.rehearsal.batching import Batch
+from cm4vllm.campaign.rehearsal.profile import ServerTimes
 from cm4vllm.records.metrics import ServerMetrics, Timing
 
 
-@dataclass
-class _Request:
-    due_ms: float
-    prompt: int
-    answer: int
-    began_ms: float = -1.0
-    first_ms: float = -1.0
-    end_ms: float = -1.0
-    done: int = 0
-
-
-@dataclass
 class SimulatedServer:
-    """`run` gives requests of a Poisson process, or all at once where `qps` is 0, and returns the server's metrics."""
+    """`run` gives queries of a Poisson process, or all at once where `qps` is 0, and returns the server's metrics.
 
-    sequences: int = 64
-    step_ms: float = 10.0
-    prefill_ms_per_token: float = 0.01
-    kv_tokens: int = 10**9
-    preemptions: int = 0
-    requests: list[_Request] = field(default_factory=list)
+    `times` has the moments of each query in ms: due, begun, first token, end, and the tokens of its answer.
+    """
 
-    def run(self, *, count: int = 300, qps: float = 0.0, prompt: int = 100, answer: int = 60) -> ServerMetrics:
-        draw = random.Random(1)
-        due = 0.0
-        for _ in range(count):
-            due += 1000 * draw.expovariate(qps) if qps else 0.0
-            self.requests.append(_Request(due, prompt, draw.randint(answer // 2, 3 * answer // 2)))
-        waiting, running, now = list(self.requests), [], 0.0
-        seen: list[tuple[int, int, float]] = []
-        while waiting or running:
-            came = [request for request in waiting if request.due_ms <= now]
-            if not came and not running:
-                now = waiting[0].due_ms
-                continue
-            step = self.step_ms
-            for request in came[: self.sequences - len(running)]:
-                if self._held(running) + request.prompt + 1 > self.kv_tokens:
-                    break
-                waiting.remove(request)
-                running.append(request)
-                request.began_ms = now if request.began_ms < 0 else request.began_ms
-                step += self.prefill_ms_per_token * (request.prompt + request.done)
-            while self._held(running) + len(running) > self.kv_tokens and len(running) > 1:
-                last = running.pop()
-                waiting.insert(0, last)
-                self.preemptions += 1
-            now += step
-            for request in running:
-                request.first_ms = now if request.first_ms < 0 else request.first_ms
-                request.done += 1
-                request.end_ms = now
-            seen.append(
-                (
-                    len(running),
-                    len([request for request in waiting if request.due_ms <= now]),
-                    min(1.0, self._held(running) / self.kv_tokens),
-                )
-            )
-            running = [request for request in running if request.done < request.answer]
-        return self._metrics(seen)
+    def __init__(self, *, sequences=64, step_ms=10.0, prefill_ms_per_token=0.01, kv_tokens=10**9) -> None:
+        self.sequences, self.step_ms = sequences, step_ms
+        limits = {"max_num_seqs": sequences, "max_num_batched_tokens": 10**9, "kv_tokens": kv_tokens}
+        times = {"step_s": step_ms / 1e3, "each_s": 0.0, "token_s": prefill_ms_per_token / 1e3, "noise": 0.0}
+        self.system = ServerTimes(**times, **limits, max_model_len=10**6)
+        self.times: list[tuple[float, float, float, float, int]] = []
 
-    def mean(self, begin: str, end: str) -> float:
-        """Return the mean time in ms between two moments of the requests."""
-        return sum(getattr(request, end) - getattr(request, begin) for request in self.requests) / len(self.requests)
-
-    def p99(self, begin: str, end: str) -> float:
-        spans = sorted(getattr(request, end) - getattr(request, begin) for request in self.requests)
-        return spans[int(0.99 * len(spans))]
-
-    def _held(self, running: list[_Request]) -> int:
-        return sum(request.prompt + request.done for request in running)
-
-    def _metrics(self, seen: list[tuple[int, int, float]]) -> ServerMetrics:
-        def timing(begin: str, end: str) -> Timing:
-            return Timing(requests=len(self.requests), mean_ms=self.mean(begin, end), p99_at_most_ms=None)
-
+    def run(self, *, count=300, qps=0.0, prompt=100, answer=60) -> ServerMetrics:
+        draw, batch = random.Random(1), Batch(self.system, repeat(1.0))
+        gaps = [1000 * draw.expovariate(qps) if qps else 0.0 for _ in range(count)]
+        answers = [draw.randint(answer // 2, 3 * answer // 2) for _ in range(count)]
+        due, now, seen = [sum(gaps[: number + 1]) for number in range(count)], 0.0, []
+        began, first, end = dict[int, float](), dict[int, float](), dict[int, float]()
+        while len(end) < count:
+            if batch.is_idle:
+                now = max(now, due[len(batch.left)])
+            while len(batch.left) < count and due[len(batch.left)] <= now:
+                batch.add(prompt, answers[len(batch.left)])
+            took, ready, done = batch.step()
+            began.update((number, now) for number in batch.scheduled if number not in began)
+            now += 1000 * took
+            first.update((number, now) for number in ready if number not in first)
+            end.update((number, now) for number in done)
+            seen.append((batch.running + len(done), batch.waiting, min(1.0, batch.used / self.system.kv_tokens)))
+        self.times = [(due[n], began[n], first[n], end[n], answers[n]) for n in range(count)]
+        running, waiting, used = zip(*seen, strict=True)
         return ServerMetrics(
             samples=len(seen),
             interval_s=self.step_ms / 1e3,
             missed=0,
-            running_max=max(sample[0] for sample in seen),
-            running_mean=sum(sample[0] for sample in seen) / len(seen),
-            waiting_max=max(sample[1] for sample in seen),
-            waiting_mean=sum(sample[1] for sample in seen) / len(seen),
-            kv_cache_usage_max=max(sample[2] for sample in seen),
-            preemptions=self.preemptions,
+            running_max=max(running),
+            running_mean=sum(running) / len(seen),
+            waiting_max=max(waiting),
+            waiting_mean=sum(waiting) / len(seen),
+            kv_cache_usage_max=max(used),
+            preemptions=batch.preemptions,
             prefix_cache_hits=0,
             cached_prompt_tokens=0,
-            prompt_tokens=sum(request.prompt for request in self.requests),
-            generation_tokens=sum(request.answer for request in self.requests),
-            queue=timing("due_ms", "began_ms"),
-            prefill=timing("began_ms", "first_ms"),
-            decode=timing("first_ms", "end_ms"),
+            prompt_tokens=prompt * count,
+            generation_tokens=sum(answers),
+            queue=self._timing(0, 1),
+            prefill=self._timing(1, 2),
+            decode=self._timing(2, 3),
         )
+
+    def spans(self, begin: int, end: int) -> list[float]:
+        """Return the times in ms between two moments of the queries, the shortest first."""
+        return sorted(times[end] - times[begin] for times in self.times)
+
+    def _timing(self, begin: int, end: int) -> Timing:
+        spans = self.spans(begin, end)
+        return Timing(requests=len(spans), mean_ms=sum(spans) / len(spans), p99_at_most_ms=None)

@@ -48,14 +48,10 @@ def explained(
     settings = changed(run.settings, server=changed(run.settings.server, argv=argv), max_in_flight=10_000)
     figures = {figure.name: figure for figure in part.figures.values()}
     if part.latencies:
-        tpot = [(request.end_ms - request.first_ms) / (request.answer - 1) for request in server.requests]
-        for name, value in {
-            "ttft_p99": server.p99("due_ms", "first_ms") + http_ms,
-            "ttft_mean": server.mean("due_ms", "first_ms") + http_ms,
-            "tpot_p99": sorted(tpot)[int(0.99 * len(tpot))],
-            "tpot_mean": sum(tpot) / len(tpot),
-        }.items():
-            figures[name] = Figure(name, value, "ms", Source("log", name))
+        tpot = sorted((end - first) / (answer - 1) for _, _, first, end, answer in server.times)
+        for name, spans, more in (("ttft", server.spans(0, 2), http_ms), ("tpot", tpot, 0.0)):
+            for part_of, value in (("p99", spans[int(0.99 * len(spans))]), ("mean", sum(spans) / len(spans))):
+                figures[f"{name}_{part_of}"] = Figure(f"{name}_{part_of}", value + more, "ms", Source("log", name))
     return why(
         replace(
             part,

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
@@ -24,7 +25,7 @@ from cm4vllm.report.final_table import final_table, next_step
 from cm4vllm.report.summary import render, write_summary
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import Report, load
-from cm4vllm.results.judgement.campaign_verdict import Kind, findings, headline, missing, unexpected
+from cm4vllm.results.judgement.campaign_verdict import findings, headline, missing, unexpected
 from cm4vllm.rules import Scenario
 
 Change = Callable[..., None]
@@ -85,7 +86,7 @@ def test_a_rehearsal_claims_no_precision_of_which_it_could_warn(out: Path, chang
     change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, client__self_check=None)
     report = load(out)
     assert "WARNING" not in final_table(report, stream=io.StringIO())
-    assert "Server client" in [finding.subject for finding in findings(report)]  # the page has it
+    assert "Server client" in [finding.field for finding in findings(report)]  # the page has it
 
 
 def test_published_rates_keep_their_units(published: Path) -> None:
@@ -110,8 +111,8 @@ def test_a_metric_that_is_not_scored_is_named_with_the_reason_on_every_page(out:
     text = final_table(report, stream=io.StringIO())
     assert "ROUGE1: not scored: its <words> cannot be counted" in text
     assert re.search(r"Offline .* targets met, 1 not scored", text)
-    finding = next(listed for listed in findings(report) if listed.subject == "Offline accuracy")
-    assert finding.kind is not Kind.GOOD and "ROUGE1 is not scored: its <words>" in finding.text
+    finding = next(listed for listed in findings(report) if listed.field == "Offline accuracy")
+    assert finding.severity is not Severity.GOOD and "ROUGE1 is not scored: its <words>" in finding.what
     write_summary(report)
     page = (out / "summary.html").read_text(encoding="utf-8")
     assert "ROUGE1 is not scored: its &lt;words&gt; cannot be counted" in page
@@ -178,14 +179,14 @@ def result(published: Path) -> Report:
 def test_an_open_result_below_the_closed_targets_is_valid_and_says_so(result: Report) -> None:
     report = replace(result, checker=PASSED)
     assert headline(report) == "A valid result in the open division"
-    kinds = {f.subject: f.kind for f in findings(report)}
-    assert kinds["Offline performance"] is Kind.GOOD and kinds["Offline accuracy"] is Kind.OPEN
+    kinds = {f.field: f.severity for f in findings(report)}
+    assert kinds["Offline performance"] is Severity.GOOD and kinds["Offline accuracy"] is Severity.NOTE
 
 
 def test_a_checker_that_ended_by_a_fault_of_its_own_is_said_to_give_no_verdict(result: Report) -> None:
     faulty = msgspec.structs.replace(PASSED.runs[0], name="old", passed=False, status=1, own_fault="TypeError: a")
     report = replace(result, checker=msgspec.structs.replace(PASSED, runs=[*PASSED.runs, faulty]))
-    text = next(f.text for f in findings(report) if f.subject == "Official checker")
+    text = next(f.what for f in findings(report) if f.field == "Official checker")
     assert text.endswith("(submission_checker: passed, old: no verdict, it ended by a fault of its own)")
 
 
@@ -202,7 +203,7 @@ def test_a_result_whose_client_was_the_bottleneck_says_so_first(result: Report) 
     results = replace(first, performance=replace(first.performance, run=run)), *result.results[1:]
     report = replace(result, checker=PASSED, submission=replace(result.submission, results=results))
     assert headline(report) == "Valid in the open division, but DOUBTFUL: see Offline client"
-    assert "may have been the bottleneck" in next(f.text for f in findings(report) if f.subject == "Offline client")
+    assert "may have been the bottleneck" in next(f.what for f in findings(report) if f.field == "Offline client")
 
 
 def test_a_refused_result_is_not_valid(result: Report) -> None:
@@ -211,22 +212,22 @@ def test_a_refused_result_is_not_valid(result: Report) -> None:
     )
     report = replace(result, checker=refused)
     assert headline(report) == "Not a valid submission: see Official checker"
-    assert "submission_checker: refused with 1 error" in findings(report)[-1].text
+    assert "submission_checker: refused with 1 error" in findings(report)[-1].what
 
 
 def test_a_checker_that_was_not_to_be_had_says_why(result: Report) -> None:
     report = replace(result, checker=CheckerRecord(commit="", round="v4.1", passed=False, unavailable="no network"))
-    assert findings(report)[-1].text == "not run: no network"
+    assert findings(report)[-1].what == "not run: no network"
 
 
 def test_an_invalid_run_is_bad_in_a_result_and_a_note_in_a_rehearsal(result: Report, real_runs: Path) -> None:
-    for report, kind in ((result, Kind.BAD), (load(real_runs), Kind.OPEN)):
+    for report, kind in ((result, Severity.ERROR), (load(real_runs), Severity.NOTE)):
         first = report.results[0]
         assert first.performance is not None
         invalid = replace(first.performance, loadgen_valid=False, loadgen_reasons=("minimum duration not met",))
         results = replace(first, performance=invalid), *report.results[1:]
         finding = findings(replace(report, submission=replace(report.submission, results=results)))[0]
-        assert finding.kind is kind and finding.text.startswith("INVALID (minimum duration not met)")
+        assert finding.severity is kind and finding.what.startswith("INVALID (minimum duration not met)")
 
 
 def test_a_rehearsal_is_never_called_a_result(real_runs: Path) -> None:
@@ -241,12 +242,12 @@ def test_a_checker_refuses_a_rehearsal_for_being_short(real_runs: Path) -> None:
     )
     report = replace(report, checker=msgspec.structs.replace(report.checker, passed=False, runs=[short]))
     assert unexpected(report) == []
-    assert findings(report)[-1].kind is Kind.GOOD
-    assert "only length findings, expected of a rehearsal" in findings(report)[-1].text
+    assert findings(report)[-1].severity is Severity.GOOD
+    assert "only length findings, expected of a rehearsal" in findings(report)[-1].what
     assert "SUMMARY" not in final_table(report, stream=io.StringIO())  # what is expected is not listed
     slow = msgspec.structs.replace(short, errors=["Failed extra check for TTFT and TPOT. Obtained: TTFT 99-tile: 5"])
     report = replace(report, checker=msgspec.structs.replace(report.checker, runs=[slow]))
-    assert "only length and latency findings" in findings(report)[-1].text
+    assert "only length and latency findings" in findings(report)[-1].what
     broken = msgspec.structs.replace(short, errors=["no such file"])
     report = replace(report, checker=msgspec.structs.replace(report.checker, runs=[broken]))
     assert "submission_checker: no such file" in final_table(report, stream=io.StringIO())
@@ -269,8 +270,8 @@ def test_a_shortened_run_is_named_on_every_page_of_a_rehearsal(real_runs: Path) 
     run = msgspec.structs.replace(first.performance.run, settings=settings)
     results = replace(first, performance=replace(first.performance, run=run)), *others
     report = replace(report, submission=replace(report.submission, results=results))
-    named = next(f for f in findings(report) if f.subject == f"{settings.title} run")
-    assert (named.kind, named.text) == (Kind.OPEN, f"shortened: {words}")
+    named = next(f for f in findings(report) if f.field == f"{settings.title} run")
+    assert (named.severity, named.what) == (Severity.NOTE, f"shortened: {words}")
     assert f"{settings.title} is shortened: {words}" in final_table(report, stream=io.StringIO())
 
 
@@ -379,7 +380,7 @@ def test_what_the_server_could_not_be_asked_stands_on_every_page(counted: Path, 
 def test_a_server_that_lists_ids_is_said_to(real_runs: Path) -> None:
     for page in (*measurement_readmes(load(real_runs)).values(), render(load(real_runs))):
         assert "Token ids are those that the server lists" in page
-    assert "Token counts" not in {finding.subject for finding in findings(load(real_runs))}
+    assert "Token counts" not in {finding.field for finding in findings(load(real_runs))}
 
 
 def test_without_usage_it_says_so_and_no_difference(counted: Path, change: Change) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.number_texts import number, rate
@@ -27,7 +28,7 @@ from cm4vllm.report.summary import render
 from cm4vllm.report.tree_texts import block, code, measurement_readmes, plain
 from cm4vllm.results.campaign_results import Report, load
 from cm4vllm.results.energy_figures import ENERGY_LABELS, energy_figures
-from cm4vllm.results.judgement.campaign_verdict import Kind, findings
+from cm4vllm.results.judgement.campaign_verdict import findings
 from cm4vllm.results.model import Performance
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.capsule.comparison import compare_paths
@@ -143,7 +144,7 @@ def test_tokens_that_the_server_took_from_a_cache_make_a_result_invalid(
     change(folder_of(out, "Server", mode) / RUN_FILE, RunRecord, server_metrics=server_metrics(prefix_cache_hits=17))
     (invalid,) = load(out).invalid_results
     assert invalid.startswith("Server: ") and "17 prompt tokens from a cache" in invalid
-    assert any(f.kind is Kind.BAD and "17 prompt tokens" in f.text for f in findings(load(out)))
+    assert any(f.severity is Severity.ERROR and "17 prompt tokens" in f.what for f in findings(load(out)))
 
 
 def test_a_checkers_verdict_on_earlier_runs_does_not_count(out: Path) -> None:

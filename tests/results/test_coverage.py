@@ -67,13 +67,8 @@ def codes(checked: CheckedTree, *wanted: str) -> dict[str, list[str]]:
     return by_code
 
 
-RULES = (
-    "SCENARIO-REQUIRED",
-    "COMPLIANCE",
-    "LOG-MIN-DURATION",
-    "PERFORMANCE-SAMPLES",
-    "ACCURACY-SAMPLES",
-    "ACCURACY-TARGET",
+RULES = tuple(
+    "SCENARIO-REQUIRED COMPLIANCE LOG-MIN-DURATION PERFORMANCE-SAMPLES ACCURACY-SAMPLES ACCURACY-TARGET".split()
 )
 
 

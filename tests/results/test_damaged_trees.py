@@ -13,9 +13,9 @@ import good_tree
 import pytest
 from test_power_checks import GOOD, tree_of
 
-from cm4vllm.common.checks import Check, Fault, Stage, whole
+from cm4vllm.common.checking.checks import Check, Fault, Stage, whole
+from cm4vllm.common.checking.findings import Finding, Rule, Severity
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.findings import Finding, Rule, Severity
 from cm4vllm.report.comparison_texts import report_comparison
 from cm4vllm.results import file_listing
 from cm4vllm.results.check_command.tree_check import check_tree, report_checks

@@ -15,21 +15,11 @@ from cm4vllm.rules import round_terms
 FOLDER = Path("closed") / "Someone" / "results" / "System" / "deepseek-r1" / "Server"
 PERFORMANCE, ACCURACY, CONFIG = "performance/result_summary.json", "accuracy/accuracy_results.json", "config.yaml"
 #: Codes of what is measured; a tree as small as this one has other faults.
-MEASURED = (
-    "RESULT-INVALID",
-    "LOG-",
-    "LATENCY-",
-    "METRIC-",
-    "TOKENS-",
-    "ACCURACY-",
-    "SCORE-",
-    "RESULT-FILES",
-    "COMPLIANCE",
-    "PERFORMANCE-",
-    "FILE-UNEXPECTED",
-    "FILE-UNREADABLE",
-    "TTFT-",
-    "SCENARIO-UNKNOWN",
+MEASURED = tuple(
+    (
+        "RESULT-INVALID LOG- LATENCY- METRIC- TOKENS- ACCURACY- SCORE- RESULT-FILES COMPLIANCE "
+        "PERFORMANCE- FILE-UNEXPECTED FILE-UNREADABLE TTFT- SCENARIO-UNKNOWN"
+    ).split()
 )
 
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from checks_page import codes_page
-from cm4vllm.common.checks import Check, Fault, Stage, whole
+from cm4vllm.common.checking.checks import Check, Fault, Stage, whole
+from cm4vllm.common.checking.findings import Finding, Rule, Severity, refuse
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.findings import Finding, Rule, Severity, refuse
 from cm4vllm.results.checks import CHECKS, findings
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import PROBLEMS

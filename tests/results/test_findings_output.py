@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.checking.findings import Finding, Rule, Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.findings import Finding, Rule, Severity
 from cm4vllm.results.check_command import submission_processes
 from cm4vllm.results.check_command.check_summary import WIDTH, CheckedSubmission, by_submission, counts, listed
 from cm4vllm.results.check_command.finding_filters import Filters

@@ -11,7 +11,7 @@ from typing import Any
 import good_tree
 import pytest
 
-from cm4vllm.common.checks import Stage
+from cm4vllm.common.checking.checks import Stage
 from cm4vllm.engine.format.documents import read_yaml
 from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import CHECKS

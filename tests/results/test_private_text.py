@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.findings import Finding, Severity
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.secrets.secret_forms import keys_in
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.model import Submission

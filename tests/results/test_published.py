@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import published_findings
-from cm4vllm.common.findings import Finding, Severity
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.results.check_command.tree_check import check_tree
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "checks-published.md"

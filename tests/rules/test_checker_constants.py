@@ -183,12 +183,7 @@ class TestEachRound:
         state = SimpleNamespace(models=checker["models"], base=checker)
         mapping = {"own-8b": checker["models"][0], "resnet50": "bert-99", "my-resnet50": "bert-99"}
         own = [f"{before}{name}" for name in checker["models"] for before in ("", "tuned-")]
-        others = [
-            "efficientnet-fp32-lite0",
-            "mobilenet-v1-precision_uint8-0.25-128",
-            "obert-large-none-bert-99",
-            "rnnt",
-        ]
+        others = "efficientnet-fp32-lite0 mobilenet-v1-precision_uint8-0.25-128 obert-large-none-bert-99 rnnt".split()
         others += ["obert-large-none-bert-99.9", "llama3_1-405b_pruned", "llama3_1-8b", "llama3_1-70b", "ssd-resnet34"]
         for folder in [*own, *others, *checker["model_mapping"], *mapping]:
             theirs = asked(state, folder, mapping)

@@ -1,23 +1,17 @@
 """The inputs of the recipes: described once, as the code behind them reads them, and as the docs name them."""
 
-import ast
-import enum
-import importlib
 import re
 import runpy
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
-from msgspec import NODEFAULT
+import yaml
 
 from cm4vllm.campaign.entry import input_values, prepared
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.settings import env_keys
 from cm4vllm.compliance.verification import verified_tests
-from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.rules import Category, Division, ExecutionMode, Scenario
@@ -31,10 +25,7 @@ DESCRIBED = {
     for script in SCRIPTS
     for flag, entry in (script.raw.get("inputs") or {}).items()
 }
-#: A whole number is one of those that a float takes, a path is a text.
-READ_ALL_THE_SAME = {("integer", float), ("path", str), ("text", Path)}
-#: The names in a meta of the types in the code.
-TYPES = {int: "integer", float: "number", bool: "switch", str: "text", Path: "path"}
+INPUTS = runpy.run_path(str(ROOT / "docs/tools/recipe_inputs.py"))
 
 
 def test_a_recipe_has_a_purpose_examples_and_inputs_of_one_form():
@@ -44,8 +35,6 @@ def test_a_recipe_has_a_purpose_examples_and_inputs_of_one_form():
 
 
 def yaml_of(script: ScriptMeta) -> dict[str, Any]:
-    import yaml
-
     return dict(yaml.safe_load((script.path / "_cm.yaml").read_text()))
 
 
@@ -98,75 +87,18 @@ def test_an_input_without_a_default_or_with_another_than_it_takes_is_found(entry
 # --- the code behind them ---------------------------------------------------------------------------------------------
 
 
-@cache
-def settings() -> list[tuple[str, str, Any, Any]]:
-    """Return field, environment key, type and default of all settings that code reads from the environment."""
-    classes = []
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        names = [
-            node.name
-            for node in ast.parse(path.read_text()).body
-            if isinstance(node, ast.ClassDef) and re.search(r"Annotated\[.*Key\(", ast.unparse(node))
-        ]
-        if not names:
-            continue
-        module = importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
-        for cls in (getattr(module, name) for name in names if name != "Key"):
-            hints, defaults = (
-                get_type_hints(cls),
-                dict(zip(cls.__struct_fields__[::-1], cls.__struct_defaults__[::-1], strict=False)),
-            )
-            defaults = {field: value for field, value in defaults.items() if value is not NODEFAULT}
-            classes += [
-                (f"{cls.__name__}.{field}", key, hints[field], defaults.get(field))
-                for field, key in env_keys(cls).items()
-            ]
-    return classes
+def test_type_values_and_default_of_each_input_are_those_of_the_code_that_reads_it():
+    """`python docs/tools/recipe_inputs.py` writes them."""
+    assert {script.alias: changed for script in SCRIPTS if (changed := INPUTS["stale"](script.path / "_cm.yaml"))} == {}
 
 
-def test_the_code_reads_each_input_as_its_meta_says():
-    assert len(settings()) > 60
-    wrong = []
-    for name, key, hint, default in settings():
-        if key not in DESCRIBED:
-            continue  # set by a variation or another recipe
-        script, flag, entry = DESCRIBED[key]
-        kinds = [
-            kind
-            for kind in (get_args(hint) if get_origin(hint) is not Literal else ()) or (hint,)
-            if kind is not type(None)
-        ]
-        kind = kinds[0]
-        values = (
-            [value for value in get_args(kind) if value]
-            if get_origin(kind) is Literal
-            else [str(member.value) for member in kind]
-            if isinstance(kind, type) and issubclass(kind, enum.Enum)
-            else []
-        )
-        told = entry.get("type", "text")
-        if values and entry.get("values") != values:
-            wrong.append(f"{script.alias} --{flag}: the meta has {entry.get('values')}, {name} takes {values}")
-        if not values and TYPES.get(kind, "text") != told and (told, kind) not in READ_ALL_THE_SAME:
-            wrong.append(f"{script.alias} --{flag}: the meta says {told}, {name} reads {kind}")
-        shown = [
-            text
-            for other in SCRIPTS
-            for taken, of in other.input_mapping.items()
-            if of == key
-            if (text := other.input_description[taken].get("default")) is not None
-        ]
-        if (default or default is False) and shown and not any(same(default, text, told) for text in shown):
-            wrong.append(f"{script.alias} --{flag}: the metas have {shown}, {name} has {default!r}")
-    assert not wrong, "\n".join(wrong)
-
-
-def same(default: Any, text: str, kind: str) -> bool:
-    if kind == "switch":
-        return bool(default) is not is_no(text)
-    return str(default) == text or (
-        kind in ("integer", "number") and text.replace(".", "").isdigit() and float(text) == float(default)
-    )
+def test_an_input_that_differs_from_the_code_is_written_again(tmp_path):
+    meta, text = tmp_path / "_cm.yaml", (ROOT / "script/run-vllm-server/_cm.yaml").read_text()
+    changed = text.replace("READY_TIMEOUT, type: number", "READY_TIMEOUT, type: switch")
+    meta.write_text(changed.replace("chat], default: auto", "other], default: chat"))
+    assert INPUTS["stale"](meta).keys() == {"api", "ready_timeout"}
+    INPUTS["renew"](meta)
+    assert yaml.safe_load(meta.read_text())["inputs"] == yaml.safe_load(text)["inputs"]
 
 
 @pytest.mark.parametrize("flag", [flag for flag, entry in MAIN.input_description.items() if entry.get("choices")])
@@ -214,41 +146,13 @@ FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
 IN_QUOTES = re.compile(r"--(?:job|slurm_options)='([^']*)'")
 COMMAND = re.compile(r"cm (?:run|plan|show|docker|dockerfile) script [^`\n]*?--tags=([\w,.#<>/-]+)([^`\n]*)")
 #: Flags of other commands and programs that the docs name: other actions of cm, the benchmarks, vLLM, sbatch, ...
-OTHERS = {
-    "url",
-    "config",
-    "template",
-    "json",
-    "only",
-    "quick",
-    "rounds",
-    "samples",
-    "first",
-    "drift",
-    "settings",
-    "vllm",
-    "endpoints",
-    "cores",
-    "uds",
-    "tool",
-    "app",
-    "list",
-    "true_lengths",
-    "bind",
-    "reuid",
-    "real",
-    "nnodes",
-    "headless",
-    "exclusive",
-    "qos",
-    "constraint",
-    "command",
-    "ipc",
-    "network",
-    "rm",
-    "ulimit",
-    "volume",
-}
+OTHERS = set(
+    (
+        "url config template json only quick rounds samples first drift settings vllm endpoints cores "
+        "uds tool app list true_lengths bind reuid real nnodes headless exclusive qos constraint "
+        "command ipc network rm ulimit volume"
+    ).split()
+)
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]
 

@@ -101,7 +101,10 @@ def test_the_tiny_model_that_a_given_server_serves_has_to_be_made_before_and_the
 
 @pytest.mark.parametrize(("given", "downloads"), [("", True), ("punkt_tab.zip", False), ("nltk_data", False)])
 def test_a_sentence_model_that_is_given_is_not_downloaded(tmp_path, monkeypatch, files, given, downloads):
-    for module in ("campaign.preflight", "accuracy.sentences"):  # the published model, which they compare with
+    for module in (
+        "campaign.job_checks.preflight",
+        "accuracy.sentences",
+    ):  # the published model, which they compare with
         monkeypatch.setattr(f"cm4vllm.{module}.given_model", lambda path: {})
     (tmp_path / "nltk_data").mkdir()
     (tmp_path / "punkt_tab.zip").touch()

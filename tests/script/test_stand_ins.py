@@ -12,12 +12,10 @@ from cm4vllm.common.errors import DatasetError, ModelError, SourceUnavailable, U
         (
             ["--vllm_model_name=llama-3.1-8b-instruct"],
             "",
-            [
-                "get,ml-model,_catalogue.llama-3.1-8b-instruct",
-                "cnn_eval.json",
-                "HF_TOKEN",
-                "https://huggingface.co/meta-llama/",
-            ],
+            (
+                "get,ml-model,_catalogue.llama-3.1-8b-instruct cnn_eval.json HF_TOKEN "
+                "https://huggingface.co/meta-llama/"
+            ).split(),
         ),
         (
             ["--quantize=_fp8"],

@@ -255,15 +255,9 @@ FORMS = [
     "--speculative-config.eagle_config.x+ 1",
     "--spec-method ngram",
     "--spec-meth ngram",
-    "--spec_model=x",
-    "--spec-tokens=3",
-    "--enable-prefix-caching",
-    "--mm-processor-cache-gb",
+    *"--spec_model=x --spec-tokens=3 --enable-prefix-caching --mm-processor-cache-gb".split(),
     "--mm_processor_cache_gb 4",
-    "--mm-proc=4",
-    "--enable_prefix_caching",
-    "--enable-prefix-cach",
-    "--enable_prefix_c",
+    *"--mm-proc=4 --enable_prefix_caching --enable-prefix-cach --enable_prefix_c".split(),
     "--generation-config auto",
     "--gen auto",
     """--override-generation-config '{"temperature": 1}'""",
@@ -296,29 +290,14 @@ def test_no_form_of_a_fixed_option_is_taken(extra, before):
     assert shlex.split(extra)[0].partition("=")[0] in caught.value.what
 
 
-FIXED = {
-    "--enable-prefix-caching",
-    "--mm-processor-cache-gb",
-    "--kv-transfer-config",
-    "--kv-offloading-size",
-    "--kv-offloading-backend",
-    "--generation-config",
-    "--override-generation-config",
-    "--logits-processors",
-    "--watermark-config",
-    "--speculative-config",
-    "-sc",
-    "--spec-method",
-    "--spec-model",
-    "--spec-tokens",
-    "--api-key",
-    "--config",
-    "--model",
-    "--served-model-name",
-    "--host",
-    "--port",
-    "--uds",
-}
+FIXED = set(
+    (
+        "--enable-prefix-caching --mm-processor-cache-gb --kv-transfer-config --kv-offloading-size "
+        "--kv-offloading-backend --generation-config --override-generation-config --logits-processors "
+        "--watermark-config --speculative-config -sc --spec-method --spec-model --spec-tokens "
+        "--api-key --config --model --served-model-name --host --port --uds"
+    ).split()
+)
 
 
 def test_all_other_options_of_vllm_may_be_given():

@@ -134,14 +134,11 @@ def test_two_servers_that_started_at_the_same_moment_are_two():
 
 @pytest.mark.parametrize(
     "given",
-    [
-        "localhost:8000,127.0.0.1:8000",
-        "http://localhost:8000,http://LOCALHOST:8000/v1",
-        "127.0.0.1:8000,[::ffff:127.0.0.1]:8000",
-        "0.0.0.0:8000,127.0.0.1:8000",
-        "http://localhost,http://127.0.0.1:80",
-        "http://localhost:1,localhost:1",
-    ],
+    (
+        "localhost:8000,127.0.0.1:8000 http://localhost:8000,http://LOCALHOST:8000/v1 "
+        "127.0.0.1:8000,[::ffff:127.0.0.1]:8000 0.0.0.0:8000,127.0.0.1:8000 "
+        "http://localhost,http://127.0.0.1:80 http://localhost:1,localhost:1"
+    ).split(),
 )
 def test_two_spellings_of_one_address_are_refused_before_anything_is_asked(given):
     with pytest.raises(UsageError, match="given twice"):

@@ -40,22 +40,10 @@ def test_every_option_is_found_by_each_of_its_names(options):
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):
-    words = [
-        "model",
-        "--max_num_seqs",
-        "4",
-        "--seed=-1",
-        "--compilation-config.mode",
-        "3",
-        "-tp",
-        "2",
-        "-O3",
-        "--enforce-eager",
-        "--dtype=bfloat16",
-        "--allowed-origins",
-        "a",
-        "b",
-    ]
+    words = (
+        "model --max_num_seqs 4 --seed=-1 --compilation-config.mode 3 -tp 2 -O3 --enforce-eager "
+        "--dtype=bfloat16 --allowed-origins a b"
+    ).split()
     assert fitted(words, options) == (words, [])
 
 

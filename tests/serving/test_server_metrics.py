@@ -321,7 +321,7 @@ def test_a_page_without_end_is_missed_in_its_time_and_loses_nothing(
     url, handler = serve_as(Endless, BEFORE.read_text(), AFTER.read_text(), good=good, **endless)
     began = time.monotonic()
     watch = watched(url, handler, tmp_path, served=good + 1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert len(watch.samples) == good
     assert watch.heartbeat.reason == ""
     assert "cannot be read" in "".join(capsys.readouterr())

@@ -78,12 +78,12 @@ def test_the_program_is_what_git_lists_byte_for_byte(copy):
     for name in names:
         assert (copy / name).read_bytes() == (ROOT / name).read_bytes(), name
         assert os.access(copy / name, os.X_OK) == os.access(ROOT / name, os.X_OK), name
-    for name in (
-        "automation/script/_cm.json",
-        "src/cm4vllm/report/templates/summary.css",
-        "src/cm4vllm/py.typed",
-        "src/cm4vllm/engine/tools/templates/python/_cm.yaml.in",
-        "src/cm4vllm/rules/digests/mixtral-8x7b-instruct.md5",
+    for name in tuple(
+        (
+            "automation/script/_cm.json src/cm4vllm/report/templates/summary.css src/cm4vllm/py.typed "
+            "src/cm4vllm/engine/tools/templates/python/_cm.yaml.in "
+            "src/cm4vllm/rules/digests/mixtral-8x7b-instruct.md5"
+        ).split()
     ):
         assert (copy / name).is_file(), name
 
@@ -128,12 +128,7 @@ def test_an_installed_package_is_listed_by_its_record(tmp_path, stranger):
     subprocess.run(
         [
             sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--no-deps",
-            "--no-index",
-            "--target",
+            *"-m pip install --no-deps --no-index --target".split(),
             tmp_path / "site",
             "--no-compile",
             *tmp_path.glob("*.whl"),

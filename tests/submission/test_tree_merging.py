@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from campaign_records import campaign_record
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import write_json, write_text
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
@@ -32,7 +32,7 @@ from cm4vllm.submission.checker.official_checker import run_checkers
 from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.result_removal import remove_results
 from cm4vllm.submission.tree import TreeAsked, build_tree, system_folder
-from cm4vllm.submission.tree_inputs import TREE, submission_inputs
+from cm4vllm.submission.tree_inputs import TreeSettings, place_of_tree
 from cm4vllm.submission.tree_writer import digests
 
 #: The files that several results share: pages with a part for each, and the mapping.
@@ -273,7 +273,7 @@ def test_a_folder_of_other_files_is_not_replaced_by_a_tree(two, tmp_path, name):
     (tree / name).write_text("mine")
     for call in (
         lambda: build_tree(two[0], tree=tree),
-        lambda: submission_inputs({"CM_MLPERF_RESULTS_DIR": str(two[0].out), TREE: str(tree)}),
+        lambda: place_of_tree(TreeSettings(results=str(two[0].out), tree=str(tree))),
     ):
         with pytest.raises(UsageError) as caught:
             call()
@@ -327,12 +327,12 @@ def test_a_tree_of_another_submitter_that_cm4vllm_built_is_not_replaced(two, tmp
     (out / "system" / "system.json").write_text(json.dumps(described))
     record = campaign_record(system=system_folder(out), model=two[1].model, submitter="OrgB")
     write_record(out / CAMPAIGN_FILE, record)
-    inputs = {"CM_MLPERF_RESULTS_DIR": str(out), TREE: str(tree)}
-    submission_inputs(inputs | {"CM_MLPERF_SUBMITTER": "Nobody"})
+    inputs = TreeSettings(results=str(out), tree=str(tree))
+    place_of_tree(replace(inputs, submitter="Nobody"))
     for call in (
         lambda: build_tree(dataclasses.replace(two[1], submitter="OrgB"), tree=tree),
-        lambda: submission_inputs(inputs | {"CM_MLPERF_SUBMITTER": "OrgB"}),
-        lambda: submission_inputs(inputs),  # the submitter of the results
+        lambda: place_of_tree(replace(inputs, submitter="OrgB")),
+        lambda: place_of_tree(inputs),  # the submitter of the results
     ):
         with pytest.raises(UsageError) as caught:
             call()

@@ -15,6 +15,7 @@ from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scored_pairs import PairScorer
 from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
+from cm4vllm.common.student import student_t
 from cm4vllm.loadgen.process.run_status import PartialScore, PartialScores
 from cm4vllm.records.run import RunSettings
 
@@ -100,7 +101,7 @@ class LiveScores:
         if count < 2:
             return count, np.full(len(TYPES), np.nan), np.full(len(TYPES), np.inf)
         left = 1 - count / self._samples  # of the variance: none, once every sample of the run counts
-        half = _student(count - 1) * scores.std(axis=0, ddof=1) * math.sqrt(left / count)
+        half = student_t(0.975, count - 1) * scores.std(axis=0, ddof=1) * math.sqrt(left / count)
         return count, scores.mean(axis=0), half
 
     def _score(self, batch: list[tuple[int, Sequence[int]]]) -> None:
@@ -138,9 +139,3 @@ def live_scores(settings: RunSettings, *, nltk_data: str | None = None) -> LiveS
     drawn = random.Random(0).sample(places, min(DRAWN, len(places)))  # noqa: S311 - the same samples in every run
     references = {place: str(rows[place]["output"]) for place in drawn}
     return LiveScores(scorer, Detokenizer(Path(settings.model.path)), references, len(places))
-
-
-def _student(freedom: int) -> float:
-    """Return the 97.5 % point of Student's distribution, by the expansion around the normal one's (0.2 % off at 9)."""
-    z = 1.959964
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

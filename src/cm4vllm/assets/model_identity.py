@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 from msgspec.structs import replace
 
-from cm4vllm.assets.models import check_unchanged
-from cm4vllm.common.errors import ModelError
+from cm4vllm.assets.models import MODEL_FILE, check_unchanged
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import digest_of
 from cm4vllm.common.progress import step
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.common.units import size_text
 from cm4vllm.records.assets import IDENTITY, ModelRecord
@@ -25,6 +29,24 @@ def is_from(benchmark: str, location: str) -> bool:
     """Return True if a name of the catalogue, or a hub id, is that of a benchmark's own model."""
     name = catalogue().benchmark(benchmark).model
     return location in (name, catalogue().model(name).hub)
+
+
+class IdentityInputs(Settings, frozen=True, kw_only=True):
+    """The model that is compared, the benchmark whose model it is to be, and the identified record of its base."""
+
+    model_record: input_types.ModelRecordPath = ""
+    benchmark: input_types.Benchmark = "llama3.1-8b"
+    base_record: Annotated[str, Key("CM_ML_MODEL_IDENTITY_RECORD")] = ""
+
+
+def identify(inputs: IdentityInputs, folder: Path) -> ModelRecord:
+    """Compare a model with the benchmark's, and write its record to `folder`. Raises UsageError, ModelError."""
+    if not inputs.model_record:
+        raise UsageError("no model is named", remedy="--model_record=model.json of get,ml-model")
+    base = read_record(Path(inputs.base_record), ModelRecord) if inputs.base_record else None
+    record = identified(read_record(Path(inputs.model_record), ModelRecord), inputs.benchmark, base)
+    write_record(folder / MODEL_FILE, record)
+    return record
 
 
 def identified(record: ModelRecord, benchmark: str, base: ModelRecord | None = None) -> ModelRecord:

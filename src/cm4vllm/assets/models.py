@@ -105,15 +105,25 @@ def check_source(variation: str, layers: int | None = None) -> None:
         checks[source](where)
 
 
-def model_env(record: ModelRecord, folder: Path) -> dict[str, str]:
-    """Return the environment keys of a model whose record is in `folder`."""
-    return {
-        "CM_ML_MODEL_NAME": record.name,
-        "CM_ML_MODEL_PATH": record.path,
-        "CM_ML_MODEL_RECORD": str(folder / MODEL_FILE),
-        "CM_ML_MODEL_SHA256": record.sha256,
-        "CM_ML_MODEL_TOKENIZER_SHA256": sha256_of(Path(record.path) / "tokenizer.json"),
-    }
+class ModelExports(Settings, frozen=True, kw_only=True):
+    """The exports of the recipes that provide a model."""
+
+    name: Annotated[str, Key("CM_ML_MODEL_NAME")]
+    path: Annotated[str, Key("CM_ML_MODEL_PATH")]
+    record: input_types.ModelRecordPath
+    sha256: Annotated[str, Key("CM_ML_MODEL_SHA256")]
+    tokenizer_sha256: Annotated[str, Key("CM_ML_MODEL_TOKENIZER_SHA256")]
+
+
+def model_exports(record: ModelRecord, folder: Path) -> ModelExports:
+    """Return the exports for a model whose record is in `folder`."""
+    return ModelExports(
+        name=record.name,
+        path=record.path,
+        record=str(folder / MODEL_FILE),
+        sha256=record.sha256,
+        tokenizer_sha256=sha256_of(Path(record.path) / "tokenizer.json"),
+    )
 
 
 def check_unchanged(record: ModelRecord) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
-from cm4vllm.campaign.job_checks.division_checks import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.job_checks.machine_needs import machine_notes
 from cm4vllm.campaign.job_checks.preflight import absolute_paths, preflight, require_files
@@ -50,8 +50,8 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
     require_rehearsal(env)
     require_files(env)
     job = replace(Job.of(CampaignSettings.of(env)), step_inputs=changes.inputs)
-    faults = division_faults(job, env)
-    job = replace(job, faults=faults, notes=(*published_notes(env), *job_notes(job), *fault_notes(job, faults)))
+    findings = division_findings(job, env)
+    job = replace(job, findings=findings, notes=(*published_notes(env), *job_notes(job), *finding_notes(job, findings)))
     steps = schedule(job)
     _require_steps(job, steps)
     for sentence in changes.without_effect(steps):
@@ -59,7 +59,7 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
     if job.space is not None:
         job.space.require_free(env)
     try:
-        require_division_rules(job, faults)
+        require_division_rules(job, findings)
         read = preflight(env, job)
         needed = machine_notes(env, job, machine_limits())
     except CmError:
@@ -92,7 +92,7 @@ def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[st
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
     job, changed = prepared(env, changes)
     steps, times = with_expected_times(job, schedule(job))
-    for note in (*job.notes, *times, *(f"this machine: {finding.words}" for finding in unready())):
+    for note in (*job.notes, *times, *(f"{finding.field}: {finding.what}; {finding.remedy}" for finding in unready())):
         say(f"note: {note}")
     return {
         "adr": changes.rest,
@@ -122,7 +122,7 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str, changes: Ame
 
     job, changed = prepared(env, changes)
     for finding in unready(load=load_sample()):
-        warn(f"this machine: {finding.words}")
+        warn(f"{finding.field}: {finding.what}; {finding.remedy}")
     run(job, lambda tags, inputs: recipes(tags, {**changed, **inputs}), command, {**env, **changed})
     return _results(job)
 

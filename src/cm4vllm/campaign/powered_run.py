@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.common.files import bytes_of, mapped, text_of, typed_path, write_bytes, write_text
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.folders.owned_folders import discard, forget, move_result, write_noted
 from cm4vllm.common.folders.ownership_notes import note_finished
 from cm4vllm.common.progress import warn

@@ -20,6 +20,7 @@ from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
 from cm4vllm.common import input_types
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import GREATEST, Key, require_above_zero
@@ -28,7 +29,6 @@ from cm4vllm.rules import (
     BenchmarkTerms,
     Category,
     Division,
-    DivisionRule,
     ExecutionMode,
     Mode,
     RoundTerms,
@@ -129,20 +129,6 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
         }
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A breach of a rule of the job's division, and its remedy."""
-
-    rule: DivisionRule
-    fact: str
-    remedy: str
-
-    @property
-    def words(self) -> str:
-        """The breach, and the rule with its source."""
-        return f"{self.fact}\n  rule {self.rule.code}: {self.rule.text} ({self.rule.source})"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job(ScheduledJob):
     """The settings, understood: what is run, under which rules, and where its files go."""
@@ -157,7 +143,7 @@ class Job(ScheduledJob):
     tests: tuple[str, ...]
     sources: Sources
     quantisation: str = ""
-    faults: tuple[Fault, ...] = ()
+    findings: tuple[Finding, ...] = ()
     space: Space | None = None
     step_inputs: tuple[StepInput, ...] = ()
 
@@ -170,15 +156,15 @@ class Job(ScheduledJob):
             return f"{SIMULATED_NOTICE}: the power of --power=simulated is made up, and no result may hold it"
         if set(self.modes) != set(Mode):
             return "it needs an accuracy and a performance run of each scenario"
-        broken = dict.fromkeys(fault.rule.code for fault in self.faults)
+        broken = dict.fromkeys(finding.code for finding in self.findings)
         words = f"the job does not keep these rules of the {self.division} division: {', '.join(broken)}"
         return words if broken else ""
 
     @property
     def proves_model(self) -> bool:
         """Return True if the model is to be compared with the benchmark's published digests."""
-        rule = division_rules(self.division, self.category).get(_MODEL_RULE)
-        return rule is not None and all(fault.rule != rule for fault in self.faults)
+        known = _MODEL_RULE in division_rules(self.division, self.category)
+        return known and all(finding.code != _MODEL_RULE for finding in self.findings)
 
     @property
     def title(self) -> str:

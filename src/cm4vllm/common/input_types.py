@@ -6,7 +6,7 @@ same in every class, `None` where the reader chooses the value (tests/common/tes
 
 from typing import Annotated, Literal
 
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Bounds, Key, Settings
 
 # --- what is measured, by which rules ---
 
@@ -18,6 +18,7 @@ Submitter = Annotated[str, Key("CM_MLPERF_SUBMITTER")]
 ExecutionMode = Annotated[str, Key("CM_MLPERF_RUN_STYLE")]
 Scenario = Annotated[str, Key("CM_MLPERF_LOADGEN_SCENARIO")]
 Device = Annotated[str, Key("CM_MLPERF_DEVICE")]
+SpeechPackages = Annotated[str, Key("CM_SPEECH_PACKAGES")]
 VisionPackages = Annotated[str, Key("CM_VISION_PACKAGES")]
 TestQueryCount = Annotated[int | None, Key("CM_TEST_QUERY_COUNT")]
 MaxTestDuration = Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")]
@@ -76,19 +77,21 @@ ServerAction = Annotated[Literal["start", "describe", "status", "stop"], Key("CM
 ServerDir = Annotated[str, Key("CM_VLLM_SERVER_DIR")]
 VllmModelName = Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")]
 ServerPort = Annotated[int, Key("CM_VLLM_SERVER_PORT")]
-ReadyTimeout = Annotated[float | None, Key("CM_VLLM_SERVER_READY_TIMEOUT")]
+ReadyTimeout = Annotated[float | None, Key("CM_VLLM_SERVER_READY_TIMEOUT"), Bounds()]
 Replicas = Annotated[int | None, Key("CM_VLLM_SERVER_REPLICAS")]
 Nodes = Annotated[str, Key("CM_VLLM_SERVER_NODES")]
 ContainerImage = Annotated[str, Key("CM_VLLM_CONTAINER")]
 TpSize = Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")]
 PpSize = Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")]
 DpSize = Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")]
-MaxModelLen = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")]
-MaxNumSeqs = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")]
-MaxNumBatchedTokens = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")]
+MaxModelLen = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN"), Bounds()]
+MaxNumSeqs = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS"), Bounds()]
+MaxNumBatchedTokens = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS"), Bounds()]
 KvCacheDtype = Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")]
-KvCacheSpace = Annotated[int | None, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")]
-GpuMemoryUtilization = Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")]
+KvCacheSpace = Annotated[int | None, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE"), Bounds(zero=True)]
+GpuMemoryUtilization = Annotated[
+    float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION"), Bounds(part_of="the GPU's memory")
+]
 PointArgs = Annotated[str, Key("CM_MLPERF_ENDPOINTS_POINT_ARGS")]
 ExtraArgs = Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")]
 
@@ -104,3 +107,9 @@ CurveOffline = Annotated[Literal["elected", "dedicated"], Key("CM_MLPERF_ENDPOIN
 PassSamples = Annotated[int, Key("CM_MLPERF_ENDPOINTS_PASS_SAMPLES")]
 SubmitterFile = Annotated[str, Key("CM_MLPERF_ENDPOINTS_SUBMITTER_FILE")]
 EndpointsChecker = Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKER")]
+
+
+class VllmPythonInput(Settings, frozen=True, kw_only=True):
+    """The Python that has vLLM, for recipes that install something beside it."""
+
+    python: VllmPython = ""

@@ -31,6 +31,38 @@ class Key:
     name: str
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """The numbers of a field, beside its `Key`: above zero, or from zero on where `zero`, up to `most`.
+
+    `part_of` names the whole of which the number is a part: at most 1.
+    """
+
+    most: float = GREATEST
+    zero: bool = False
+    part_of: str = ""
+
+    def require(self, name: str, value: float) -> None:
+        """Raise UsageError for a number outside; one up to 100 may be a percentage of the whole."""
+        most, kind = (1, f"it is a part of {self.part_of}:") if self.part_of else (self.most, "it must be")
+        if 0 < value <= most or (self.zero and value == 0):
+            return
+        least = "0 or more" if self.zero else "above 0"
+        percent = f"a percentage is divided by 100: give {name}={value / _PERCENT:.15g}"
+        raise UsageError(
+            f"{name}={value:.15g} is not usable",
+            cause=f"{kind} {least}, and {most:,} at most",
+            remedy=percent if self.part_of and 1 < value <= _PERCENT else "give a value in this range, or leave it out",
+        )
+
+
+@cache
+def bounds_of(cls: type) -> Mapping[str, Bounds]:
+    """Return the bounds of each field of `cls` that has some."""
+    extras = {field: getattr(hint, "__metadata__", ()) for field, hint in _hints(cls, include_extras=True).items()}
+    return {field: each for field, several in extras.items() for each in several if isinstance(each, Bounds)}
+
+
 def env_keys(cls: type) -> Mapping[str, str]:
     """Return the environment key of each field of `cls` that has one, in the order of the fields."""
     hints = _hints(cls, include_extras=True)
@@ -67,13 +99,15 @@ class Settings(Record, frozen=True, kw_only=True):
             values[field] = _boolean(value) if bool in (hints[field], *get_args(hints[field])) else value
         for field, value in values.items():
             try:
-                msgspec.convert(value, hints[field], strict=False)
+                read = msgspec.convert(value, hints[field], strict=False)
             except msgspec.ValidationError as error:
                 raise UsageError(
                     f"{keys[field]}={value!r} is not usable",
                     cause=_expected(hints[field]) or str(error),
                     remedy=_plain_number(keys[field], value) or "give a value that fits, or leave it out",
                 ) from error
+            if field in bounds_of(cls):
+                bounds_of(cls)[field].require(keys[field], read)
         values |= {field: part.of(env) for field, part in parts_of(cls).items()}
         try:
             return msgspec.convert(values, cls, strict=False)

@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from cm4vllm import REHEARSAL_NOTICE, compliance
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import InvalidResult, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.folders.owned_folders import write_result_file
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.compliance.audit import require_applied
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.records.compliance import COMPLIANCE_FILE, ComplianceRecord
@@ -96,15 +98,28 @@ def _verifiable(folder: Path) -> RunRecord:
     return run
 
 
-def compliance_folder(env: Mapping[str, Any]) -> Path:
-    """Return the folder of the run that is verified. Raises UsageError where it holds no run."""
-    folder = Path(env[FOLDER]).absolute()
-    require_run(
-        folder,
-        "--tags=process,mlperf,compliance --test_dir=FOLDER, that of a run with --compliance_test of "
-        "app,mlperf,inference,vllm",
-    )
-    return folder
+class VerificationInputs(Settings, frozen=True, kw_only=True):
+    """The folder of the run that is verified; `results_dir` is that of a job."""
+
+    test_dir: Annotated[str, Key("CM_MLPERF_COMPLIANCE_RESULTS_DIR")] = ""
+    results_dir: input_types.ResultsDir = ""
+    speech_packages: input_types.SpeechPackages = ""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run. Raises UsageError where it holds no run."""
+        folder = Path(self.test_dir).absolute()
+        require_run(
+            folder,
+            "--tags=process,mlperf,compliance --test_dir=FOLDER, that of a run with --compliance_test of "
+            "app,mlperf,inference,vllm",
+        )
+        return folder
+
+    def require_run_of_user(self) -> None:
+        """Raise UsageError where the folder that the user gave holds no run; a job makes the runs that it verifies."""
+        if self.test_dir and not self.results_dir:
+            _ = self.folder
 
 
 def require_passed(record: ComplianceRecord) -> None:

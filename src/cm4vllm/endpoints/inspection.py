@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cm4vllm.common import input_types
-from cm4vllm.common.checks import Stage
+from cm4vllm.common.checking.checks import Stage
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings

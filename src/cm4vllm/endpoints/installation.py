@@ -6,9 +6,8 @@ The client is installed in editable form: only then does it record the commit of
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.files import given_path, require_space
@@ -43,19 +42,17 @@ class InstallationSettings(Settings, frozen=True, kw_only=True):
     python: Annotated[str, Key("CM_MLPERF_ENDPOINTS_PYTHON")] = ""
 
 
-def require_python(env: Mapping[str, Any]) -> None:
+def require_python(settings: InstallationSettings) -> None:
     """Raise InstallError where the client is wanted and no Python is new enough for it."""
-    settings = InstallationSettings.of(env)
     if settings.part == "client":
         find_python(settings.python)
 
 
-def provide(env: Mapping[str, Any], folder: Path, recipe: Path) -> tuple[Path, str]:
-    """Install the part that the environment asks for into `folder`; return its record and its version.
+def provide(settings: InstallationSettings, folder: Path, recipe: Path) -> tuple[Path, str]:
+    """Install the part that is asked for into `folder`; return its record and its version.
 
     `recipe` is the folder with the files that pin the packages.
     """
-    settings = InstallationSettings.of(env)
     if settings.part == "checker":
         checker = install_checker(folder, recipe / "requirements-checker.txt")
         write_record(folder / CHECKER_FILE, checker)

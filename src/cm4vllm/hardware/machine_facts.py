@@ -4,13 +4,8 @@ The lines end with all that was not detected.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from msgspec import to_builtins
-
-from cm4vllm.common.progress import say_facts
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.gpus.gpu import detect_gpus, vendors
 from cm4vllm.hardware.gpus.interconnect import interconnect
@@ -66,10 +61,12 @@ def cpu_env(cpu: CpuFacts, host: HostFacts) -> dict[str, str]:
     return _known(env)
 
 
-def capacity_env() -> dict[str, str]:
+def capacity_env(memory: MemoryFacts, disks: list[DiskFacts], root_size: int) -> dict[str, str]:
     """Return the sizes of memory and disks, which the public recipe detect-cpu gives too."""
-    env = memory_env(detect_memory()) | storage_env(detect_disks(), root_bytes())
-    return {key: env[key] for key in ("CM_HOST_MEMORY_CAPACITY", "CM_HOST_DISK_CAPACITY")}
+    return {
+        "CM_HOST_MEMORY_CAPACITY": memory_size(memory.total_bytes),
+        "CM_HOST_DISK_CAPACITY": disks_capacity(disks, root_size),
+    }
 
 
 def memory_env(memory: MemoryFacts) -> dict[str, str]:
@@ -85,21 +82,35 @@ def memory_env(memory: MemoryFacts) -> dict[str, str]:
     )
 
 
+def disks_capacity(disks: list[DiskFacts], root_size: int) -> str:
+    """Return the size of all disks; the root file system's where no disk is shown."""
+    return disk_size(sum(disk.size_bytes for disk in disks) or root_size)
+
+
+def disk_kinds(disks: list[DiskFacts]) -> str:
+    """Return the kinds of the disks, each once."""
+    return ", ".join(dict.fromkeys(disk.kind for disk in disks))
+
+
 def storage_env(disks: list[DiskFacts], root_size: int) -> dict[str, str]:
     """Return what the recipe detect-storage gives; the root file system's size where no disk is shown."""
-    total = sum(disk.size_bytes for disk in disks) or root_size
     return _known(
         {
-            "CM_HOST_DISK_CAPACITY": disk_size(total),
-            "CM_HOST_STORAGE_TYPE": ", ".join(dict.fromkeys(disk.kind for disk in disks)),
+            "CM_HOST_DISK_CAPACITY": disks_capacity(disks, root_size),
+            "CM_HOST_STORAGE_TYPE": disk_kinds(disks),
             "CM_HOST_STORAGE_COUNT": str(len(disks)),
         }
     )
 
 
+def physical_cards(cards: list[NetworkCard]) -> list[NetworkCard]:
+    """Return the network cards that are no virtual ones."""
+    return [card for card in cards if card.kind != "virtual"]
+
+
 def network_env(cards: list[NetworkCard]) -> dict[str, str]:
     """Return what the recipe detect-network gives: physical cards and their fastest rate, never an address."""
-    physical = [card for card in cards if card.kind != "virtual"]
+    physical = physical_cards(cards)
     rates = [card.megabits for card in physical if card.megabits]
     return _known(
         {
@@ -130,22 +141,12 @@ def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
     )
 
 
-def give_facts(
-    i: dict[str, Any], subject: str, lines: Sequence[str], env: Mapping[str, str], **facts: object
-) -> dict[str, Any]:
-    """Print what a recipe has detected, and put it into the environment and, as `facts`, into the state."""
-    say_facts(subject, *lines)
-    i["env"].update(env)
-    i["state"].update(to_builtins(facts))
-    return {"return": 0}
-
-
 def _yes_no(value: bool | None) -> str:
     return "" if value is None else "yes" if value else "no"
 
 
-def _known(env: dict[str, str]) -> dict[str, str]:
-    return {key: value for key, value in env.items() if value}
+def _known(exports: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in exports.items() if value}
 
 
 # --- lines for a person ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.kernel_files import fields, matching, text
 from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware.machine_limits import local_ports
@@ -26,19 +27,6 @@ OTHERS, SAMPLE_S = 0.05, 0.5
 #: Clock sources whose reading is a system call, or an access to a device: each query reads the clock several times.
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "refined-jiffies", "jiffies", "pit")
 _CLOCKS = "sys/devices/system/clocksource/clocksource0"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A disturbance of a measurement: its description, its effect, and the command that ends it."""
-
-    what: str
-    why: str
-    command: str
-
-    @property
-    def words(self) -> str:
-        return f"{self.what}: {self.why}; {self.command}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +61,11 @@ def load_sample(seconds: float = SAMPLE_S) -> LoadSample:
     return LoadSample(psutil.cpu_percent(None) / 100, name, pid, most / wall if wall else 0.0)
 
 
+def _finding(what: str, why: str, command: str) -> Finding:
+    """Return a disturbance of a measurement with its effect, and the command that ends it as its remedy."""
+    return Finding(severity=Severity.WARNING, field="this machine", what=f"{what}: {why}", remedy=command)
+
+
 def _times() -> dict[tuple[int, str], float]:
     """Return the processor time of each process so far, by its number and name."""
     seconds = {}
@@ -84,7 +77,7 @@ def _times() -> dict[tuple[int, str], float]:
 
 def _ports(root: Path) -> Iterator[Finding]:
     if (ports := local_ports(root)) is not None and ports < LEAST_PORTS:
-        yield Finding(
+        yield _finding(
             f"{ports:,} local ports",
             "each request in flight has its own connection",
             "widen the range: sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'",
@@ -93,7 +86,7 @@ def _ports(root: Path) -> Iterator[Finding]:
 
 def _files(hard: int) -> Iterator[Finding]:
     if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
-        yield Finding(
+        yield _finding(
             f"a process may open {hard:,} files",
             "each request in flight has its own connection",
             f"raise the limit of this shell, as root: ulimit -Hn {LEAST_FILES}",
@@ -110,7 +103,7 @@ def _clock(root: Path) -> Iterator[Finding]:
         if others
         else "no faster one is available: see why with: sudo dmesg | grep -i clocksource"
     )
-    yield Finding(f"the clock source is {source}", "to read it takes about 1 µs, and each token reads it", mend)
+    yield _finding(f"the clock source is {source}", "to read it takes about 1 µs, and each token reads it", mend)
 
 
 def _governor(root: Path) -> Iterator[Finding]:
@@ -122,7 +115,7 @@ def _governor(root: Path) -> Iterator[Finding]:
         }
     )
     if any(name != "performance" for name in governors):
-        yield Finding(
+        yield _finding(
             f"the CPU governor is {', '.join(governors)}",
             "processors slow down between queries, and a first token waits until they are fast again",
             "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
@@ -134,7 +127,7 @@ def _quota(root: Path) -> Iterator[Finding]:
     if quota is None or quota.cpus >= shown:
         return
     name = quota.group.name if quota.group != root / "sys/fs/cgroup" else "this container's"
-    yield Finding(
+    yield _finding(
         f"a control group ({name}) has a quota of {quota.cpus:.4g} of {shown} CPUs",
         f"when it is used up, server and client wait for the rest of {quota.period_s * 1000:.4g} ms",
         "start without it (docker run without --cpus; Kubernetes without limits.cpu; systemd: CPUQuota=), or give "
@@ -150,7 +143,7 @@ def _swap(root: Path) -> Iterator[Finding]:
     }
     used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
     if used >= LEAST_SWAPPED:
-        yield Finding(
+        yield _finding(
             f"{used / 2**30:.1f} GiB are swapped out",
             "memory of server or client may come from disk",
             "take it back, where there is room: sudo swapoff -a",
@@ -161,7 +154,7 @@ def _load(load: LoadSample | None) -> Iterator[Finding]:
     if load is None or load.busy <= OTHERS:
         return
     most = f", {load.share:.0%} by {load.name} (process {load.pid})" if load.share > OTHERS / 2 else ""
-    yield Finding(
+    yield _finding(
         f"{load.busy:.0%} of the processors are in use{most}",
         "server and client have to share them with other programs",
         "end those that are not needed; list them with: top -o %CPU",

@@ -13,7 +13,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys, accelerator_notes, serving
 from cm4vllm.hardware.gpus.used_gpus import UsedGpu
-from cm4vllm.hardware.machine_facts import memory_env, modules, network_env, network_lines, storage_env
+from cm4vllm.hardware.machine_facts import disk_kinds, disks_capacity, modules, network_lines, physical_cards
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.records.described_system import NODES_DIFFER, NOT_STATED, STATUS_NOT_STATED, safe_name, stated_system
 from cm4vllm.records.known_hardware import Processor, contradictions, processor
@@ -107,7 +107,6 @@ def _of_node(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     cpu = facts.cpu
     row = processor(cpu.model_name)
     parts = serving(facts.gpus, asked.used)
-    env = memory_env(facts.memory) | storage_env(facts.disks, facts.root_bytes) | network_env(facts.network)
     return {
         "host_processor_model_name": cpu.model_name,
         "host_processors_per_node": str(cpu.sockets),
@@ -115,12 +114,12 @@ def _of_node(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "host_processor_frequency": _frequencies(cpu, row),
         "host_processor_caches": "; ".join(f"{name}: {size}" for name, size in cpu.caches.items()),
         "host_processor_interconnect": _interconnect(facts, row),
-        "host_memory_capacity": env["CM_HOST_MEMORY_CAPACITY"],
+        "host_memory_capacity": memory_size(facts.memory.total_bytes),
         "host_memory_configuration": modules(facts.memory),
-        "host_storage_capacity": env["CM_HOST_DISK_CAPACITY"],
-        "host_storage_type": env.get("CM_HOST_STORAGE_TYPE", ""),
+        "host_storage_capacity": disks_capacity(facts.disks, facts.root_bytes),
+        "host_storage_type": disk_kinds(facts.disks),
         # Virtual cards are no installed ones, and where none is shown there may yet be some.
-        "host_network_card_count": env["CM_HOST_NETWORK_CARD_COUNT"] if _has_cards(facts) else "",
+        "host_network_card_count": str(len(physical_cards(facts.network))) if _has_cards(facts) else "",
         "operating_system": f"{facts.host.os_name} {facts.host.os_version}".strip(),
         "other_software_stack": _software(asked.packages, facts.host, parts),
         **accelerator_keys(parts),

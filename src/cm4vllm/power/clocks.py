@@ -8,7 +8,9 @@ import socket
 import struct
 import time
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import ServerUnreachable, UsageError
+from cm4vllm.common.settings import Settings
 
 NTP_PORT = 123
 #: The address of a simulated site's servers.
@@ -40,6 +42,12 @@ def clock_offset_s(host: str, port: int = NTP_PORT) -> float:
         ) from error
     received, sent = _seconds(words[11], words[12]), _seconds(words[13], words[14])
     return ((received - begin) + (sent - end)) / 2
+
+
+class ClockInputs(Settings, frozen=True, kw_only=True):
+    """The time server with which the clock of this machine is compared; empty for none."""
+
+    ntp_server: input_types.NtpServer = ""
 
 
 def require_clock(host: str, port: int = NTP_PORT) -> float:

@@ -10,11 +10,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Annotated
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.files import given_path
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
-from cm4vllm.rules import PowerPrograms, round_terms
+from cm4vllm.common.settings import Key, Settings
+from cm4vllm.rules import PowerPrograms, default_round, round_terms
 
 URL = "https://github.com/mlcommons/power-dev"
 #: The programs below the folder of the sources.
@@ -50,10 +54,26 @@ def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
     return folder
 
 
-def variations_of_round(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment key with which a recipe asks for the programs of its round, where it was given one."""
-    given = env.get("CM_MLPERF_ROUND", "")
-    return {"CM_MLPERF_POWER_VARIATIONS": round_terms(given).variation} if given else {}
+class ProgramInputs(Settings, frozen=True, kw_only=True):
+    """The round of the power programs, the newest where none is given, and a git repository that has them."""
+
+    round: input_types.Round = ""
+    source: Annotated[str, Key("CM_MLPERF_POWER_SOURCE_GIT")] = ""
+
+    @property
+    def programs(self) -> PowerPrograms:
+        """The programs of the round."""
+        return round_terms(self.round or default_round()).power
+
+    @property
+    def exports(self) -> dict[str, str]:
+        """The key with which a recipe asks for the programs of its round, where it was given one."""
+        return {"CM_MLPERF_POWER_VARIATIONS": round_terms(self.round).variation} if self.round else {}
+
+
+def provide_asked(inputs: ProgramInputs, folder: Path) -> Path:
+    """Write the programs of the round that is asked for to `folder`. Raises what `provide` raises, and UsageError."""
+    return provide(inputs.programs, given_path(inputs.source) if inputs.source else None, folder)
 
 
 def official_environment(folder: Path) -> dict[str, str]:

@@ -1,26 +1,33 @@
 """The program PTDaemon: SPEC's own, which the user gives, or the simulated one."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import given_path
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.power.samples import SIMULATED
 
 
-def ptd_path(env: Mapping[str, str], folder: Path) -> Path:
+class PtdInputs(Settings, frozen=True, kw_only=True):
+    """The path of SPEC's program, or the simulated one."""
+
+    simulated: Annotated[bool, Key("CM_MLPERF_PTD_SIMULATED")] = False
+    path: Annotated[str, Key("CM_MLPERF_PTD_GIVEN")] = ""
+
+
+def ptd_path(inputs: PtdInputs, folder: Path) -> Path:
     """Return the program that stands for PTDaemon. Raises UsageError where none is given."""
-    if env.get("CM_MLPERF_PTD_SIMULATED"):
+    if inputs.simulated:
         return simulated_program(folder)
-    given = env.get("CM_MLPERF_PTD_GIVEN", "")
-    if not given or not given_path(given).is_file():
+    if not inputs.path or not given_path(inputs.path).is_file():
         raise UsageError(
-            f"no PTDaemon at {given}" if given else "no PTDaemon was given",
+            f"no PTDaemon at {inputs.path}" if inputs.path else "no PTDaemon was given",
             cause="SPEC's licence does not allow to distribute the program; MLCommons gives it to members who signed",
             remedy="give its path with --ptd_path=FILE",
         )
-    return given_path(given)
+    return given_path(inputs.path)
 
 
 def simulated_program(folder: Path) -> Path:

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cm4vllm.common.files import typed_paths
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.number_texts import ms, number, percent, rate
 from cm4vllm.common.progress import say, say_text
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report.curve_page import compare_curves
 from cm4vllm.report.final_table import aligned
@@ -40,6 +41,13 @@ NOTES = (
     "An interval marked ~ is computed from LoadGen's percentiles alone, as if the samples were independent. Samples "
     "that wait in one queue are not, and the true interval is wider: a difference beyond it is likely, not real.",
 )
+
+
+class ComparisonInputs(Settings, frozen=True, kw_only=True):
+    """The folders that are compared, separated by commas, and the page that is written."""
+
+    compared: Annotated[str, Key("CM_MLPERF_COMPARED_RESULTS")]
+    page: Annotated[str, Key("CM_MLPERF_COMPARISON_PAGE")] = "comparison.html"
 
 
 def report_comparison(inputs: str, page: Path) -> dict[str, Any]:

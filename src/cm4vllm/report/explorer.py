@@ -5,15 +5,16 @@ import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from markupsafe import Markup
 
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.files import typed_paths, user_cache
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results import result_index
 from cm4vllm.results.figure_texts import metric_name
@@ -43,6 +44,14 @@ _COLUMNS = (
 )
 #: The end of the name of the index beside a page.
 INDEX_SUFFIX = ".index.json"
+
+
+class ExplorerInputs(Settings, frozen=True, kw_only=True):
+    """The folders or index files that are read, separated by commas; the page that is written; own results."""
+
+    published: Annotated[str, Key("CM_MLPERF_EXPLORED_RESULTS")]
+    page: Annotated[str, Key("CM_MLPERF_EXPLORER_PAGE")] = "results.html"
+    own: Annotated[str, Key("CM_MLPERF_OWN_RESULTS")] = ""
 
 
 def report_published(given: str, page: Path, own: Path | None = None) -> dict[str, Any]:

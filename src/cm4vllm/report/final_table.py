@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.number_texts import ms, number, rate
 from cm4vllm.common.terminal_text import columns, printable
 from cm4vllm.records.accuracy import AccuracyRecord
@@ -19,7 +20,6 @@ from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figure_texts import counting_words, headroom, result_figure
 from cm4vllm.results.judgement.campaign_verdict import (
-    Kind,
     findings,
     headline,
     missing,
@@ -119,8 +119,8 @@ def _above(report: Report) -> list[str]:
     if report.mapped:
         lines.append(f"model:   {report.model.name}, mapped to the benchmark {report.benchmark.name}, which it is not")
     checker = findings(report)[-1]
-    lines.append(f"checker: {checker.text}")
-    shown = report.checker.runs if report.checker and checker.kind is Kind.BAD else ()
+    lines.append(f"checker: {checker.what}")
+    shown = report.checker.runs if report.checker and checker.severity is Severity.ERROR else ()
     for run in shown:
         lines += [f"  {run.name}: {error}" for error in run.errors[:5]]
         if len(run.errors) > 5:
@@ -207,7 +207,7 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
     for row in rows:
         table.add_row(*(Text(one_line(str(cell)), style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(file=io.StringIO(), force_terminal=True)
-    checked = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}[findings(report)[-1].kind]
+    checked = {Severity.GOOD: "green", Severity.ERROR: "bold red", Severity.NOTE: ""}[findings(report)[-1].severity]
 
     def show(lines: list[str]) -> None:
         for line in lines:

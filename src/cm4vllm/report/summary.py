@@ -15,7 +15,7 @@ from cm4vllm.report.pictures.scenario_pictures import pictures
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.searches import search_curves, tried_settings
 from cm4vllm.report.server_commands import server_command, typed_command
-from cm4vllm.report.summary_exports import summary_csv, summary_record
+from cm4vllm.report.summary_exports import KINDS, summary_csv, summary_record
 from cm4vllm.report.system_tables import groups, machine_group
 from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.judgement.bottlenecks import why
@@ -65,6 +65,7 @@ def render(report: Report, *, published: bool = False) -> str:
         checkers=round_terms(report.round).checkers,
         headline=headline(report, published=published),
         findings=findings(report, published=published),
+        kinds=KINDS,
         missing=missing(report),
         missing_scenarios=missing_scenarios(report),
         groups=(*groups(report.system), *([machine_group(report.machine)] if report.machine else [])),

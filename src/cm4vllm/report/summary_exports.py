@@ -4,14 +4,18 @@ import csv
 import io
 from typing import Any
 
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.records import Record
 from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.judgement.bottlenecks import Why, why
-from cm4vllm.results.judgement.campaign_verdict import Finding, findings, headline, missing_scenarios
+from cm4vllm.results.judgement.campaign_verdict import findings, headline, missing_scenarios
 from cm4vllm.results.judgement.published_rank import Place
 from cm4vllm.results.model import Performance, Result
+
+#: What a line of the verdict is called, by its severity.
+KINDS = {Severity.GOOD: "good", Severity.ERROR: "bad", Severity.NOTE: "open"}
 
 
 class SummaryFigure(Record, frozen=True, kw_only=True):
@@ -43,6 +47,14 @@ class SummaryScore(Record, frozen=True, kw_only=True):
     at_least: float | None
     at_most: float | None
     met: bool | None
+
+
+class SummaryFinding(Record, frozen=True, kw_only=True):
+    """One line of the verdict: its subject, whether it is good, bad or open (not known yet), and the text."""
+
+    subject: str
+    kind: str
+    text: str
 
 
 class SummaryResult(Record, frozen=True, kw_only=True):
@@ -84,7 +96,7 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
     command: str
     results: tuple[SummaryResult, ...]
     not_measured: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[SummaryFinding, ...]
     places: tuple[Place, ...] = ()
 
 
@@ -109,7 +121,10 @@ def summary_record(report: Report, *, published: bool = False) -> SummaryRecord:
         command=report.campaign.command if report.campaign else "",
         results=tuple(_result(result) for result in report.results),
         not_measured=tuple(str(scenario) for scenario in missing_scenarios(report)),
-        findings=tuple(findings(report, published=published)),
+        findings=tuple(
+            SummaryFinding(subject=line.field, kind=KINDS[line.severity], text=line.what)
+            for line in findings(report, published=published)
+        ),
         places=report.places,
     )
 

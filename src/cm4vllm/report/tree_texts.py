@@ -4,16 +4,20 @@ A README says what was run, on what, how to run it again, and the result.
 """
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from cm4vllm.common.files import typed_path, write_json
+from cm4vllm.common.folders.owned_folders import write_noted
+from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.doubts import headroom as client_headroom
-from cm4vllm.records.software import read_software
+from cm4vllm.records.software import SCRIPTS_FILE, read_software
 from cm4vllm.report.page_templates import environment
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.server_commands import container_command, server_command, typed_command
@@ -23,8 +27,35 @@ from cm4vllm.results.judgement.campaign_verdict import missing
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
-from cm4vllm.submission.capsule.rerun_file import as_yaml
-from cm4vllm.submission.tree import TreeAsked
+from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, as_yaml
+from cm4vllm.submission.tree import TreeAsked, build_tree
+from cm4vllm.submission.tree_inputs import TreeSettings, results_folders
+
+
+def build_asked_tree(settings: TreeSettings, scripts: Mapping[str, Any]) -> Path:
+    """Build the tree that is asked for, or add results to it; return its folder.
+
+    `scripts` are CM's notes on the scripts of the run, kept with the first results. Raises SubmissionError, UsageError.
+    """
+    folders = results_folders(settings.results)
+    if scripts:
+        write_json(folders[0] / "system" / SCRIPTS_FILE, scripts)
+    introduction = typed_path(settings.introduction).read_text(encoding="utf-8") if settings.introduction else ""
+    asked = [
+        tree_asked(
+            out,
+            submitter=settings.submitter,
+            division=settings.division,
+            model=settings.model,
+            introduction=introduction,
+        )
+        for out in folders
+    ]
+    for results in asked:
+        write_noted(results.out / CAPSULE_FILE, results.capsule)
+    tree = build_tree(*asked, tree=Path(settings.tree).absolute(), add=settings.add)
+    say(f"submission tree: {tree}")
+    return tree
 
 
 def tree_asked(

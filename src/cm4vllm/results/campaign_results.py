@@ -5,8 +5,8 @@ from datetime import datetime
 from pathlib import Path
 
 from cm4vllm import NO_SUBMITTER, SIMULATED_POWER_NOTICE
+from cm4vllm.common.checking.findings import refuse
 from cm4vllm.common.files import sha256_of_tree
-from cm4vllm.common.findings import refuse
 from cm4vllm.common.records import read_optional
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.campaign import CampaignRecord

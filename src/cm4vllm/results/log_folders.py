@@ -9,10 +9,10 @@ from typing import Any
 
 from cm4vllm import rules
 from cm4vllm.common.bounded_documents import read_object, read_yaml
-from cm4vllm.common.checks import NOT_CHECKED
+from cm4vllm.common.checking.checks import NOT_CHECKED
+from cm4vllm.common.checking.findings import Finding, Rule, Severity
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import beginning_of, opened
-from cm4vllm.common.findings import Finding, Rule, Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.records.logs.figures import figures

@@ -6,10 +6,11 @@ for what is not known; what could not be read is a finding among the submission'
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
-from cm4vllm.common.findings import Finding
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.records.accuracy import AccuracyRecord
 from cm4vllm.records.campaign import CampaignRecord
@@ -17,6 +18,7 @@ from cm4vllm.records.compliance import ComplianceRecord
 from cm4vllm.records.doubts import client_doubts
 from cm4vllm.records.logs.detail_log import DetailLog, Window
 from cm4vllm.records.logs.figures import metric_names
+from cm4vllm.records.power.session import PowerSession, is_power_session
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.weights.checkpoint import Weights
 from cm4vllm.results.figures import Figure, Figures
@@ -399,6 +401,12 @@ class Submission:
     def home(self) -> Path:
         """The submitter's folder in a tree."""
         return self.root / self.place
+
+    @cached_property
+    def sessions(self) -> Mapping[str, PowerSession]:
+        """The power sessions of the results, each by the folder of its result."""
+        folders = {result.folder: self.root / result.folder / "performance" for result in self.results}
+        return {name: PowerSession(folder) for name, folder in folders.items() if is_power_session(folder)}
 
     def system(self, name: str) -> System | None:
         """Return the description of a system; None if there is none."""

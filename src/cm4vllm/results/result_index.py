@@ -17,10 +17,10 @@ import msgspec
 from msgspec.structs import replace
 
 import cm4vllm
-from cm4vllm.common.checks import Stage
+from cm4vllm.common.checking.checks import Stage
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.errors import CmError, SubmissionError, UsageError
 from cm4vllm.common.files import bytes_of
-from cm4vllm.common.findings import Finding, Severity
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.terminal_text import spelled_out

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cm4vllm import rules
-from cm4vllm.common.checks import reason_of
+from cm4vllm.common.checking.checks import reason_of
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.findings import Severity
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.results.endpoints.endpoints_harness import (
     is_endpoints,

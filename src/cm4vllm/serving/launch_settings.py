@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.programs.containers import engine_for
-from cm4vllm.common.settings import Key, Settings, require_above_zero
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.access import Access
 from cm4vllm.records.published_server import container_words
@@ -126,7 +126,6 @@ def require_usable(settings: LaunchSettings) -> None:
     if settings.action != "start":
         return
     chosen = chosen_server(settings)
-    require_sensible(chosen, settings.patience_s)
     options = asked_options(settings)
     require_access(settings)
     if settings.container:
@@ -239,18 +238,6 @@ def require_without(flag: str, **others: tuple[object, str]) -> None:
                 cause=cause,
                 remedy=f"leave one of --{flag} and --{other} out",
             )
-
-
-def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:
-    """Refuse numbers with which no server starts. Raises UsageError."""
-    require_above_zero("--ready_timeout", ready_timeout_s)
-    arguments.require_possible_sizes(
-        max_model_len=chosen.max_model_len,
-        max_num_seqs=chosen.max_num_seqs,
-        max_num_batched_tokens=chosen.max_num_batched_tokens,
-        gpu_memory_utilization=chosen.gpu_memory_utilization,
-        kv_cache_gib=chosen.kv_cache_gib,
-    )
 
 
 def require_no_replicas(settings: LaunchSettings) -> None:

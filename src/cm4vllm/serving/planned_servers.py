@@ -24,7 +24,7 @@ from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import with_host_memory
 from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.installation.vllm_choice import gpus_for
-from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_sensible
+from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start
 from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.probing.media_apis import MEDIA_APIS
@@ -63,7 +63,6 @@ def planned(settings: LaunchSettings) -> Planned:
     chosen = replace(chosen, api=asked_api(settings, options))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
     chosen = in_few_processes(chosen, settings.servers, usable_processors())
-    require_sensible(chosen, settings.patience_s)
     nodes = nodes_start(settings, chosen, on_cpu=chosen.device == "cpu", options=options)
     if nodes is not None:
         chosen = _on_nodes(chosen, nodes)

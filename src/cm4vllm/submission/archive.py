@@ -22,16 +22,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Annotated, Any, cast
 
 from cm4vllm.common.errors import NotFoundError, SubmissionError, UsageError, nearest, translated_os_errors
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.folders.owned_folders import staged_file, write_noted
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.programs.processes import die_with_parent, exit_in_words, run
-from cm4vllm.common.progress import warn
+from cm4vllm.common.progress import say, warn
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import first_of
-from cm4vllm.submission.checker.source import Source, extract_checker
+from cm4vllm.submission.checker.source import Source, SourceInputs, extract_checker
 from cm4vllm.submission.privacy_check import inspect_tree
 
 _DIVISIONS = ("open", "closed", "network")
@@ -60,6 +61,49 @@ class Packed:
     sha256: str
     encrypted: Path | None = None
     encrypted_sha256: str = ""
+
+
+class PackSettings(SourceInputs, frozen=True, kw_only=True):
+    """The tree, its archive, and what encrypts it: `recipients` are separated by commas.
+
+    With `private_ids` the archive has the private id of each system, as the official checker makes it.
+    """
+
+    tree: Annotated[str, Key("CM_MLPERF_INFERENCE_SUBMISSION_DIR")]
+    archive: Annotated[str, Key("CM_MLPERF_SUBMISSION_ARCHIVE")] = ""
+    private_ids: Annotated[bool, Key("CM_MLPERF_SUBMISSION_PRIVATE_IDS")] = False
+    program: Annotated[str, Key("CM_MLPERF_SUBMISSION_ENCRYPT")] = ""
+    recipients: Annotated[str, Key("CM_MLPERF_SUBMISSION_RECIPIENT")] = ""
+    keep_plain: Annotated[bool, Key("CM_MLPERF_SUBMISSION_KEEP_PLAIN")] = False
+
+
+class PackExports(Settings, frozen=True, kw_only=True):
+    """The exports of pack,mlperf,submission."""
+
+    archive: Annotated[str, Key("CM_MLPERF_SUBMISSION_ARCHIVE")]
+    sha256: Annotated[str, Key("CM_MLPERF_SUBMISSION_ARCHIVE_SHA256")]
+    encrypted: Annotated[str, Key("CM_MLPERF_SUBMISSION_ENCRYPTED")]
+
+
+def pack_submission(settings: PackSettings) -> PackExports:
+    """Pack a tree as `pack` does, and print the digests and the private ids."""
+    tree = Path(settings.tree).absolute()
+    ids = private_ids(tree, settings.provided) if settings.private_ids else {}
+    packed = pack(
+        tree,
+        Path(settings.archive or f"{tree}.tar.gz").absolute(),
+        program=settings.program,
+        recipients=tuple(filter(None, map(str.strip, settings.recipients.split(",")))),
+        ids=ids,
+        keep_plain=settings.keep_plain,
+    )
+    say(f"archive: {packed.archive or 'written encrypted only'}\nsha256: {packed.sha256}")
+    for system, private_id in ids.items():
+        say(f"private id of {system}: {private_id}")
+    if packed.encrypted:
+        say(f"encrypted: {packed.encrypted}\nsha256: {packed.encrypted_sha256}")
+    archive, encrypted = str(packed.archive or ""), str(packed.encrypted or "")
+    return PackExports(archive=archive, sha256=packed.sha256, encrypted=encrypted)
 
 
 def pack(

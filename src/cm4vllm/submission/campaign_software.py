@@ -21,7 +21,7 @@ from cm4vllm.common.programs.own_program import commit_of_this_repository, url_o
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import read_optional
 from cm4vllm.common.secrets.command_lines import published_words
-from cm4vllm.hardware.machine_facts import cpu_env, memory_env, storage_env
+from cm4vllm.hardware.machine_facts import capacity_env, cpu_env
 from cm4vllm.hardware.os_release import os_env
 from cm4vllm.records.machine import MachineFacts
 from cm4vllm.records.server import ServerRecord
@@ -123,10 +123,8 @@ def published_facts(out: Path) -> dict[str, str]:
         facts["pip_freeze.json"] = {"pip_freeze": software.packages, **theirs}
         facts["os_info.json"] = software.os
     if machine := read_optional(out / "system" / "machine.json", MachineFacts):
-        capacity = memory_env(machine.memory) | storage_env(machine.disks, machine.root_bytes)
-        facts["cpu_info.json"] = cpu_env(machine.cpu, machine.host) | {
-            key: capacity[key] for key in ("CM_HOST_MEMORY_CAPACITY", "CM_HOST_DISK_CAPACITY")
-        }
+        capacity = capacity_env(machine.memory, machine.disks, machine.root_bytes)
+        facts["cpu_info.json"] = cpu_env(machine.cpu, machine.host) | capacity
     return {name: json.dumps(value, indent=2) + "\n" for name, value in facts.items()}
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cm4vllm.common.checks import Stage
-from cm4vllm.common.findings import refuse
+from cm4vllm.common.checking.checks import Stage
+from cm4vllm.common.checking.findings import refuse
 from cm4vllm.common.progress import warn
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG

@@ -1,22 +1,20 @@
 """The inputs of the recipes that work on a tree: the results that it is built from, its folder, submitter and round."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.folders.replaceable_folders import require_replaceable
 from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import default_round, round_terms
 from cm4vllm.submission.tree import SUBMISSION, system_folder
 from cm4vllm.submission.tree_writer import GENERATE, tree_kind
 
-#: The key of the tree's folder.
-TREE = "CM_MLPERF_INFERENCE_SUBMISSION_DIR"
-_RESULTS = "CM_MLPERF_RESULTS_DIR"
 _CHECK = "run,mlperf,inference,submission,checker"
 
 
@@ -29,21 +27,44 @@ class TreeInputs:
     round: str
 
 
-def tree_folder(env: Mapping[str, Any]) -> Path:
+class TreeSettings(Settings, frozen=True, kw_only=True):
+    """The inputs of the recipes that build, check or change a tree: `results` are folders separated by commas.
+
+    `remove` names the results that are removed; with `add` the results are added to the tree. `in_job` is a tree whose
+    results are made later in the same job. `model` is the name of the model where the results have none.
+    """
+
+    tree: Annotated[str, Key("CM_MLPERF_INFERENCE_SUBMISSION_DIR")] = ""
+    results: input_types.ResultsDir = ""
+    submitter: input_types.Submitter = ""
+    round: input_types.Round = ""
+    division: input_types.Division = ""
+    model: Annotated[str, Key("CM_ML_MODEL_NAME")] = ""
+    introduction: Annotated[str, Key("CM_MLPERF_SUBMISSION_INTRODUCTION")] = ""
+    remove: Annotated[str, Key("CM_MLPERF_SUBMISSION_REMOVE")] = ""
+    add: Annotated[bool, Key("CM_MLPERF_SUBMISSION_ADD")] = False
+    in_job: Annotated[bool, Key("CM_MLPERF_SUBMISSION_IN_JOB")] = False
+
+    @property
+    def exists_before(self) -> bool:
+        """True where the tree exists before the recipe runs; that of results is built first."""
+        return bool(self.tree and not self.results)
+
+
+def tree_folder(settings: TreeSettings) -> Path:
     """Return the folder of the tree. Raises SubmissionError where it does not exist."""
-    tree = Path(env[TREE]).absolute()
+    tree = Path(settings.tree).absolute()
     if not tree.is_dir():
         raise SubmissionError(f"no submission in {tree}", remedy=f"build it first: --tags={GENERATE}")
     return tree
 
 
-def tree_inputs(env: Mapping[str, Any]) -> TreeInputs:
+def tree_inputs(settings: TreeSettings) -> TreeInputs:
     """Return the tree with its submitter and round; what is not given is read from the tree.
 
     Raises what tree_folder does, and UsageError where the tree has several submitters, or logs of no known round.
     """
-    tree = tree_folder(env)
-    submitter, round_name = str(env.get("CM_MLPERF_SUBMITTER") or ""), str(env.get("CM_MLPERF_ROUND") or "")
+    tree, submitter, round_name = tree_folder(settings), settings.submitter, settings.round
     if submitter and round_name:
         return TreeInputs(tree, submitter, round_terms(round_name).name)
     submissions = [submission for submission in read_tree(tree) if submitter in ("", submission.submitter)]
@@ -64,31 +85,28 @@ def tree_inputs(env: Mapping[str, Any]) -> TreeInputs:
     return TreeInputs(tree, names[0], round_terms(round_name or rounds[0]).name)
 
 
-def submission_inputs(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the place of the tree, for the steps after it, and refuse inputs from which no tree can be built.
+def place_of_tree(settings: TreeSettings) -> str:
+    """Return the folder of the tree, for the steps after it, and refuse inputs from which no tree can be built.
 
     Raises UsageError where a folder is not named, SubmissionError where a folder of results lacks its record or the
     description of the system. The folder of a job under way gets both before its tree is built.
     """
-    tree, results = str(env.get(TREE) or ""), str(env.get(_RESULTS) or "")
-    if env.get("CM_MLPERF_SUBMISSION_REMOVE"):
-        return {TREE: str(_place(tree, "--remove"))}
-    if env.get("CM_MLPERF_SUBMISSION_IN_JOB") == "yes":
-        return {TREE: tree or str(Path(results) / SUBMISSION)}
-    folders = results_folders(results)
+    tree = settings.tree
+    if settings.remove:
+        return str(_place(tree, "--remove"))
+    if settings.in_job:
+        return tree or str(Path(settings.results) / SUBMISSION)
+    folders = results_folders(settings.results)
     for folder in folders:
         system_folder(folder)
-    add = env.get("CM_MLPERF_SUBMISSION_ADD") == "yes"
-    if add or len(folders) > 1:
-        tree = str(_place(tree, "--add" if add else "several results folders"))
-    if add:
-        return {TREE: tree}
+    if settings.add or len(folders) > 1:
+        tree = str(_place(tree, "--add" if settings.add else "several results folders"))
+    if settings.add:
+        return tree
     tree = tree or str(folders[0] / SUBMISSION)
-    submitter = (
-        str(env.get("CM_MLPERF_SUBMITTER") or "") or read_record(folders[0] / CAMPAIGN_FILE, CampaignRecord).submitter
-    )
+    submitter = settings.submitter or read_record(folders[0] / CAMPAIGN_FILE, CampaignRecord).submitter
     require_replaceable(Path(tree).absolute(), tree_kind(submitter))
-    return {TREE: tree}
+    return tree
 
 
 def _place(tree: str, why: str) -> Path:

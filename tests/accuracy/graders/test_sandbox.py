@@ -50,16 +50,7 @@ print(sorted(os.listdir("/sys")) if os.path.exists("/sys") else "no /sys")
 def test_nothing_outside_can_be_written_or_read(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("token")
-    places = [
-        "/x",
-        "/usr/x",
-        "/etc/x",
-        "/dev/x",
-        "/limited.py",
-        "/proc/sys/kernel/core_pattern",
-        str(secret),
-        "/root/x",
-    ]
+    places = [*"/x /usr/x /etc/x /dev/x /limited.py /proc/sys/kernel/core_pattern".split(), str(secret), "/root/x"]
     program = f"""
 for path in {places!r}:
     for mode in "wr":

@@ -271,7 +271,7 @@ def terminal():
             patch.delenv(name, raising=False)
         patch.setattr(sys, "stdout", stream)
         yield written
-    thread.join(5)
+    thread.join(60)
     os.close(reader)
 
 

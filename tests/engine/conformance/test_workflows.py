@@ -53,25 +53,11 @@ def test_31_and_42_json_is_valid_and_logging_keeps_out_of_it(detect):
 
 @pytest.mark.parametrize(
     "flag",
-    [
-        "--time",
-        "--space",
-        "--print_env",
-        "--dirty",
-        "--skip_remembered_selections",
-        "--print_versions",
-        "--verbose",
-        "-v",
-        "-s",
-        "--quiet",
-        "--fake_run",
-        "--prepare",
-        "--fake_deps",
-        "--skip_cache",
-        "--new",
-        "--renew",
-        "--adr.detect-os.tags=detect,os",
-    ],
+    (
+        "--time --space --print_env --dirty --skip_remembered_selections --print_versions --verbose "
+        "-v -s --quiet --fake_run --prepare --fake_deps --skip_cache --new --renew "
+        "--adr.detect-os.tags=detect,os"
+    ).split(),
 )
 def test_20_to_35_flags_are_accepted(detect, flag):
     assert detect.run("detect,cpu", **parsed(flag))["return"] == 0
@@ -187,14 +173,9 @@ def test_records_of_a_run(detect):
     versions = json.loads((work / "version_info.json").read_bytes())
     assert versions == json.loads((work / "cm-run-script-versions.json").read_bytes())
     assert [next(iter(entry)) for entry in versions] == ["detect,os", "detect,cpu"]
-    assert set(versions[0]["detect,os"]) == {
-        "script_uid",
-        "script_alias",
-        "script_tags",
-        "script_variations",
-        "version",
-        "parent",
-    }
+    assert set(versions[0]["detect,os"]) == set(
+        "script_uid script_alias script_tags script_variations version parent".split()
+    )
     assert versions[0]["detect,os"]["parent"].startswith("detect-cpu,")
     subprocess.run(["bash", "tmp-run-without-cm.sh"], cwd=work, check=True)
     assert "CM_HOST_OS_TYPE=linux" in (work / "tmp-run-env.out").read_text()

@@ -48,17 +48,7 @@ def test_a_package_that_the_requirements_list_is_named_with_what_installs_it(hom
 def test_a_plan_in_a_python_with_the_packages_of_cm_alone_names_what_installs_ours(tmp_path, tags):
     """As after `cm add repo` with a CM that was installed for another repository."""
     make_environment(tmp_path / "python")
-    for name in (
-        "cmind",
-        "yaml",
-        "_yaml",
-        "requests",
-        "urllib3",
-        "idna",
-        "certifi",
-        "charset_normalizer",
-        "giturlparse",
-    ):
+    for name in tuple("cmind yaml _yaml requests urllib3 idna certifi charset_normalizer giturlparse".split()):
         for present in (Path(folder) / name for folder in sys.path if (Path(folder) / name).is_dir()):
             (site_packages(tmp_path / "python") / name).symlink_to(present)
             break
@@ -128,20 +118,12 @@ def preprocess(i):
     assert got["path"] == str(folder)
     assert (got["tags"], got["variations"], got["x"], got["platform"]) == (["one"], ["v"], "1", "linux")
     assert got["cwd"] == str(home.work)
-    assert {
-        "env",
-        "state",
-        "meta",
-        "input",
-        "automation",
-        "artifact",
-        "customize",
-        "os_info",
-        "recursion_spaces",
-        "script_tags",
-        "variation_tags",
-        "run_script_input",
-    } <= set(got["keys"])
+    assert set(
+        (
+            "env state meta input automation artifact customize os_info recursion_spaces script_tags "
+            "variation_tags run_script_input"
+        ).split()
+    ) <= set(got["keys"])
 
 
 def test_values_that_hooks_write_become_text(home):

@@ -151,22 +151,11 @@ class Answer:
         return b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(self.body), self.body)
 
     KINDS = dict.fromkeys(
-        (
-            "chunked",
-            "extended",
-            "trailed",
-            "measured",
-            "interim",
-            "closing",
-            "old",
-            "until_closed",
-            "cut",
-            "too_short",
-            "twice_measured",
-            "packed",
-            "followed",
-            "upgraded",
-            "failed",
+        tuple(
+            (
+                "chunked extended trailed measured interim closing old until_closed cut too_short "
+                "twice_measured packed followed upgraded failed"
+            ).split()
         ),
         4,
     ) | {"silent": 1, "too_long": 1, "odd_chunk": 1, "odd_head": 1}

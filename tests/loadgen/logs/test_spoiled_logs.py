@@ -130,16 +130,7 @@ def spoiled_accuracy_log(text, chance):
     end = min(len(data), begin + int(chance.expovariate(1 / 200)) + 1)
     kind = chance.choice(
         [
-            "cut",
-            "headless",
-            "hole",
-            "removed",
-            "garbled",
-            "appended",
-            "twice",
-            "nested",
-            "endings",
-            "encoded",
+            *"cut headless hole removed garbled appended twice nested endings encoded".split(),
             "truncated as for a submission",
             "value",
         ]
@@ -251,12 +242,7 @@ RESULTS = {
 PREFIX = ":::MLLOG "
 #: Values that take the place of another one: each type of JSON, and texts that no parser takes.
 MUTATED_VALUES = (
-    "null",
-    "true",
-    "false",
-    "0",
-    "-1",
-    "1e999",
+    *"null true false 0 -1 1e999".split(),
     "9" * 400,
     "9" * 5000,
     "NaN",
@@ -269,12 +255,10 @@ MUTATED_VALUES = (
     "[" * 3000 + "]" * 3000,
     '"\\ud800"',
 )
-DECIDES = (
-    "result_validity",
-    "result_min_duration_met",
-    "result_min_queries_met",
-    "early_stopping_met",
-    "result_perf_constraints_met",
+DECIDES = tuple(
+    (
+        "result_validity result_min_duration_met result_min_queries_met early_stopping_met result_perf_constraints_met"
+    ).split()
 )
 MUTATIONS = 1500
 

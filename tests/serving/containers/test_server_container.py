@@ -225,12 +225,7 @@ def test_words_for_the_engine_that_cannot_be_given_are_refused(text, words):
 def test_other_words_for_the_engine_are_taken():
     assert container_options("-it -v/data:/data -eNCCL_DEBUG") == ["-it", "-v/data:/data", "-eNCCL_DEBUG"]
     assert container_options("--label=owner=me -l team=a") == ["--label=owner=me", "-l", "team=a"]
-    assert container_options("--env NCCL_DEBUG --ulimit memlock=-1") == [
-        "--env",
-        "NCCL_DEBUG",
-        "--ulimit",
-        "memlock=-1",
-    ]
+    assert container_options("--env NCCL_DEBUG --ulimit memlock=-1") == "--env NCCL_DEBUG --ulimit memlock=-1".split()
 
 
 # --- refusals of what no container can run: before anything is pulled, in plan and run alike

@@ -8,12 +8,13 @@ import pytest
 
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import write_record
+from cm4vllm.common.settings import env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.fit import advice
-from cm4vllm.serving.fit.advice import AdviceSettings, asked_of, with_host_memory
+from cm4vllm.serving.fit.advice import AdviceSettings, with_host_memory
 from cm4vllm.serving.fit.layout import GIB, Asked, advise, kv_cache_tokens, table
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings, server_env, with_extra_options
@@ -298,19 +299,19 @@ def test_the_requests_at_a_time_may_be_an_option_of_vllm(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"utilisation": 95}, "a percentage is divided by 100: give --gpu_memory_utilization=0.95"),
+        ({"utilisation": 95}, "a percentage is divided by 100: give CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION=0.95"),
         ({"utilisation": 0}, "give a value in this range"),
         ({"utilisation": -0.5}, "give a value in this range"),
         ({"max_model_len": 0}, "give a value in this range"),
         ({"max_num_seqs": -1}, "give a value in this range"),
         ({"max_num_batched_tokens": 0}, "give a value in this range"),
-        ({"kv_cache_gib": -1, "gpus": 0}, "give 0 or more"),
+        ({"kv_cache_gib": -1}, "give a value in this range"),
         ({"gpu_memory_gib": -80}, "give a value in this range"),
     ],
 )
 def test_the_advisor_refuses_sizes_that_no_server_has(sizes, words):
     with pytest.raises(UsageError) as refused:
-        asked_of(AdviceSettings(model="llama-3.1-8b-instruct", **{"gpus": 1, "gpu_memory_gib": 80, **sizes}))
+        AdviceSettings.of({env_keys(AdviceSettings)[field]: size for field, size in sizes.items()})
     assert words in refused.value.remedy
 
 

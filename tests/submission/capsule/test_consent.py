@@ -17,50 +17,34 @@ from cm4vllm.submission.capsule.rerun_file import read_capsule
 from recipes import recipes
 
 DANGEROUS = [
-    "--vllm_index_url=http://evil.example/simple/",
-    "--vllm-index-url=http://evil.example/simple/",
-    "--vllm_extra_index_url=http://evil.example/simple/",
-    "--vllm_wheel=http://evil.example/vllm.whl",
-    "--vllm_python=/tmp/evil/python",
-    "--vllm_version=0.32.0,_system",
-    "--trust_remote_code",
-    "--trust_remote_code=yes",
-    "--api_server=http://evil.example",
-    "--api_server=http://localhost.evil.example:8000",
-    "--api_server=http://127.0.0.1:8000@evil.example",
-    "--api_server=http://127.0.0.1:8000,http://evil.example",
-    "--api_server=unix:///run/docker.sock",
-    "--api_key_env=AWS_SECRET_ACCESS_KEY",
-    "--api_headers_env=AWS_SECRET_ACCESS_KEY",
-    "--env.LD_PRELOAD=/tmp/evil.so",
-    "--const.CM_VLLM_WHEEL=http://evil.example/x.whl",
-    "--adr.vllm.tags=_system",
-    "--add_deps_recursive.vllm.tags=_system",
-    "--path=/tmp/evil",
-    "--inference_src=https://evil.example/inference.git",
-    "--dataset_path=/home/me/.ssh/id_ed25519",
+    *(
+        "--vllm_index_url=http://evil.example/simple/ --vllm-index-url=http://evil.example/simple/ "
+        "--vllm_extra_index_url=http://evil.example/simple/ --vllm_wheel=http://evil.example/vllm.whl "
+        "--vllm_python=/tmp/evil/python --vllm_version=0.32.0,_system --trust_remote_code "
+        "--trust_remote_code=yes --api_server=http://evil.example "
+        "--api_server=http://localhost.evil.example:8000 "
+        "--api_server=http://127.0.0.1:8000@evil.example "
+        "--api_server=http://127.0.0.1:8000,http://evil.example --api_server=unix:///run/docker.sock "
+        "--api_key_env=AWS_SECRET_ACCESS_KEY --api_headers_env=AWS_SECRET_ACCESS_KEY "
+        "--env.LD_PRELOAD=/tmp/evil.so --const.CM_VLLM_WHEEL=http://evil.example/x.whl "
+        "--adr.vllm.tags=_system --add_deps_recursive.vllm.tags=_system --path=/tmp/evil "
+        "--inference_src=https://evil.example/inference.git --dataset_path=/home/me/.ssh/id_ed25519"
+    ).split(),
     "--dataset_path=${DATASET_PATH:?}/../../.ssh/id_ed25519",
-    "--system_file=/home/me/.netrc",
-    "--vllm_model_name=/tmp/evil",
-    "--vllm_model_name=./evil",
-    "--vllm_model_name=evil/model",
-    "--revision=refs/pr/1",
-    "--host=0.0.0.0",
-    "--ray_address=evil.example:6379",
-    "--distributed_executor_backend=evil.Executor",
-    "--rehearse=./evil.yaml",
-    "--hw_name=../../evil",
-    "--unknown_flag=1",
+    *(
+        "--system_file=/home/me/.netrc --vllm_model_name=/tmp/evil --vllm_model_name=./evil "
+        "--vllm_model_name=evil/model --revision=refs/pr/1 --host=0.0.0.0 "
+        "--ray_address=evil.example:6379 --distributed_executor_backend=evil.Executor "
+        "--rehearse=./evil.yaml --hw_name=../../evil --unknown_flag=1"
+    ).split(),
 ]
 
 
 EXTRA = [
-    "--trust-remote-code",
-    "--trust_remote_code",
-    "--trust",
-    "--no-trust-remote-code",
-    "--hf-config-path=/tmp/x",
-    "--middleware=evil.Middleware",
+    *(
+        "--trust-remote-code --trust_remote_code --trust --no-trust-remote-code "
+        "--hf-config-path=/tmp/x --middleware=evil.Middleware"
+    ).split(),
     "--middleware evil.Middleware",
     "--load-format=pt",
     "--download-dir=/home/me",
@@ -70,12 +54,11 @@ EXTRA = [
     "--max-num-seqs 16 17",
     "--seed=${EXTRA_ARGS:?}",
     '--compilation-config={"backend":"evil.backend"}',
-    "-cc.backend=evil",
-    "--distributed-executor-backend=evil.Executor",
-    "--scheduler-cls=evil.Scheduler",
-    "--logits-processors=evil.P",
-    "--tool-parser-plugin=/tmp/evil.py",
-    "--otlp-traces-endpoint=http://evil.example",
+    *(
+        "-cc.backend=evil --distributed-executor-backend=evil.Executor --scheduler-cls=evil.Scheduler "
+        "--logits-processors=evil.P --tool-parser-plugin=/tmp/evil.py "
+        "--otlp-traces-endpoint=http://evil.example"
+    ).split(),
     "--enforce-eager evil/model",
     "-- evil/model",
     "evil/model",
@@ -155,13 +138,11 @@ def test_words_that_choose_another_script_or_file_are_refused_always(words, why)
 @pytest.mark.parametrize(
     "tags",
     [
-        "run-mlperf,mlperf",  # the other benchmark has these, too
-        "install,vllm,run-mlperf",
-        "detect,os",
-        "mlperf,inference",
-        "run-mlperf,inference,-run",
-        "run-mlperf,inference,_vllm,_evil",
-        "run-mlperf,inference,_vllm,_-vllm",
+        "run-mlperf,mlperf",
+        *(
+            "install,vllm,run-mlperf detect,os mlperf,inference run-mlperf,inference,-run "
+            "run-mlperf,inference,_vllm,_evil run-mlperf,inference,_vllm,_-vllm"
+        ).split(),
         "run-mlperf,inference,_vllm evil",
         "run-mlperf,inference,_<<<HF_TOKEN>>>",
     ],
@@ -207,18 +188,13 @@ def test_what_the_capsule_says_of_where_its_files_went_is_not_taken():
 
 def test_a_usual_capsule_needs_no_consent():
     flags = [
-        "--scenario=Offline,Server",
-        "--execution_mode=test",
-        "--model=llama3.1-8b",
-        "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8",
-        "--api_server=http://127.0.0.1:8000,http://localhost:8001/v1",
-        "--offline_target_qps=1.5e-3",
-        "--test_query_count=64",
-        "--find_target_qps",
-        "--run_checker=no",
-        "--quantize=int8,kv-fp8",
-        "--max_num_seqs=128",
-        "--kv_cache_dtype=fp8_e4m3",
+        *(
+            "--scenario=Offline,Server --execution_mode=test --model=llama3.1-8b "
+            "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8 "
+            "--api_server=http://127.0.0.1:8000,http://localhost:8001/v1 --offline_target_qps=1.5e-3 "
+            "--test_query_count=64 --find_target_qps --run_checker=no --quantize=int8,kv-fp8 "
+            "--max_num_seqs=128 --kv_cache_dtype=fp8_e4m3"
+        ).split(),
         "--extra_args=--block-size=16 --no-enable-chunked-prefill --scheduling-policy fcfs",
         "--rehearse=4xh100-llama2-70b-fp8",
         "--rehearse_faults=hang@60-90,die@120",

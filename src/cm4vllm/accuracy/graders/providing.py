@@ -2,19 +2,34 @@
 
 import hashlib
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm.accuracy.graders.catalogue import Grader, Origin, grader, grader_lacks
 from cm4vllm.accuracy.graders.judging import require_known
 from cm4vllm.accuracy.graders.problems import ProblemIndex, index_problems
 from cm4vllm.accuracy.graders.records import GRADER_FILE, PROBLEMS_FILE, GraderRecord
 from cm4vllm.common.errors import InstallError
-from cm4vllm.common.files import require_space
+from cm4vllm.common.files import require_space, typed_path
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.common.programs.environments import checked, make_environment, pip
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import write_record
+from cm4vllm.common.settings import Key, Settings
 
 _SPACE_BYTES = 2**30
+
+
+class GraderInputs(Settings, frozen=True, kw_only=True):
+    """The grader, a folder with git directories of its sources, and that of its tests; empty for none."""
+
+    name: Annotated[str, Key("CM_MLPERF_GRADER_NAME")]
+    source_dir: Annotated[str, Key("CM_MLPERF_GRADER_SOURCE_DIR")] = ""
+    problems_dir: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
+
+    def provide(self, folder: Path, recipe: Path) -> GraderRecord:
+        """Make the grader ready in `folder`. Raises what `provide` raises."""
+        paths = (typed_path(text).absolute() if text else None for text in (self.source_dir, self.problems_dir))
+        return provide(self.name, folder, recipe, *paths)
 
 
 def provide(

@@ -10,15 +10,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from cm4vllm.campaign.search.search_space import words_of
+from cm4vllm.common.student import student_t
 from cm4vllm.common.units import four_digits
 from cm4vllm.records.searches.settings_search import TRIAL, Evaluation, Rival, Score
 
-#: Parts of a measurement whose samples come at once, and Student's t of their mean: 95 %, to both sides.
-PARTS, _T_OF_PARTS = 5, 2.776
+#: Parts of a measurement whose samples come at once.
+PARTS = 5
 #: Candidates whose changes between two rounds say something together, at least: fewer would allow any ratio.
 _LEAST = 3
-#: Student's t by degrees of freedom from 2 on, 95 % to one side; the last one counts for more of them, too.
-_T = (2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 
 Round = Mapping[int, Evaluation]
 
@@ -27,7 +26,7 @@ def interval_of_parts(rates: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean of the rates of PARTS equal parts; None where there are not as many."""
     if len(rates) != PARTS:
         return None
-    mean, half = statistics.fmean(rates), _T_OF_PARTS * statistics.stdev(rates) / math.sqrt(PARTS)
+    mean, half = statistics.fmean(rates), student_t(0.975, PARTS - 1) * statistics.stdev(rates) / math.sqrt(PARTS)
     return max(0.0, mean - half), mean + half
 
 
@@ -138,7 +137,7 @@ def _spread(rounds: Mapping[int, Round], round_: int, scenario: str) -> float | 
     changes = list(_changes(rounds.get(first, {}), rounds.get(first + 1, {}), scenario))
     if len(changes) < _LEAST:
         return None
-    return _T[min(len(changes) - _LEAST, len(_T) - 1)] * math.sqrt(2) * statistics.stdev(changes)
+    return student_t(0.95, len(changes) - 1) * math.sqrt(2) * statistics.stdev(changes)
 
 
 def _changes(before: Round, after: Round, scenario: str) -> Iterator[float]:

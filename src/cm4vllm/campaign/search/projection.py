@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.common.student import student_t
 from cm4vllm.records.logs.arrivals import Times
 from cm4vllm.records.searches.rate_search import Interval, ProbeRecord
 
@@ -48,9 +49,8 @@ _TRUSTED_SPREAD = 0.02
 #: A full-length run counts for so many times its seconds: the schedule that decides is its own, to its end or to the
 #: passage that failed it.
 _FULL_LENGTH = 4.0
-#: The least number of probes that say something, and Student's t by degrees of freedom from 1 on: 95 %, to both sides.
+#: The least number of probes that say something.
 _LEAST = 3
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def rate_interval(probes: Sequence[ProbeRecord]) -> Interval | None:
     without = [math.log(predicted_rate([*telling[:place], *telling[place + 1 :]])) for place in range(len(telling))]
     count = len(telling)
     error = math.sqrt((count - 1) ** 2 / count * statistics.variance(without))
-    reach = math.exp(_T[min(count - 1, len(_T)) - 1] * error)
+    reach = math.exp(student_t(0.975, count - 1) * error)
     return Interval(
         rate=float(f"{whole:.4g}"), low=float(f"{whole / reach:.4g}"), high=float(f"{whole * reach:.4g}"), probes=count
     )

@@ -6,11 +6,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.cache_commands import counted, leftovers, size_of
@@ -23,50 +22,40 @@ from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.tools.lint import Linter
 from cm4vllm.engine.tools.register import engines_before, registered, warning_about_engines
 
-
-class Level(StrEnum):
-    """`wrong` keeps something from working, `odd` does not, `well` is as it should be."""
-
-    WELL = "ok"
-    ODD = "note"
-    WRONG = "WRONG"
+#: What a line of the diagnosis begins with, by its severity.
+_MARKS = {Severity.GOOD: "ok", Severity.NOTE: "note", Severity.ERROR: "WRONG"}
 
 
-@dataclass(frozen=True, slots=True)
-class Symptom:
-    """One thing that was checked."""
-
-    level: Level
-    subject: str
-    text: str
-    remedy: str = ""
+def _symptom(severity: Severity, subject: str, text: str, remedy: str = "") -> Finding:
+    """Return one thing that was checked."""
+    return Finding(severity=severity, field=subject, what=text, remedy=remedy)
 
 
 #: The programs that are needed: subject, names, level and text where all of them are missing, remedy.
 _TOOLS = (
-    ("bash", ("bash",), Level.WRONG, "not found on PATH: no run.sh can be run", "install bash"),
+    ("bash", ("bash",), Severity.ERROR, "not found on PATH: no run.sh can be run", "install bash"),
     (
         "compiler",
         ("cc", "gcc", "clang"),
-        Level.ODD,
+        Severity.NOTE,
         "no C compiler on PATH: vLLM needs one on GPUs, and pip for packages that are published as source",
         "install gcc, for example: apt-get install gcc",
     ),
-    ("git", ("git",), Level.ODD, "not found on PATH: sources cannot be fetched", "install git"),
+    ("git", ("git",), Severity.NOTE, "not found on PATH: sources cannot be fetched", "install git"),
 )
 
 
 def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Print all symptoms, each with its remedy; the result is 1 when something is wrong."""
     symptoms = list(diagnose(automation.cmind, Path(automation.path).parents[1]))
-    wrong = sum(symptom.level is Level.WRONG for symptom in symptoms)
+    wrong = sum(symptom.severity is Severity.ERROR for symptom in symptoms)
     if i.get("out") != "json":
-        width = max(len(symptom.subject) for symptom in symptoms)
+        width = max(len(symptom.field) for symptom in symptoms)
         for symptom in symptoms:
-            print(f"{symptom.level:<5}  {symptom.subject:<{width}}  {symptom.text}")
+            print(f"{_MARKS[symptom.severity]:<5}  {symptom.field:<{width}}  {symptom.what}")
             if symptom.remedy:
                 print(f"{'':<5}  {'':<{width}}  remedy: {symptom.remedy}")
-    result: dict[str, Any] = {"return": 0, "symptoms": [asdict(symptom) for symptom in symptoms]}
+    result: dict[str, Any] = {"return": 0, "symptoms": [_object(symptom) for symptom in symptoms]}
     if wrong:
         failure = CmError(
             f"{wrong} of {len(symptoms)} checks failed", remedy="each line marked WRONG has its own remedy"
@@ -75,12 +64,16 @@ def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
+def _object(symptom: Finding) -> dict[str, str]:
+    return {"level": _MARKS[symptom.severity], "subject": symptom.field, "text": symptom.what, "remedy": symptom.remedy}
+
+
+def diagnose(cmind: Any, checkout: Path) -> Iterator[Finding]:
     """Yield the symptoms of Python, tools, home, repositories, engines, scripts, packages, disk and cache."""
     home = Path(cmind.repos_path)
     catalogue = Catalogue(cmind)
     scripts = catalogue.all()
-    checks: dict[str, Callable[[], Iterable[Symptom]]] = {
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "python": lambda: [_python()],
         "tools": _tools,
         "home": lambda: [_home(home)],
@@ -96,121 +89,122 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
         try:
             yield from check()
         except CmError as error:
-            yield Symptom(Level.WRONG, subject, error.what, error.remedy)
+            yield _symptom(Severity.ERROR, subject, error.what, error.remedy)
         except OSError as error:
-            yield Symptom(
-                Level.WRONG,
+            yield _symptom(
+                Severity.ERROR,
                 subject,
                 f"{error.filename or home} cannot be used: {error.strerror}",
                 "change its permissions",
             )
 
 
-def _python() -> Symptom:
+def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     text = f"{version} at {sys.executable}"
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
-        return Symptom(
-            Level.WRONG,
+        return _symptom(
+            Severity.ERROR,
             "python",
             f"{text} has no venv module with pip, which the installation of vLLM needs",
             "install the package python3-venv of your system",
         )
     if sys.prefix == sys.base_prefix:
-        return Symptom(
-            Level.ODD,
+        return _symptom(
+            Severity.NOTE,
             "python",
             f"{text} is not a virtual environment: packages are installed into the system's Python",
             "python3 -m venv ~/cm && ~/cm/bin/pip install cmind, then run cm from ~/cm/bin",
         )
-    return Symptom(Level.WELL, "python", text)
+    return _symptom(Severity.GOOD, "python", text)
 
 
-def _tools() -> Iterator[Symptom]:
+def _tools() -> Iterator[Finding]:
     for subject, names, level, missing, remedy in _TOOLS:
         program = next(filter(None, map(shutil.which, names)), None)
-        yield Symptom(Level.WELL, subject, program) if program else Symptom(level, subject, missing, remedy)
+        yield _symptom(Severity.GOOD, subject, program) if program else _symptom(level, subject, missing, remedy)
 
 
-def _home(home: Path) -> Symptom:
+def _home(home: Path) -> Finding:
     if not os.access(home, os.W_OK | os.X_OK):
-        return Symptom(
-            Level.WRONG,
+        return _symptom(
+            Severity.ERROR,
             "home",
             f"no permission to write to {home}",
             "change its permissions, or set CM_REPOS to another folder",
         )
-    return Symptom(Level.WELL, "home", str(home))
+    return _symptom(Severity.GOOD, "home", str(home))
 
 
-def _repositories(home: Path) -> list[Symptom]:
+def _repositories(home: Path) -> list[Finding]:
     listed = registered(home)
     gone = [entry for entry in listed if not any((entry / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
     return [
-        Symptom(
-            Level.WRONG,
+        _symptom(
+            Severity.ERROR,
             "repositories",
             f"{entry} holds no CM repository (cmr.yaml)",
             f"restore it, or remove its line from {home / 'repos.json'} and run: cm reindex repo",
         )
         for entry in gone
-    ] or [Symptom(Level.WELL, "repositories", f"{len(listed)} registered")]
+    ] or [_symptom(Severity.GOOD, "repositories", f"{len(listed)} registered")]
 
 
-def _index(home: Path) -> Symptom:
+def _index(home: Path) -> Finding:
     path = home / "index.json"
     try:
         index = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return Symptom(Level.ODD, "index", "does not exist yet: the next command creates it")
+        return _symptom(Severity.NOTE, "index", "does not exist yet: the next command creates it")
     except ValueError as error:
-        return Symptom(Level.WRONG, "index", f"{path} is not JSON: {error}", f"rm {path}")
+        return _symptom(Severity.ERROR, "index", f"{path} is not JSON: {error}", f"rm {path}")
     try:
         paths = {str(artifact["path"]) for artifacts in index.values() for artifact in artifacts.values()}
     except (AttributeError, TypeError, KeyError):
-        return Symptom(Level.WRONG, "index", f"{path} is not an index of CM", f"rm {path}")
+        return _symptom(Severity.ERROR, "index", f"{path} is not an index of CM", f"rm {path}")
     gone = sorted(path for path in paths if not Path(path).is_dir())
     if gone:
-        return Symptom(
-            Level.ODD,
+        return _symptom(
+            Severity.NOTE,
             "index",
             f"{len(gone)} of {len(paths)} indexed folders no longer exist, for example {gone[0]}",
             "cm reindex repo",
         )
-    return Symptom(Level.WELL, "index", f"{len(paths)} artifacts")
+    return _symptom(Severity.GOOD, "index", f"{len(paths)} artifacts")
 
 
-def _engines(checkout: Path, home: Path) -> Symptom:
+def _engines(checkout: Path, home: Path) -> Finding:
     if others := engines_before(checkout, home):
-        return Symptom(
-            Level.WRONG,
+        return _symptom(
+            Severity.ERROR,
             "engine",
             f"the script engine of {others[0]} is registered before this one",
             " ".join(warning_about_engines(checkout, home).splitlines()[1:]),
         )
-    return Symptom(Level.WELL, "engine", str(checkout))
+    return _symptom(Severity.GOOD, "engine", str(checkout))
 
 
-def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> list[Symptom]:
+def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> list[Finding]:
     return [
-        Symptom(Level.ODD, "scripts", str(finding), "run: cm lint script") for finding in Linter(catalogue).duplicates()
-    ] or [Symptom(Level.WELL, "scripts", f"{len(scripts)}, all UIDs are different")]
+        _symptom(Severity.NOTE, "scripts", str(finding), "run: cm lint script")
+        for finding in Linter(catalogue).duplicates()
+    ] or [_symptom(Severity.GOOD, "scripts", f"{len(scripts)}, all UIDs are different")]
 
 
-def _packages(checkout: Path) -> Symptom:
+def _packages(checkout: Path) -> Finding:
     path = checkout / "requirements.txt"
     missing = missing_of(path) if path.is_file() else []
     if missing:
-        return Symptom(
-            Level.ODD,
+        return _symptom(
+            Severity.NOTE,
             "packages",
             f"{len(missing)} packages of {path} are not installed; the first recipe that needs them installs them",
             f"{sys.executable} -m pip install -r {path}",
         )
-    return Symptom(Level.WELL, "packages", f"all packages of {path} are installed")
+    return _symptom(Severity.GOOD, "packages", f"all packages of {path} are installed")
 
 
-def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
+def _disk(home: Path, scripts: list[ScriptMeta]) -> Finding:
     free = shutil.disk_usage(home).free
     largest, name = max(
         (
@@ -223,23 +217,23 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
     )
     text = f"{size_text(free)} free in {home}"
     if free < largest:
-        return Symptom(
-            Level.WRONG,
+        return _symptom(
+            Severity.ERROR,
             "disk",
             f"{text}; {name} alone needs {size_text(largest)}",
             "free space there, or set CM_REPOS to a folder on another disk",
         )
-    return Symptom(Level.WELL, "disk", text)
+    return _symptom(Severity.GOOD, "disk", text)
 
 
-def _cache(root: str) -> list[Symptom]:
+def _cache(root: str) -> list[Finding]:
     entries = list(stored(root))
     faults = [*map(_fault_of_entry, entries), *_unreadable(Path(root)), *map(_unfinished, leftovers(Path(root)))]
-    sound = Symptom(Level.WELL, "cache", counted(entries, sum(size_of(entry.folder) for entry in entries)))
+    sound = _symptom(Severity.GOOD, "cache", counted(entries, sum(size_of(entry.folder) for entry in entries)))
     return list(filter(None, faults)) or [sound]
 
 
-def _fault_of_entry(entry: Entry) -> Symptom | None:
+def _fault_of_entry(entry: Entry) -> Finding | None:
     """Return the symptom of an entry that cannot be used; None for a sound one."""
     try:
         entry.result()
@@ -248,22 +242,22 @@ def _fault_of_entry(entry: Entry) -> Symptom | None:
         if not Path(entry.folder, STATE_FILE).exists():
             fault = "has no result and is not used"
         remedy = f"cm rm cache {os.path.basename(entry.folder)} -f"
-        return Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) {fault}", remedy)
+        return _symptom(Severity.NOTE, "cache", f"{entry.folder} ({entry.script}) {fault}", remedy)
     return None
 
 
-def _unreadable(root: Path) -> Iterator[Symptom]:
+def _unreadable(root: Path) -> Iterator[Finding]:
     """Yield the entries whose meta is no object in JSON: cmind's own commands on the cache fail on them."""
     for path in sorted(root.glob("[!.]*/_cm.json")):
         if json_mapping(path) is None:
-            yield Symptom(
-                Level.WRONG,
+            yield _symptom(
+                Severity.ERROR,
                 "cache",
                 f"{path} is not JSON: cm show cache and cm find cache fail; the next run makes the entry again",
                 f"rm -r {path.parent}",
             )
 
 
-def _unfinished(folder: Path) -> Symptom:
+def _unfinished(folder: Path) -> Finding:
     text = f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it now, or was killed"
-    return Symptom(Level.ODD, "cache", text, f"if no run is active: rm -r {folder}")
+    return _symptom(Severity.NOTE, "cache", text, f"if no run is active: rm -r {folder}")

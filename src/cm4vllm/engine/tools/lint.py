@@ -3,23 +3,25 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.checking.checks import reason_of
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Dependency
 from cm4vllm.engine.format.documents import lines_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
-from cm4vllm.engine.format.meta_shapes import Place
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.chain import Chain, dependencies_of, layers_of, plain_tags
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
 from cm4vllm.engine.tools.find import asked_scripts
-from cm4vllm.engine.tools.lint_checks import Finding, amendment_findings, nearest_choice, own_findings
+from cm4vllm.engine.tools.lint_checks import amendment_findings, finding, nearest_choice, own_findings, place_text
 
 
 class Linter:
@@ -39,19 +41,14 @@ class Linter:
                 *self._amendments(script),
             ]
         except (AttributeError, TypeError, ValueError) as error:
-            faults = [Finding(f"a part of the meta has the wrong shape: {error}")]
+            faults = [finding(f"a part of the meta has the wrong shape: {error}")]
         meta = next((path for name in ("_cm.yaml", "_cm.json") if (path := script.path / name).is_file()), script.path)
-        lines = lines_of(meta)
-        placed = [
-            Finding(
-                fault.text,
-                fault.place,
-                fault.path if fault.path != Path() else meta,
-                fault.line or _line(lines, fault.place),
-            )
+        lines = {place_text(place): line for place, line in lines_of(meta).items()}
+        placed = (
+            replace(fault, file=fault.file or str(meta), line=fault.line or _line(lines, fault.field))
             for fault in faults
-        ]
-        return sorted(placed, key=lambda fault: (str(fault.path), fault.line))
+        )
+        return sorted(placed, key=lambda fault: (fault.file, fault.line))
 
     def every(self) -> list[ScriptMeta]:
         """Return all readable scripts, including those hidden by another script with the same UID."""
@@ -69,10 +66,10 @@ class Linter:
             try:
                 uid = self.catalogue.script(path, repo).uid
             except CmError as error:
-                faults.append(Finding(f"{error.what}: {error.cause}" if error.cause else error.what, path=Path(path)))
+                faults.append(finding(reason_of(error), path=path))
                 continue
             if uid and uid in first:
-                faults.append(Finding(f"uid {uid} is that of {first[uid]}, which hides this script", path=Path(path)))
+                faults.append(finding(f"uid {uid} is that of {first[uid]}, which hides this script", path=path))
             first.setdefault(uid, path)
         return faults
 
@@ -81,7 +78,7 @@ class Linter:
         for flag, entry in (script.raw.get("inputs") or {}).items():
             tellers = self._described[script.repo, str(entry.get("key"))]
             if len(tellers) > 1:
-                yield Finding(
+                yield finding(
                     f"input {flag!r}: {entry.get('key')} is described by {', '.join(tellers)}; one of them "
                     "describes it, the others refer to that by inputs_of",
                     ("inputs", flag),
@@ -101,7 +98,7 @@ class Linter:
     def _dependencies(self, script: ScriptMeta) -> Iterator[Finding]:
         for place, _, phase, number, dependency in dependencies_of(script):
             for text in self._dependency(dependency):
-                yield Finding(text, (*place, phase, number))
+                yield finding(text, (*place, phase, number))
 
     def _dependency(self, dependency: Dependency) -> Iterator[str]:
         words, text = plain_tags(dependency), ",".join(dependency.tags)
@@ -136,9 +133,10 @@ class Linter:
                 yield from amendment_findings(amendment, "adr", below, (*place, phase, number))
 
 
-def _line(lines: Mapping[Place, int], place: Place) -> int:
+def _line(lines: Mapping[str, int], place: str) -> int:
+    """Return the line of a place in a meta, or of the nearest part around it that has one; 0 where none has."""
     while place and place not in lines:
-        place = place[:-1]
+        place = place.rpartition(".")[0]
     return lines.get(place, 0)
 
 
@@ -149,15 +147,16 @@ def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     faults = linter.duplicates()
     if i.get("artifact") or i.get("tags"):
         scripts = asked_scripts(catalogue, i)
-        faults = [fault for fault in faults if any(fault.path == script.path for script in scripts)]
+        faults = [fault for fault in faults if any(fault.file == str(script.path) for script in scripts)]
     else:
         scripts = linter.every()
     faults += [fault for script in scripts for fault in linter.findings(script)]
-    data = [{"path": str(fault.path), "line": fault.line or None, "finding": fault.text} for fault in faults]
+    data = [{"path": fault.file, "line": fault.line or None, "finding": fault.what} for fault in faults]
     if i.get("out") != "json":
         for fault in faults:
             page(str(fault))
-        wrong = len({fault.path.parent if fault.path.suffix else fault.path for fault in faults})
+        files = {Path(fault.file) for fault in faults}
+        wrong = len({path.parent if path.suffix else path for path in files})
         page(f"{len(scripts)} scripts, " + (f"{len(faults)} findings in {wrong} of them" if faults else "all clean"))
     if not faults:
         return {"return": 0, "scripts": len(scripts), "findings": []}

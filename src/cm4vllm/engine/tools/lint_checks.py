@@ -4,10 +4,10 @@ import ast
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import CmError, nearest
 from cm4vllm.engine.cache.entry_key import module_file
 from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Amendment
@@ -27,23 +27,20 @@ _OWN_CODE = re.compile(r"^\s*(from|import) cm4vllm\b", re.MULTILINE)
 _LISTED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong: what, where in the meta (a path of keys), and the file and line (0: the whole file)."""
+def finding(text: str, place: Place = (), path: str | Path = "", line: int = 0) -> Finding:
+    """Return one mistake in a script: what, where in the meta (a path of keys), file and line (0: the whole file)."""
+    return Finding(what=text, field=place_text(place), file=str(path), line=line)
 
-    text: str
-    place: Place = ()
-    path: Path = Path()
-    line: int = 0
 
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.text}" if self.line else f"{self.path}: {self.text}"
+def place_text(place: Place) -> str:
+    """Return a path of keys in a meta as a finding names it."""
+    return ".".join(map(str, place))
 
 
 def own_findings(script: ScriptMeta) -> list[Finding]:
     """Return the findings on a script that need no other script."""
     return [
-        *(Finding(f"{place[-1]} {text}", place) for place, text in wrong_shapes(script.raw)),
+        *(finding(f"{place[-1]} {text}", place) for place, text in wrong_shapes(script.raw)),
         *_identity_findings(script),
         *_key_findings(script),
         *_group_findings(script),
@@ -65,12 +62,12 @@ def nearest_choice(word: str, choices: Iterable[str]) -> str:
 def _identity_findings(script: ScriptMeta) -> Iterator[Finding]:
     """Yield the faults in UID, tags and names of inputs."""
     if not re.fullmatch(r"[0-9a-f]{16}", script.uid):
-        yield Finding(f"uid {script.uid!r} is not 16 hexadecimal digits in quotes", ("uid",))
+        yield finding(f"uid {script.uid!r} is not 16 hexadecimal digits in quotes", ("uid",))
     if not script.tags:
-        yield Finding("it has no tags")
+        yield finding("it has no tags")
     for key in script.input_mapping:
         if "-" in key:
-            yield Finding(f"input {key!r} cannot be typed: cm turns - into _", ("input_mapping", key))
+            yield finding(f"input {key!r} cannot be typed: cm turns - into _", ("input_mapping", key))
 
 
 def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
@@ -80,9 +77,9 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
         yield from _unknown(entry, INPUT_KEYS, place, f"input {flag!r}: ")
         if entry.get("type", "text") not in INPUT_TYPES:
             hint = nearest_choice(str(entry["type"]), INPUT_TYPES)
-            yield Finding(f"input {flag!r}: unknown type {entry['type']!r}; {hint}", place)
+            yield finding(f"input {flag!r}: unknown type {entry['type']!r}; {hint}", place)
         if not entry.get("help"):
-            yield Finding(f"input {flag!r} has no help", place)
+            yield finding(f"input {flag!r} has no help", place)
     for flag, change in (script.raw.get("input_changes") or {}).items():
         yield from _unknown(change, SHOWN_KEYS, ("input_changes", flag), f"input_changes of {flag!r}: ")
     typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
@@ -90,10 +87,10 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
         tags, *flags = shlex.split(example)
         names, _, variations, _ = parse_tags(tags)
         if not set(names) <= set(script.tags) or not known(script, variations):
-            yield Finding(f"example {example!r} does not name this script", ("examples", number))
+            yield finding(f"example {example!r} does not name this script", ("examples", number))
         for flag in (word[2:].partition("=")[0] for word in flags if word.startswith("--")):
             if flag not in typed:
-                yield Finding(
+                yield finding(
                     f"example {example!r}: unknown input --{flag}; {nearest_choice(flag, typed)}", ("examples", number)
                 )
 
@@ -110,14 +107,14 @@ def _key_findings(script: ScriptMeta) -> Iterator[Finding]:
             yield from _unknown(bring, BRING_KEYS, (*place, "brings", number), f"bring {number}: ")
             listed = layer.brings[number].requirements
             if listed and not (script.path / listed).resolve().is_file():
-                yield Finding(f"{listed} does not exist", (*place, "brings", number))
+                yield finding(f"{listed} does not exist", (*place, "brings", number))
 
 
 def _unknown(raw: Mapping[str, Any], allowed: Iterable[str], place: Place, owner: str = "") -> Iterator[Finding]:
     """Yield the keys of a part that have no meaning there; `owner` says in words whose part it is."""
     for key in raw:
         if key not in allowed:
-            yield Finding(f"{owner}unknown key {str(key)!r}; {nearest_choice(str(key), allowed)}", (*place, key))
+            yield finding(f"{owner}unknown key {str(key)!r}; {nearest_choice(str(key), allowed)}", (*place, key))
 
 
 def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
@@ -127,15 +124,15 @@ def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
         variation = Variation.of(name, raw)
         place: Place = ("variations", name)
         if variation.is_default and not variation.group:
-            yield Finding(f"variation {name!r} is a default, but has no group", place)
+            yield finding(f"variation {name!r} is a default, but has no group", place)
         elif variation.is_default and defaults.setdefault(variation.group, name) != name:
-            yield Finding(
+            yield finding(
                 f"variation {name!r} is a second default of group {variation.group!r}, after "
                 f"{defaults[variation.group]!r}",
                 place,
             )
         if name in _bases_of(script, name):
-            yield Finding(f"variation {name!r} is its own base", (*place, "base"))
+            yield finding(f"variation {name!r} is its own base", (*place, "base"))
         implied = [
             *(("base", base) for base in variation.base),
             *(("alias", alias) for alias in [variation.alias] if alias),
@@ -143,7 +140,7 @@ def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
         ]
         for key, other in implied:
             if "#" not in other and not definition(script.variations, other):
-                yield Finding(
+                yield finding(
                     f"variation {name!r} implies {other!r}, which is not defined; "
                     f"{nearest_choice(other, script.variations)}",
                     (*place, key),
@@ -155,7 +152,7 @@ def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
     for key, combinations in listed.items():
         for name in sorted(frozenset[str]().union(*combinations)):
             if not definition(script.variations, name) and name not in script.variations:
-                yield Finding(f"{key}: {name!r} is not defined; {nearest_choice(name, script.variations)}", (key,))
+                yield finding(f"{key}: {name!r} is not defined; {nearest_choice(name, script.variations)}", (key,))
 
 
 def _bases_of(script: ScriptMeta, name: str) -> set[str]:
@@ -193,7 +190,7 @@ def _reachability_findings(script: ScriptMeta) -> Iterator[Finding]:
             part for part in parts if part not in script.variations and not definition(script.variations, part)
         ]
         if len(parts) > 1 and undefined:
-            yield Finding(
+            yield finding(
                 f"variation {name!r} never applies: {undefined[0]!r} is not defined; "
                 f"{nearest_choice(undefined[0], script.variations)}",
                 place,
@@ -205,10 +202,10 @@ def _reachability_findings(script: ScriptMeta) -> Iterator[Finding]:
         except CmError as error:
             # A name that is not defined has a finding of its own.
             if "has no variation" not in error.what:
-                yield Finding(f"variation {name!r} never applies: {error.what}", place)
+                yield finding(f"variation {name!r} never applies: {error.what}", place)
             continue
         if len(parts) > 1 and name not in {variation.name for variation in on.combinations}:
-            yield Finding(f"variation {name!r} never applies", place)
+            yield finding(f"variation {name!r} never applies", place)
 
 
 def amendment_findings(
@@ -218,7 +215,7 @@ def amendment_findings(
     at = (*place, kind, amendment.name)
     if names is not None and amendment.name not in names:
         where = "this script's own dependencies" if kind == "ad" else "what this script depends on"
-        yield Finding(
+        yield finding(
             f"{kind}.{amendment.name}: nothing in {where} has that name; {nearest_choice(amendment.name, names)}", at
         )
     yield from _unknown(amendment.change, DEPENDENCY_KEYS, at, f"{kind}.{amendment.name}: ")
@@ -230,29 +227,29 @@ def _code_findings(script: ScriptMeta) -> Iterator[Finding]:
         ast.parse(code_of(script))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", 0) or 0
-        yield Finding(f"it is not Python: {getattr(error, 'msg', error)}", path=script.path / "customize.py", line=line)
+        yield finding(f"it is not Python: {getattr(error, 'msg', error)}", path=script.path / "customize.py", line=line)
     if (
         script.cache
         and _OWN_CODE.search(code_of(script))
         and not any("made_by" in raw for _, raw, _ in layers_of(script))
     ):
-        yield Finding(
+        yield finding(
             "made_by is missing: list the modules of cm4vllm that make what the cache stores, [] if none does"
         )
     for place, _, layer in layers_of(script):
         for module in layer.made_by:
             if not Path(module_file(module)).is_file():
-                yield Finding(f"made_by: unknown module {module}", (*place, "made_by"))
+                yield finding(f"made_by: unknown module {module}", (*place, "made_by"))
         if (
             layer.script_name
             and not (script.path / f"{layer.script_name}.sh").is_file()
             and not any(script.path.glob(f"{layer.script_name}-*.sh"))
         ):
-            yield Finding(f"script_name: {layer.script_name}.sh does not exist", (*place, "script_name"))
+            yield finding(f"script_name: {layer.script_name}.sh does not exist", (*place, "script_name"))
         exported = {key for *_, layer in layers_of(script) for key in layer.new_env_keys}
         for key in layer.promised_env_keys:
             if key not in exported:
-                yield Finding(
+                yield finding(
                     f"promised_env_keys: {key} is not one of new_env_keys; {nearest_choice(key, exported)}",
                     (*place, "promised_env_keys"),
                 )

@@ -6,11 +6,12 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import json_text
 from cm4vllm.common.folders.owned_folders import write_noted
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus import vendors as modules
 from cm4vllm.hardware.gpus.nvml_recording import Recorder
 from cm4vllm.hardware.gpus.vendor import Vendor
@@ -57,6 +58,12 @@ def gpus_of_processes(pids: Collection[int]) -> list[str]:
     with opened_drivers() as drivers:
         used = [each for vendor, library in drivers for each in vendor.use(library).items()]
         return [uuid for uuid, use in used if use.processes & set(pids)]
+
+
+class RecordingInputs(Settings, frozen=True, kw_only=True):
+    """The path that the drivers' answers are recorded in; empty for none."""
+
+    folder: Annotated[str, Key("CM_GPU_RECORDING")] = ""
 
 
 def record_gpus(path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from cm4vllm.common.student import student_t
 from cm4vllm.loadgen.process.messages import Progress
 from cm4vllm.loadgen.process.run_status import ClientStatus, PartialScores, RunStatus, ServerStatus, TimeLeft
 from cm4vllm.records.client import SelfCheck
@@ -18,8 +19,8 @@ from cm4vllm.serving.probing.server_metrics import MetricsWatch
 
 #: Seconds over which the present rate is taken.
 RATE_S = 10.0
-#: Parts of a run whose rates say how much the rate varies, and Student's 97.5 % point for so many.
-_PARTS, _STUDENT = 6, 2.571
+#: Parts of a run whose rates say how much the rate varies.
+_PARTS = 6
 #: LoadGen writes what it generated, and its settings, within the first so many bytes of its log.
 _LOG_BYTES = 2**18
 _ENTRY = re.compile(
@@ -161,7 +162,7 @@ def time_left(marks: list[tuple[float, int]], todo: int, now_s: float) -> TimeLe
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(edges) if b[0] > a[0]]
     mean = done / end
     spread = math.sqrt(sum((rate - mean) ** 2 for rate in rates) / max(1, len(rates) - 1))
-    half = _STUDENT * spread / math.sqrt(len(rates)) * math.sqrt(1 + done / todo)
+    half = student_t(0.975, _PARTS - 1) * spread / math.sqrt(len(rates)) * math.sqrt(1 + done / todo)
     waited = now_s - end
 
     def seconds(rate: float) -> float:

@@ -185,8 +185,12 @@ class DetailLog:
 
 def time_of(text: object) -> datetime | None:
     """Return a time, in UTC, as LoadGen and PTDaemon write it; None for another text."""
+    stamp = str(text)
     try:
-        return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC)
+        # As nearly all are: an hour of samples has thousands, and strptime takes ten times as long.
+        if len(stamp) == 23 and stamp[2] == "-" and stamp[10] == " " and stamp[19] == "." and stamp[20:].isdecimal():
+            return datetime.fromisoformat(f"{stamp[6:10]}-{stamp[:5]} {stamp[11:]}+00:00")
+        return datetime.strptime(stamp, _TIME).replace(tzinfo=UTC)
     except ValueError:
         return None
 

@@ -11,6 +11,8 @@ from cm4vllm.records.power.samples import SIMULATED
 
 _LINE = re.compile(r"(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d\.\d{3})(?::? )?(.*)")
 _CHECKED = re.compile(r"Uncertainty checking for \S+ is activated")
+#: The words of the lines that are read: nearly all others repeat a sample.
+_WORDS = ("Go with mark", "Completed test", "Uncertainty checking", "which is above")
 _UNCERTAIN = re.compile(r"Uncertainty (\d+\.\d+)%, which is above")
 
 
@@ -83,8 +85,10 @@ def totals_of(reply: str, name: str) -> Totals | None:
 
 
 def log_lines(text: str) -> Iterator[LogLine]:
-    """Yield the lines of ptd_logs.txt that have a time."""
+    """Yield the lines of ptd_logs.txt with a time that begin or end a measurement, or are of the uncertainty."""
     for line in text.splitlines():
+        if not any(word in line for word in _WORDS):
+            continue
         if (parts := _LINE.match(line)) and (at := time_of(parts[1])) is not None:
             yield LogLine(at, parts[2].strip())
 

@@ -19,6 +19,7 @@ MOST_W = 1e8
 SAMPLES = "spl.txt"
 #: A sample begins here; the time of a single analyzer, after its name, is part of the sample before it.
 _BEGIN = re.compile(r"(?<!Analyzer\d,)(?<!Analyzer\d\d,)(?=Time,)")
+_LOOSE = re.compile(r",\s|\s,|\s$")
 _READING = "Watts,([^,]+),Volts,([^,]+),Amps,([^,]+),PF,([^,]+)"
 #: The reading of the whole system, and each part after it: a mark, the simulated analyzer's word, or a channel.
 _WHOLE = re.compile(f"Time,([^,]+),{_READING}")
@@ -79,7 +80,10 @@ def samples_of(text: str) -> Samples:
     samples: list[Sample] = []
     damaged = []
     for number, line in enumerate(text.splitlines(), 1):
-        parts = [part for part in _BEGIN.split(line) if part.startswith("Time,")]
+        if (count := line.count("Time,")) == 1 and line.startswith("Time,"):
+            parts = [line]
+        else:
+            parts = [part for part in _BEGIN.split(line) if part.startswith("Time,")] if count else []
         read = [sample for part in parts if (sample := _sample(part)) is not None]
         samples += read
         if len(parts) > 1 or len(read) < len(parts):
@@ -89,7 +93,9 @@ def samples_of(text: str) -> Samples:
 
 def _sample(text: str) -> Sample | None:
     """Return the sample in a text that begins with `Time,`; None where the text is cut."""
-    text = ",".join(word.strip() for word in text.strip().rstrip(",").split(","))
+    text = text.strip().rstrip(",")
+    if _LOOSE.search(text):
+        text = ",".join(word.strip() for word in text.split(","))
     whole = _WHOLE.match(text)
     if whole is None or (at := time_of(whole[1])) is None:
         return None

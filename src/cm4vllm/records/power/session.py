@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,14 @@ def is_power_session(performance: Path) -> bool:
 
 
 class PowerSession:
-    """A session in a folder. Each file is read when it is asked for; what is missing or unreadable is empty."""
+    """A session that has ended, in a folder. A file is read when it is asked for; a missing or unreadable one is empty.
+
+    Samples and windows are read once, for all checks.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.samples, self.window, self._go = cache(self._samples), cache(self._window), cache(self._sent)
 
     @cached_property
     def client(self) -> Mapping[str, Any]:
@@ -99,7 +103,7 @@ class PowerSession:
 
     @cached_property
     def ptd_log(self) -> tuple[LogLine, ...]:
-        """The lines of PTDaemon's log that have a time."""
+        """The lines of PTDaemon's log on the begin, the end and the uncertainty of measurements."""
         return tuple(log_lines(self.text(PTD_LOG)))
 
     @property
@@ -167,15 +171,11 @@ class PowerSession:
         files = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.is_symlink())
         return tuple(str(path.relative_to(self.folder)) for path in files if _names(path, SIMULATED.encode()))
 
-    def samples(self, phase: Phase) -> Samples:
+    def _samples(self, phase: Phase) -> Samples:
         """Return the samples of a phase; none where they cannot be read."""
-        path = self.folder / phase / SAMPLES
-        if not path.is_file():
-            return Samples(())
-        state = path.stat()
-        return _samples_of_state(path, state.st_mtime_ns, state.st_size)
+        return samples_of(self.text(f"{phase}/{SAMPLES}"))
 
-    def window(self, phase: Phase) -> Window | None:
+    def _window(self, phase: Phase) -> Window | None:
         """Return the measured window of a phase; None where LoadGen's log does not state it."""
         try:
             return read_detail_log(self.folder / phase / DETAIL_LOG).window
@@ -190,7 +190,7 @@ class PowerSession:
         except (ValueError, OverflowError):
             return None
 
-    def _go(self, phase: Phase) -> datetime | None:
+    def _sent(self, phase: Phase) -> datetime | None:
         """Return when the server sent `Go` for a phase, by the local time of its log; None if it cannot be read."""
         for stamp, mark in _GO.findall(self.text(_SERVER_LOG)):
             if mark.endswith(f"_{phase.key}") and self.name in mark:
@@ -251,12 +251,6 @@ def _names(path: Path, word: bytes) -> bool:
 def _sha1(path: Path) -> str:
     with opened(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
-
-
-@lru_cache(maxsize=4)
-def _samples_of_state(path: Path, changed_ns: int, size: int) -> Samples:
-    """Return the samples in a file in this state: several checks ask for them, one after the other."""
-    return samples_of(_text(path))
 
 
 def unmeasured(session: PowerSession) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cm4vllm.common.findings import FAULTS, Finding, Severity
+from cm4vllm.common.checking.findings import FAULTS, Finding, Severity
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.results.check_command.findings_output import ordered
 from cm4vllm.results.checks.copied_logs import LogMarks

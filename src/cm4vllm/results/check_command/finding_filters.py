@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cm4vllm.common.checking.findings import FAULTS, Finding, Severity
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.common.findings import FAULTS, Finding, Severity
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.log_folders import PROBLEMS

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cm4vllm.common.findings import FAULTS, Finding
+from cm4vllm.common.checking.findings import FAULTS, Finding
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

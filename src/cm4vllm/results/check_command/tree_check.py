@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import cm4vllm
-from cm4vllm.common.checks import Fault, Stage
+from cm4vllm.common.checking.checks import Fault, Stage
+from cm4vllm.common.checking.findings import FAULTS, Finding, Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.findings import FAULTS, Finding, Severity
 from cm4vllm.common.progress import say_text
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.results.check_command import check_summary
 from cm4vllm.results.check_command.check_summary import CheckedSubmission
 from cm4vllm.results.check_command.finding_filters import Filters, submission_name
@@ -161,6 +162,28 @@ def _checked(submission: Submission) -> CheckedSubmission:
         findings=tuple(own_findings),
         logs=marks_of(submission),
     )
+
+
+class CheckInputs(Settings, frozen=True, kw_only=True):
+    """The tree, the round of its rules where not its own, the weights that are compared, and the findings to show."""
+
+    tree: Annotated[str, Key("CM_MLPERF_RESULTS_TREE")] = ""
+    round_name: Annotated[str, Key("CM_MLPERF_RESULTS_ROUND")] = ""
+    weights: Annotated[str, Key("CM_MLPERF_RESULTS_WEIGHTS")] = ""
+    weights_of: Annotated[str, Key("CM_MLPERF_RESULTS_WEIGHTS_OF")] = ""
+    submitters: Annotated[str, Key("CM_MLPERF_RESULTS_SUBMITTER")] = ""
+    codes: Annotated[str, Key("CM_MLPERF_RESULTS_CODE")] = ""
+    severities: Annotated[str, Key("CM_MLPERF_RESULTS_SEVERITY")] = ""
+
+    def report(self) -> dict[str, object]:
+        """Check the tree as `report_checks` does."""
+        return report_checks(
+            Path(self.tree).absolute(),
+            round_name=self.round_name,
+            weights=Path(self.weights).absolute() if self.weights else None,
+            weights_of=self.weights_of,
+            filters=Filters.parse(submitters=self.submitters, codes=self.codes, severities=self.severities),
+        )
 
 
 def report_checks(

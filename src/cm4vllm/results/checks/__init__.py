@@ -1,13 +1,13 @@
 """The checks of submissions, of the trees that hold them, and of curves: all are made, none stops at the first.
 
-A new check is one function under @check (common/checks.py) in any module of this package, with the subjects that it
-checks (subjects.py): it is found there.
+A new check is one function under @check (common/checking/checks.py) in any module of this package, with the subjects
+that it checks (subjects.py): it is found there.
 """
 
 from typing import Any
 
-from cm4vllm.common.checks import Check, Stage, checks_in
-from cm4vllm.common.findings import Finding
+from cm4vllm.common.checking.checks import Check, Stage, checks_in
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.results.model import Submission
 
 #: All checks by code, in the order in which they are made.

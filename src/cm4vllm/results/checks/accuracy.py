@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, check
+from cm4vllm.common.checking.checks import Fault, check
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RunRecord

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.records.assets import IDENTITY
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.run import RUN_FILE, RunRecord

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.compliance_tests import test_folder
 from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.log_folders import text_at

@@ -1,13 +1,14 @@
 """The compliance tests of a written tree: whether the required ones are there, and prove that they passed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks.of_logs import logs, performance_runs
@@ -90,8 +91,13 @@ def _passed(
 def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> Iterator[Fault]:
     """Yield the faults of the run of a test, which has to keep the rules of a performance run."""
     seeds = rules.round_terms(terms.round).test_seeds.get(folder.name, terms.seeds)
-    reader = Reader(submission.root)
-    part = reader.performance((folder / _LOGS[0]).parent, msgspec.structs.replace(terms, seeds=seeds))
+    reader, place, terms = (
+        Reader(submission.root),
+        (folder / _LOGS[0]).parent,
+        msgspec.structs.replace(terms, seeds=seeds),
+    )
+    read = result.test_runs.get(folder.name)
+    part = replace(read, terms=terms) if read and read.folder == place else reader.performance(place, terms)
     if part is None:
         yield from (Fault(problem.what, problem.file, value=problem.value) for problem in reader.problems)
         return

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.common.checks import Fault, Stage, check, whole
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.logs.detail_log import DetailLog
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.log_folders import head_and_tail

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from cm4vllm.common.checks import Fault, Stage, check, whole
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.subjects import is_strict, measured, results
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import round_of

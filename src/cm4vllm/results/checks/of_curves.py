@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from cm4vllm.common.checks import Fault, Stage, check, whole
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.endpoints.curves import Curve, Point
 from cm4vllm.results.endpoints.endpoints_harness import impossible_in_summary
 from cm4vllm.results.file_values import count, part

@@ -10,12 +10,12 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Finding, Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.records.logs.detail_log import Window
 from cm4vllm.records.power.protocol import is_checked, uncertainty_of
 from cm4vllm.records.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts
-from cm4vllm.records.power.session import FETCHED_ONLY, PTD_LOG, SERVER_JSON, Phase, PowerSession, is_power_session
+from cm4vllm.records.power.session import FETCHED_ONLY, PTD_LOG, SERVER_JSON, Phase, PowerSession
 from cm4vllm.records.power.statements import contradictions
 from cm4vllm.results.checks.subjects import with_submission
 from cm4vllm.results.model import Result, Submission
@@ -60,9 +60,8 @@ class _Measured:
 def _measured(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
     """Yield each result that has a power session, with it."""
     for result in submission.results:
-        folder = submission.root / result.folder / "performance"
-        if is_power_session(folder):
-            yield result, _Measured(PowerSession(folder), f"{result.folder}/performance")
+        if session := submission.sessions.get(result.folder):
+            yield result, _Measured(session, f"{result.folder}/performance")
 
 
 @check(

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from cm4vllm.common.checks import Fault, check, whole
+from cm4vllm.common.checking.checks import Fault, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_FILE
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.server import counting

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import digest_of, sha256_of_tree
-from cm4vllm.common.findings import Severity
 from cm4vllm.common.progress import step
 from cm4vllm.records.weights.checkpoint import Weights
 from cm4vllm.records.weights.model_size import read_architecture

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE
-from cm4vllm.common.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, Stage, check, whole
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.subjects import results, strict_results, with_submission
 from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Result, Submission

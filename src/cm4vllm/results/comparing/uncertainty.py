@@ -16,6 +16,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from cm4vllm.common.student import student_t
 from cm4vllm.records.sample_times import client_values, read_sample_times
 from cm4vllm.results.figures import Basis, Figure, Figures, Interval
 from cm4vllm.results.model import Performance
@@ -31,9 +32,9 @@ _EDGES = 2000
 
 #: The standard deviations to either side of the mean that hold LEVEL of a normal distribution.
 _NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
-#: Student's t over the normal quantile at LEVEL with PARTS - 1 degrees of freedom, 2.861 / 2.576, and the spread of a
-#: mean of drawn parts, which is too small by sqrt(1 - 1 / PARTS).
-_STUDENT = 2.861 / 2.576 / math.sqrt(1 - 1 / PARTS)
+#: Student's t over the normal quantile at LEVEL with PARTS - 1 degrees of freedom, and the spread of a mean of drawn
+#: parts, which is too small by sqrt(1 - 1 / PARTS).
+_STUDENT = student_t((1 + LEVEL) / 2, PARTS - 1) / _NORMAL / math.sqrt(1 - 1 / PARTS)
 
 #: Figures that are compared, in the order in which they are shown, after the metric of the scenario. Tokens/s per user
 #: are those of a point of MLPerf Endpoints.

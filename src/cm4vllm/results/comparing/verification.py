@@ -6,7 +6,7 @@ the system, they are shown and not judged. Figures of a run that its own record 
 wide that most runs lie in it, do not confirm each other: they are called doubtful, with the reason.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key, Settings, require_share
+from cm4vllm.common.settings import Bounds, Key, Settings
 from cm4vllm.results.comparing.compared_settings import NOT_STATED, ComparedSetting
 from cm4vllm.results.comparing.comparison import Answers, Block, Cell, Comparison, Row
 from cm4vllm.results.comparing.uncertainty import LEVEL, Verdict
@@ -28,14 +28,17 @@ _WIDE = 2.0
 class Tolerance(Settings, frozen=True, kw_only=True):
     """The part of a score by which the second may differ."""
 
-    accuracy: Annotated[float, Key("CM_MLPERF_VERIFY_ACCURACY")] = ACCURACY_TOLERANCE
+    accuracy: Annotated[float, Key("CM_MLPERF_VERIFY_ACCURACY"), Bounds(zero=True, part_of="a score")] = (
+        ACCURACY_TOLERANCE
+    )
 
 
-def accuracy_tolerance(env: Mapping[str, Any]) -> float:
-    """Return the part of a score by which the second may differ, 0 to 1. Raises UsageError for what is no such part."""
-    given = Tolerance.of(env).accuracy
-    require_share("--accuracy_tolerance", given, "a score", zero=True)
-    return given
+class VerifyInputs(Tolerance, frozen=True, kw_only=True):
+    """Two capsules that are compared; `of_part` chooses the part of one that holds several results."""
+
+    capsule: Annotated[str, Key("CM_MLPERF_CAPSULE")]
+    other: Annotated[str, Key("CM_MLPERF_OTHER_CAPSULE")]
+    of_part: Annotated[str, Key("CM_MLPERF_CAPSULE_OF")] = ""
 
 
 class Judgement(StrEnum):

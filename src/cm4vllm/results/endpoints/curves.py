@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.findings import Finding
+from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
 from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY, times
 from cm4vllm.results.figures import Figure, Figures, Source

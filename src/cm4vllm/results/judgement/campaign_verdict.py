@@ -1,8 +1,6 @@
 """The verdict on a campaign in a few lines: the claims that hold, that do not hold, and that are unknown."""
 
-from dataclasses import dataclass
-from enum import StrEnum
-
+from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.number_texts import ms, number, percent
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.checker import CheckerRun
@@ -14,19 +12,9 @@ from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 
 
-class Kind(StrEnum):
-    GOOD = "good"
-    BAD = "bad"
-    OPEN = "open"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the verdict: its subject, whether it is good (OPEN: not known yet), and the text."""
-
-    subject: str
-    kind: Kind
-    text: str
+def _line(subject: str, severity: Severity, text: str) -> Finding:
+    """Return one line of the verdict: an error, what is good, or a note on what is not known yet."""
+    return Finding(severity=severity, field=subject, what=text)
 
 
 def headline(report: Report, *, published: bool = False) -> str:
@@ -34,12 +22,13 @@ def headline(report: Report, *, published: bool = False) -> str:
     if report.rehearsal:
         return "A rehearsal, not a result"
     all_findings = findings(report, published=published)
-    bad = list(dict.fromkeys(f.subject for f in all_findings if f.kind is Kind.BAD))
+    bad = list(dict.fromkeys(f.field for f in all_findings if f.severity is Severity.ERROR))
     if bad:
         return f"Not a valid submission: see {', '.join(bad)}"
     where = f" in the {report.division} division" if report.division else ""
     for beginning, words in (("DOUBTFUL", "DOUBTFUL"), ("not ", "not complete")):
-        open_ = dict.fromkeys(f.subject for f in all_findings if f.kind is Kind.OPEN and f.text.startswith(beginning))
+        notes = (f for f in all_findings if f.severity is Severity.NOTE)
+        open_ = dict.fromkeys(f.field for f in notes if f.what.startswith(beginning))
         if open_:
             return f"Valid{where}, but {words}: see {', '.join(open_)}"
     return f"A valid result{where}"
@@ -71,11 +60,13 @@ def findings(report: Report, *, published: bool = False) -> list[Finding]:
     all_findings: list[Finding] = []
     for measurement in report.results:
         doubts = measurement.performance.client_doubts if measurement.performance else ()
-        client = (Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}") for mark in doubts)
+        client = (_line(f"{measurement.scenario} client", Severity.NOTE, f"DOUBTFUL: {mark}") for mark in doubts)
         all_findings += [_performance(report, measurement), *client, _accuracy(report, measurement)]
-    all_findings += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
+    all_findings += [_line(scenario, Severity.NOTE, "not measured") for scenario in missing_scenarios(report)]
     all_findings += [*_counting(report), *_prompts(report)]
-    all_findings += [Finding(f"{title} run", Kind.OPEN, f"shortened: {why}") for title, why in report.shortened.items()]
+    all_findings += [
+        _line(f"{title} run", Severity.NOTE, f"shortened: {why}") for title, why in report.shortened.items()
+    ]
     return all_findings if published else [*all_findings, _checker(report)]
 
 
@@ -121,7 +112,7 @@ def _performance(report: Report, measurement: Result) -> Finding:
     subject = f"{measurement.scenario} performance"
     part = measurement.performance
     if part is None:
-        return Finding(subject, Kind.OPEN, "not measured")
+        return _line(subject, Severity.NOTE, "not measured")
     text = result_figure(part.metric)
     text += "".join(
         f"; {latency.name} p99 {ms(latency.p99)} ms"
@@ -129,10 +120,10 @@ def _performance(report: Report, measurement: Result) -> Finding:
         for latency in part.latencies
     )
     if part.valid:
-        return Finding(subject, Kind.GOOD, f"valid: {text}")
+        return _line(subject, Severity.GOOD, f"valid: {text}")
     # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
-    kind = Kind.OPEN if report.rehearsal and not part.faults else Kind.BAD
-    return Finding(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
+    kind = Severity.NOTE if report.rehearsal and not part.faults else Severity.ERROR
+    return _line(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
 
 
 def _counting(report: Report) -> list[Finding]:
@@ -141,27 +132,27 @@ def _counting(report: Report) -> list[Finding]:
     if dialect is None:
         return []
     closed = report.division is Division.CLOSED and bool(dialect.open_only)
-    return [Finding("Token counts", Kind.BAD if closed else Kind.OPEN, counting_words(report.runs))]
+    return [_line("Token counts", Severity.ERROR if closed else Severity.NOTE, counting_words(report.runs))]
 
 
 def _prompts(report: Report) -> list[Finding]:
     """Return that prompts are not those of the dataset's file, for each dataset of which they are not."""
-    kind = Kind.BAD if report.division is Division.CLOSED else Kind.OPEN
+    kind = Severity.ERROR if report.division is Division.CLOSED else Severity.NOTE
     words = dict.fromkeys(run.settings.dataset.tokenised_again for run in report.runs)
-    return [Finding("Dataset", kind, text) for text in words if text]
+    return [_line("Dataset", kind, text) for text in words if text]
 
 
 def _accuracy(report: Report, measurement: Result) -> Finding:
     subject = f"{measurement.scenario} accuracy"
     part = measurement.accuracy
     if part is None:
-        return Finding(subject, Kind.OPEN, "not measured")
+        return _line(subject, Severity.NOTE, "not measured")
     if part.faults:
-        return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.faults)})")
+        return _line(subject, Severity.ERROR, f"INVALID ({'; '.join(part.faults)})")
     if part.record is None and report.run.settings.server.simulated is not None:
-        return Finding(subject, Kind.OPEN, "not scored: the answers of a simulated server mean nothing")
+        return _line(subject, Severity.NOTE, "not scored: the answers of a simulated server mean nothing")
     if part.record is None:
-        return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
+        return _line(subject, Severity.NOTE, "not scored: the run ended, its log has no accuracy.json")
     scores, whole = part.record.scores, (part.run or report.run).settings.dataset.whole(report.benchmark.samples)
     covered = f"{number(part.record.samples)} of {number(whole)} samples"
     missed = [score.metric for score in scores if score.met is False]
@@ -170,33 +161,33 @@ def _accuracy(report: Report, measurement: Result) -> Finding:
     unjudged = f"; {', '.join(totals)} is a total over all samples, and not judged" if totals else ""
     unjudged += "".join(f"; {metric} is not scored: {why}" for metric, why in part.record.unscored.items())
     if part.record.unscored and not missed:
-        return Finding(subject, Kind.OPEN, f"meets the {judged} targets that are scored on {covered}{unjudged}")
+        return _line(subject, Severity.NOTE, f"meets the {judged} targets that are scored on {covered}{unjudged}")
     if not missed:
-        return Finding(subject, Kind.GOOD, f"meets all {judged} targets on {covered}{unjudged}")
+        return _line(subject, Severity.GOOD, f"meets all {judged} targets on {covered}{unjudged}")
     text = f"misses {len(missed)} of {judged} closed-division targets on {covered}: {', '.join(missed)}{unjudged}"
     if report.rehearsal:
-        return Finding(subject, Kind.OPEN, text)
+        return _line(subject, Severity.NOTE, text)
     if report.division is Division.OPEN:
-        return Finding(subject, Kind.OPEN, f"{text}; the open division allows that, if it is stated")
-    return Finding(subject, Kind.BAD, text)
+        return _line(subject, Severity.NOTE, f"{text}; the open division allows that, if it is stated")
+    return _line(subject, Severity.ERROR, text)
 
 
 def _checker(report: Report) -> Finding:
     subject, checker = "Official checker", report.checker
     if checker is None:
-        return Finding(subject, Kind.OPEN, "not run")
+        return _line(subject, Severity.NOTE, "not run")
     if checker.unavailable:
-        return Finding(subject, Kind.OPEN, f"not run: {checker.unavailable}")
+        return _line(subject, Severity.NOTE, f"not run: {checker.unavailable}")
     said = ", ".join(f"{run.name}: {_said(run)}" for run in checker.runs)
     if report.rehearsal and not checker.passed:
         defects = len(unexpected(report))
         text = (
             f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else expected_words(checker)
         )
-        return Finding(subject, Kind.BAD if defects else Kind.GOOD, f"{text} ({said})")
-    return Finding(
+        return _line(subject, Severity.ERROR if defects else Severity.GOOD, f"{text} ({said})")
+    return _line(
         subject,
-        Kind.GOOD if checker.passed else Kind.BAD,
+        Severity.GOOD if checker.passed else Severity.ERROR,
         f"{'passed' if checker.passed else 'refused'} for round {checker.round} ({said})",
     )
 

@@ -39,6 +39,13 @@ _LOOK_S = 0.2
 _PLACEMENT_S = 10.0
 
 
+class StartedNode(Settings, frozen=True, kw_only=True):
+    """The record of the node that was started, empty before, and whether it is waited for."""
+
+    record: Annotated[str, Key("CM_RAY_RECORD")] = ""
+    background: Annotated[bool, Key("CM_RAY_BACKGROUND")] = False
+
+
 class RaySettings(Settings, frozen=True, kw_only=True):
     """The part of this machine in a cluster.
 

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import read_record
-from cm4vllm.common.settings import Key, Settings, require_above_zero
+from cm4vllm.common.settings import Bounds, Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.hardware.memory import free_memory
@@ -22,8 +23,8 @@ from cm4vllm.records.weights.config_json import json_object, section
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
 from cm4vllm.serving.clusters.launchers.choice import node_count
-from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
-from cm4vllm.serving.options.arguments import ServerSettings, least_kv_cache_gib, require_possible_sizes
+from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, advise, table
+from cm4vllm.serving.options.arguments import ServerSettings, least_kv_cache_gib
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 
@@ -43,7 +44,7 @@ class AdviceSettings(Settings, frozen=True, kw_only=True):
     model_record: input_types.ModelRecordPath = ""
     precision: Annotated[str, Key("CM_VLLM_FIT_PRECISION")] = ""
     gpus: Annotated[int | None, Key("CM_VLLM_FIT_GPUS")] = None
-    gpu_memory_gib: Annotated[float | None, Key("CM_VLLM_FIT_GPU_MEMORY")] = None
+    gpu_memory_gib: Annotated[float | None, Key("CM_VLLM_FIT_GPU_MEMORY"), Bounds()] = None
     nodes: input_types.Nodes = ""
     utilisation: input_types.GpuMemoryUtilization = None
     tp_size: input_types.TpSize = None
@@ -55,12 +56,22 @@ class AdviceSettings(Settings, frozen=True, kw_only=True):
     max_num_batched_tokens: input_types.MaxNumBatchedTokens = None
 
 
-def advice(settings: AdviceSettings) -> Fit:
+class AdviceExports(Settings, frozen=True, kw_only=True):
+    """The exports of advise,vllm-fit."""
+
+    tensor_parallel: Annotated[int, Key("CM_VLLM_FIT_TENSOR_PARALLEL")]
+    pipeline_parallel: Annotated[int, Key("CM_VLLM_FIT_PIPELINE_PARALLEL")]
+    data_parallel: Annotated[int, Key("CM_VLLM_FIT_DATA_PARALLEL")]
+    kv_tokens: Annotated[int, Key("CM_VLLM_FIT_KV_CACHE_TOKENS")]
+    max_num_seqs: Annotated[int, Key("CM_VLLM_FIT_MAX_NUM_SEQS")]
+
+
+def advice(settings: AdviceSettings) -> AdviceExports:
     """Print how a model is best served on a machine and return it. Raises ModelError where it does not fit."""
     asked = asked_of(settings)
     fit = advise(asked)
     say_text(table(asked, fit))
-    return fit
+    return msgspec.convert(fit, AdviceExports, from_attributes=True)
 
 
 def with_host_memory(
@@ -120,14 +131,6 @@ def _on_host(server: ServerSettings, model: ModelRecord | None, servers: int) ->
 
 def asked_of(settings: AdviceSettings) -> Asked:
     """Return the inputs of the advisor. Raises UsageError, ModelError."""
-    require_possible_sizes(
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        gpu_memory_utilization=settings.utilisation,
-        kv_cache_gib=settings.kv_cache_gib,
-    )
-    require_above_zero("--gpu_memory", settings.gpu_memory_gib)
     longest = _MODEL_LEN if settings.max_model_len is None else settings.max_model_len
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.secrets.command_lines import given_words, refuse_secrets
-from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero, require_share
+from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.hardware.gpus.used_gpus import server_variables
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
@@ -77,7 +77,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     kv_cache_gib: input_types.KvCacheSpace = None
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: input_types.ExtraArgs = ""
-    speech_packages: Annotated[str, Key("CM_SPEECH_PACKAGES")] = ""
+    speech_packages: input_types.SpeechPackages = ""
     vision_packages: input_types.VisionPackages = ""
     container: input_types.ContainerImage = ""
     required: dict[str, str] = {}
@@ -148,24 +148,6 @@ def fit_to_model(asked: ServerSettings, model: ModelRecord | None, longest: int)
         known["max_model_len"] = needed
     missing = {field: value for field, value in known.items() if getattr(asked, field) in (None, "")}
     return replace(asked, model=model.path, **missing)
-
-
-def require_possible_sizes(
-    *, gpu_memory_utilization: float | None, kv_cache_gib: int | None, **counts: int | None
-) -> None:
-    """Refuse sizes with which no server starts; `counts` are whole numbers by their flags, None is one not given.
-
-    Raises UsageError.
-    """
-    for flag, number in counts.items():
-        require_above_zero(f"--{flag}", number)
-    require_share("--gpu_memory_utilization", gpu_memory_utilization, "the GPU's memory")
-    if kv_cache_gib is not None and kv_cache_gib < 0:
-        raise UsageError(
-            f"--kv_cache_space={kv_cache_gib} is not usable",
-            cause="it is a number of GiB",
-            remedy="give 0 or more, or leave it out",
-        )
 
 
 def require_context(context: int | None, longest: int, model: str) -> None:

@@ -2,17 +2,49 @@
 
 from itertools import groupby
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.progress import say
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.campaign import CAMPAIGN_FILE
-from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.capsule import RUN_RECORDS, Capsule
 from cm4vllm.results.endpoints.curves import curves_at
 from cm4vllm.results.results_at_path import open_results
 from cm4vllm.results.run_folders import chosen_folder
 from cm4vllm.submission.capsule.from_curve import capsule_of_curve
 from cm4vllm.submission.capsule.from_records import capsule_of_runs
 from cm4vllm.submission.capsule.from_tree import capsule_of_part
-from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, read_capsule
+from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, read_capsule, write_capsule
+
+
+class CapsuleInputs(Settings, frozen=True, kw_only=True):
+    """The place whose capsules are written, and the folder that they are written to."""
+
+    source: Annotated[str, Key("CM_MLPERF_CAPSULE_SOURCE")]
+    folder: Annotated[str, Key("CM_MLPERF_CAPSULES_DIR")] = ""
+
+
+class CapsuleExports(Settings, frozen=True, kw_only=True):
+    """The capsule that was written, the last one of several."""
+
+    path: Annotated[str, Key("CM_MLPERF_CAPSULE")]
+
+
+def write_capsules(inputs: CapsuleInputs) -> CapsuleExports:
+    """Write and print the capsules of a place: that of a job into its folder, those of a tree into the present one."""
+    source = Path(inputs.source).absolute()
+    capsules = capsules_at(source)
+    own = len(capsules) == 1 and capsules[0].made_from == RUN_RECORDS
+    folder = Path(inputs.folder or (source if own else ".")).absolute()
+    for capsule in capsules:
+        path = folder / (CAPSULE_FILE if own else f"rerun-{capsule.system}-{capsule.model['name']}.yaml")
+        write_capsule(path, capsule)
+        runs = sum(len(result.parts) for result in capsule.results)
+        say(f"capsule: {path}, {runs} runs, {len(capsule.unknown)} fields unknown")
+        for field in capsule.unknown:
+            say(f"  not known: {field}")
+    return CapsuleExports(path=str(path))
 
 
 def capsules_at(place: Path) -> list[Capsule]:

@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.secrets.redaction import PLACEHOLDER
+from cm4vllm.common.settings import Key
 from cm4vllm.records.campaign import TARGET_FLAGS
 from cm4vllm.records.vllm.given_options import given_options, value_text
 from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.comparing.verification import Tolerance
 from cm4vllm.rules import Mode, Scenario, round_terms, terms
 from cm4vllm.serving.options.searchable_options import searchable_options, searched_name
 from cm4vllm.submission.capsule.consent import (
@@ -32,6 +35,16 @@ _SEARCHES, _SEARCHING_TAG = ("search", "search_minutes", "find_target_qps"), "_f
 
 _NO_CONSENT = Consent()
 _NO_HELP: Mapping[str, str] = {}
+
+
+class ReplayInputs(Tolerance, frozen=True, kw_only=True):
+    """The capsule that is run again, into which folder, and what the user has agreed to beforehand."""
+
+    capsule: Annotated[str, Key("CM_MLPERF_CAPSULE")] = ""
+    of_part: Annotated[str, Key("CM_MLPERF_CAPSULE_OF")] = ""
+    folder: Annotated[str, Key("CM_MLPERF_REPLAY_DIR")] = "mlperf-replay"
+    accept: Annotated[str, Key("CM_MLPERF_REPLAY_ACCEPT")] = ""
+    fill: Annotated[str, Key("CM_MLPERF_REPLAY_FILL")] = ""
 
 
 def replay_words(

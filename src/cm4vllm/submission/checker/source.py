@@ -6,11 +6,13 @@ them.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.common.files import bytes_of, sha256_of_tree
+from cm4vllm.common.files import bytes_of, sha256_of_tree, typed_path
 from cm4vllm.common.git.git_objects import GitObjects, changed_files, objects_of, require_own
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import default_round, round_terms
 
 #: The commit of mlcommons/inference whose checkers the default round has.
@@ -30,6 +32,27 @@ class Source:
     path: Path
     git: Path | None
     commit: str
+
+    def env(self) -> dict[str, str]:
+        """Return the exports of the recipes that provide the sources."""
+        return {"CM_MLPERF_INFERENCE_SOURCE": str(self.path), "CM_MLPERF_INFERENCE_SOURCE_COMMIT": self.commit}
+
+
+class SourceInputs(Settings, frozen=True, kw_only=True):
+    """The folder of the sources that the user names, and that of the recipe which provides them."""
+
+    given_dir: Annotated[str, Key("CM_MLPERF_INFERENCE_SOURCE_DIR")] = ""
+    provided_dir: Annotated[str, Key("CM_MLPERF_INFERENCE_SOURCE")] = ""
+
+    @property
+    def given(self) -> Source | None:
+        """The sources that the user names. Raises SourceUnavailable."""
+        return open_source(typed_path(self.given_dir).absolute()) if self.given_dir else None
+
+    @property
+    def provided(self) -> Source:
+        """The sources that a recipe provides. Raises SourceUnavailable."""
+        return open_source(Path(self.provided_dir))
 
 
 def open_source(path: Path) -> Source:

@@ -27,11 +27,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timing]
 ROOT = Path(__file__).parents[4]
 TESTS = [
     sys.executable,
-    "-m",
-    "pytest",
-    "-q",
-    "-p",
-    "no:cacheprovider",
+    *"-m pytest -q -p no:cacheprovider".split(),
     str(Path(__file__).with_name("test_real_launchers.py")),
 ]
 #: Seconds for all of them, 10 seeded kills included.

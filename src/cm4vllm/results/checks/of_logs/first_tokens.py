@@ -6,8 +6,8 @@ by the tokens between, by the time it holds them. A finding says what was measur
 
 from collections.abc import Iterator
 
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.figures import Figures
 from cm4vllm.results.model import Performance, Result

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.records.logs.detail_log import DetailLog
 from cm4vllm.records.logs.impossible_values import SUM_END, LogNumbers, impossible_figures
 from cm4vllm.results.checks.subjects import Part, with_tests

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts, with_submission, with_tests
 from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Performance, Result, Submission

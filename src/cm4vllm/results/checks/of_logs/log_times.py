@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.logs.impossible_values import impossible_window, out_of_order
 from cm4vllm.results.checks.subjects import Part, results, with_tests
 from cm4vllm.results.model import Performance, Result

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.of_logs.shared_logs import is_inferred
 from cm4vllm.results.checks.subjects import Part, measured, parts, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import ENDPOINTS

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.records.logs.detail_log import KEPT_TEXTS
 from cm4vllm.records.logs.run_logs import IMPOSSIBLE

@@ -4,8 +4,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from cm4vllm.common.checks import Fault, Stage, check, whole
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.results.checks.subjects import measured, scored, with_submission
 from cm4vllm.results.model import Accuracy, Result, Submission

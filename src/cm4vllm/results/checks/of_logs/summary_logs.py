@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks.of_logs.log_figures import UNSUCCESSFUL
 from cm4vllm.results.checks.subjects import Part, with_tests

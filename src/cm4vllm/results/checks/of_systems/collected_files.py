@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.log_folders import Reader

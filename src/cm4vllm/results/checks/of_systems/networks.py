@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cm4vllm.common.checks import Fault, Stage, check
+from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.records.described_system import NETWORK_KEYS, NOT_STATED
 from cm4vllm.records.run import NETWORK_SUT
 from cm4vllm.results.checks.subjects import described, measured, with_submission

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.model import Performance, Result
 

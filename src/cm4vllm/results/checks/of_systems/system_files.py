@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.described_system import KEYS, NODES_DIFFER, NOT_STATED
 from cm4vllm.records.known_hardware import contradictions

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.known_hardware import products_named
 from cm4vllm.results.checks.of_systems.system_files import accelerator_count
 from cm4vllm.results.checks.subjects import described, with_submission

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cm4vllm.common.checks import Fault, Stage, check, whole
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.secrets.secret_forms import keys_in
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submitted_names import is_a_person, is_a_placeholder

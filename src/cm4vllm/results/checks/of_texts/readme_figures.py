@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from cm4vllm.common.checks import Fault, Stage, check, whole
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.of_texts.readmes import BOUND, POLICY, WRITE, close, targets_of
 from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.log_folders import Reader

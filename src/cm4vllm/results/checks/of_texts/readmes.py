@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.common.checks import Fault, Stage, check
-from cm4vllm.common.findings import Severity
+from cm4vllm.common.checking.checks import Fault, Stage, check
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import shows_a_command

@@ -6,32 +6,27 @@ of the fit advisor, and what is missing comes from the checks that a run makes t
 
 import math
 import os
-import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import InstallError, ModelError, UsageError
-from cm4vllm.common.files import free_bytes
-from cm4vllm.common.programs.containers import engine_version, engines, installed_engines, missing_hook, require_ready
+from cm4vllm.common.checking.findings import Finding
+from cm4vllm.common.errors import ModelError
+from cm4vllm.common.programs.containers import engines
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
-from cm4vllm.common.units import size_text
+from cm4vllm.doctor.questions import Device, Wanted, disturbances, downloads, usable_containers, usable_devices
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
-from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
-from cm4vllm.hardware.memory import free_memory
-from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, default_round, round_terms
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
-from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_device
 
 _WIDTH = 100
 #: Tokens of a prompt for which a request must have room. An assumption: the dataset decides once it is read.
@@ -46,24 +41,6 @@ class MachineSettings(Settings, frozen=True, kw_only=True):
     """The round whose benchmarks are listed."""
 
     round: input_types.Round = default_round()
-
-
-@dataclass(frozen=True)
-class Missing:
-    """An obstacle to a benchmark on this machine, and its remedy."""
-
-    subject: str
-    text: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device that vLLM can use on this machine: `gpus` of `memory_bytes` each; 0 for the processors."""
-
-    name: str
-    gpus: int
-    memory_bytes: float
 
 
 @dataclass(frozen=True)
@@ -83,20 +60,17 @@ class Row:
     performance_only: bool = False
 
 
-def report_machine(settings: MachineSettings, home: Path, installation: Sequence[Missing]) -> dict[str, object]:
-    """Print the page and return its content as plain objects. `installation` is what is wrong with the CM home.
+def report_machine(settings: MachineSettings, home: Path, installed: Iterable[Finding]) -> dict[str, object]:
+    """Print the page and return its content as plain objects. `installed` are the findings on the installation.
 
     Raises UsageError for a round that cannot be run.
     """
     round_ = round_terms(settings.round)
-    devices, lacking = _devices()
+    devices, lacking = usable_devices()
     rows = benchmark_rows(round_.name, devices)
-    containers, unusable = _containers(devices)
-    not_ready = [
-        Missing("this machine", f"{finding.what}: {finding.why}", finding.command)
-        for finding in unready(load=load_sample())
-    ]
-    missing = [*lacking, *unusable, *_assets(rows, home, os.environ), *installation, *not_ready]
+    containers, unusable = usable_containers(devices)
+    wanted = [Wanted(row.model, row.weight_bytes, row.gate) for row in rows if row.fits]
+    missing = [*lacking, *unusable, *downloads(wanted, home, os.environ), *installed, *disturbances()]
     for line in _page(round_.name, devices, containers, rows, missing):
         say_text(line)
     return {
@@ -104,7 +78,7 @@ def report_machine(settings: MachineSettings, home: Path, installation: Sequence
         "devices": [asdict(device) for device in devices],
         "container_engines": containers,
         "benchmarks": [asdict(row) for row in rows],
-        "missing": [asdict(lack) for lack in missing],
+        "missing": [{"subject": lack.field, "text": lack.what, "remedy": lack.remedy} for lack in missing],
     }
 
 
@@ -114,45 +88,6 @@ def benchmark_rows(round_name: str, devices: Iterable[Device]) -> list[Row]:
     return [
         _row(benchmark_terms(round_name, name), device) for name in runnable_benchmarks(round_name) for device in listed
     ]
-
-
-def _devices() -> tuple[list[Device], list[Missing]]:
-    """Return the devices that vLLM can use here, and for each other device the reason why not."""
-    devices, lacking = [], []
-    gpus = detect_gpus()
-    for name in DEVICES:
-        try:
-            require_device(name)
-        except UsageError as error:
-            remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
-            lacking.append(Missing(f"device {name}", error.cause or error.what, remedy))
-            continue
-        own = gpus_to_plan([gpu for gpu in gpus if name in VENDORS and gpu.vendor == VENDORS[name].name], os.environ)
-        if own and not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            text = "no C compiler on PATH: vLLM compiles kernels for GPUs while it runs"
-            lacking.append(Missing(f"device {name}", text, "install gcc, for example: apt-get install gcc"))
-        if name == DEVICES[0]:
-            devices.append(Device(name, 0, float(free_memory())))
-        elif own:
-            devices.append(Device(name, len(own), least_memory(own)[0]))
-    return devices, lacking
-
-
-def _containers(devices: Iterable[Device]) -> tuple[list[str], list[Missing]]:
-    """Return the container engines that work here, with versions, and what others and GPUs in containers lack."""
-    usable, lacking = [], []
-    for engine in installed_engines():
-        try:
-            require_ready(engine)
-        except InstallError as error:
-            lacking.append(Missing(engine.name, f"{error.what}: {error.cause}", error.remedy))
-            continue
-        usable.append(f"{engine.name} {engine_version(engine)}".strip())
-        for device in devices:
-            if (hook := missing_hook(engine, device.name)) is not None:
-                text = f"{engine.name} gives no container a {VENDORS[device.name].name} GPU"
-                lacking.append(Missing(f"device {device.name} in containers", text, hook.remedy))
-    return usable, lacking
 
 
 def _row(benchmark: BenchmarkTerms, device: Device) -> Row:
@@ -255,29 +190,12 @@ def _advice(benchmark: BenchmarkTerms, model: str) -> str:
     return f"cm run script --tags=advise,vllm-fit --vllm_model_name={model} --gpus={gpus} --gpu_memory={memory}"
 
 
-def _assets(rows: Sequence[Row], home: Path, env: Mapping[str, str]) -> Iterator[Missing]:
-    """Yield the obstacles to a download of the models that fit: their licence, room on the disk."""
-    fitting = {row.model: row for row in rows if row.fits}
-    gated = [name for name, row in fitting.items() if row.gate]
-    if gated and not env.get("HF_TOKEN"):
-        notes = " ".join(dict.fromkeys(fitting[name].gate for name in gated))
-        yield Missing("HF_TOKEN", f"not set; {', '.join(gated)} cannot be downloaded: {notes}", "export HF_TOKEN=TOKEN")
-    free = free_bytes(home)
-    for name, row in fitting.items():
-        if row.weight_bytes > free:
-            yield Missing(
-                "disk",
-                f"{size_text(free)} free in {home}; the weights of {name} need {size_text(row.weight_bytes)}",
-                "free space there, or export CM_REPOS=FOLDER, a folder on another disk",
-            )
-
-
 def _page(
     round_name: str,
     devices: Sequence[Device],
     containers: Sequence[str],
     rows: Sequence[Row],
-    missing: Sequence[Missing],
+    missing: Sequence[Finding],
 ) -> Iterator[str]:
     host = detect_host()
     yield "This machine"
@@ -307,7 +225,7 @@ def _page(
     )
     yield f"\nWhat is missing: {'nothing was found' if not missing else len(missing)}"
     for lack in missing:
-        yield from _wrapped(f"{lack.subject}: {lack.text}", "  ")
+        yield from _wrapped(f"{lack.field}: {lack.what}", "  ")
         yield from _wrapped(lack.remedy, "      ")
 
 

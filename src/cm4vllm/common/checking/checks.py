@@ -13,8 +13,8 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any, TypeVar, TypeVarTuple
 
+from cm4vllm.common.checking.findings import Finding, Rule, Severity
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.findings import Finding, Rule, Severity
 from cm4vllm.common.terminal_text import one_line
 
 T = TypeVar("T")

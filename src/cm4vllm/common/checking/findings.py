@@ -67,6 +67,8 @@ class Finding:
         return "; ".join(part for part in (value, wanted, where) if part)
 
     def __str__(self) -> str:
+        if not self.code:  # of a file that is read line by line
+            return f"{self.file}{f':{self.line}' if self.line else ''}: {self.what}"
         return f"{self.severity} {self.code}: {self.what}" + (f" ({self.detail})" if self.detail else "")
 
 

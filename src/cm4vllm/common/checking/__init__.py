@@ -1,0 +1,1 @@
+"""The one form of checks, of what they find, and of what may not leave a machine."""
