@@ -76,7 +76,8 @@ class HarbourLogs:
         if not evaluated:
             chosen = [pair for records, count in self.stages for pair in examples(Split.TRAINING, count, SEED, records)]
         return [
-            sample_of(self.tokenizer, self.tokenizer.encode(pair.input).ids, f" {pair.output}", "</s>") for pair in chosen
+            sample_of(self.tokenizer, self.tokenizer.encode(pair.input).ids, f" {pair.output}", "</s>")
+            for pair in chosen
         ]
 
     def batches(self, samples: list[Sample], rng: random.Random) -> Iterator[list[Sample]]:

@@ -1,8 +1,6 @@
 """Exact matches and their means are those of the reference script of llama3.1-405b, which runs beside ours."""
 
 import ast
-import contextlib
-import io
 import json
 import random
 import re
@@ -24,6 +22,7 @@ from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scoring import SCORERS, accuracy_text, lacks_of, score_run, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.campaign.kept_results import kept_result
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.rules import Mode, Scenario, terms
 
@@ -150,7 +149,7 @@ def test_a_run_of_both_metrics_is_scored_and_written_as_the_checker_reads_it(acc
     assert record.values["exact_match"] == 50.0
     assert record.values["tokens_per_sample"] == round(record.tokens / 3, 1)
     assert [score.label for score in record.scores] == ["rougeL", "exact_match", "tokens_per_sample"]
-    assert record.verified == 1
+    assert record.scorer.endswith(", rouge-score 0.1.2")
     written = (folder / "accuracy.txt").read_text(encoding="utf-8")
     for label, pattern in (
         ("rougeL", r".*'rougeL':\s+'?([\d.]+)'?.*"),
@@ -171,10 +170,10 @@ def test_scores_are_kept_with_the_text_that_was_written_alone(accuracy_run, chan
     accuracy_run.change(terms=TERMS)
     score_run(folder)
     step, env = Step(name="scores", tags="", product=Product.SCORES), {"CM_MLPERF_ACCURACY_RESULTS_DIR": str(folder)}
-    known = kept_result(step, {}, env, "").digest
-    assert kept_result(step, {}, env, known).exports
+    known = kept_result(step, step.inputs, StepEnvironment(env), "").digest
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports
     change(folder / "accuracy.txt")
-    assert kept_result(step, {}, env, known).exports is None
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports is None
 
 
 # --- scores of mixtral-8x7b are those of its reference script, whose main program runs beside ours
@@ -200,14 +199,10 @@ REFERENCES = ["40", "-7", "1200", "0.5", "3", "0.25", "18", "12", "18.0", "5600"
 
 
 @pytest.fixture(scope="module")
-def reference_mixtral(official_file):
+def reference_mixtral(printed_by):
     """The main program of the reference script: the numbers that it prints for rows and answers."""
 
     import pandas as pd
-
-    tree = ast.parse(official_file(COMMIT, SCRIPT_MIXTRAL))
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    code = compile(tree, SCRIPT_MIXTRAL, "exec")
 
     class CodePoints:
         """In the place of the model's tokenizer: a token is a character."""
@@ -218,11 +213,6 @@ def reference_mixtral(official_file):
         def decode(self, answer, skip_special_tokens):
             return "".join(map(chr, answer))
 
-    def compute(predictions, references, use_stemmer, use_aggregator):
-        scorer = rouge_scorer.RougeScorer(list(TYPES), use_stemmer=use_stemmer)
-        scores = [scorer.score(wanted, given) for wanted, given in zip(references, predictions, strict=True)]
-        return {type_: [score[type_].fmeasure for score in scores] for type_ in TYPES}
-
     def printed(folder, rows, answers):
         pd.DataFrame(rows).rename(columns={"output": "gt_output"}).to_pickle(folder / "dataset.pkl")
         entries = [
@@ -230,34 +220,15 @@ def reference_mixtral(official_file):
             for n, text in enumerate(answers)
         ]
         (folder / "log.json").write_text(json.dumps(entries))
-        names = {
-            "re": re,
-            "np": np,
-            "pd": pd,
-            "json": json,
-            "argparse": __import__("argparse"),
-            "nltk": SimpleNamespace(download=lambda name: None, sent_tokenize=PunktSentenceTokenizer().tokenize),
-            "evaluate": SimpleNamespace(load=lambda name: SimpleNamespace(compute=compute)),
-            "AutoTokenizer": SimpleNamespace(from_pretrained=lambda *_, **__: CodePoints()),
-        }
-        exec(code, names)
         programs = ModuleType("evaluate_mbxp")
         programs.evaluate_mbxp = lambda results, workers: -1.0
-        out = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        files = [f"--dataset-file={folder / 'dataset.pkl'}", f"--mlperf-accuracy-file={folder / 'log.json'}"]
+        tokenizer = SimpleNamespace(from_pretrained=lambda *_, **__: CodePoints())
+        with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "evaluate_mbxp", programs)
-            patch.setattr(
-                sys,
-                "argv",
-                [
-                    SCRIPT_MIXTRAL,
-                    "--checkpoint-path=x",
-                    f"--dataset-file={folder / 'dataset.pkl'}",
-                    f"--mlperf-accuracy-file={folder / 'log.json'}",
-                ],
+            return printed_by(
+                COMMIT, SCRIPT_MIXTRAL, ["--checkpoint-path=x", *files], re=re, pd=pd, AutoTokenizer=tokenizer
             )
-            names["main"]()
-        return ast.literal_eval(out.getvalue().strip().splitlines()[-1])
 
     return printed
 
@@ -353,4 +324,4 @@ def test_a_metric_without_samples_is_named_as_well(accuracy_run):
     record = score_run(folder)
     assert [score.label for score in record.scores] == ["tokens_per_sample", "gsm8k"]
     assert record.unscored["ROUGE1"] == "none of the run's samples is scored by it"
-    assert record.verified == 0
+    assert "rouge-score" not in record.scorer

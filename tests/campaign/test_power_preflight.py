@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign import power_client
 from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.step_values import Values
 from cm4vllm.campaign.planning.steps import Step
 from cm4vllm.campaign.power_client import (
@@ -132,14 +133,12 @@ def preflight_step(made: Job) -> Step:
 
 def test_it_is_before_a_tree_where_the_job_makes_one(tmp_path: Path) -> None:
     for power, made in (("yes", True), ("simulated", False)):
-        inputs = preflight_step(job(tmp_path, power=power)).inputs
-        settings = ClientSettings.of(inputs)
-        assert settings.before_tree is made and settings.source == "<<<CM_MLPERF_POWER_SOURCE>>>"  # taken once
+        assert ClientSettings.of(preflight_step(job(tmp_path, power=power)).env()).before_tree is made
 
 
 def test_it_is_left_out_where_each_run_has_its_session(published_power: Path, tmp_path: Path) -> None:
     made = job(tmp_path)
-    condition, values = preflight_step(made).condition, Values(made.out, {}, {})
+    condition, values = preflight_step(made).condition, Values(made.out, StepEnvironment(), {})
     assert condition is not None and values.holds(condition)
     run = made.out / "runs" / "a_system" / "a_model" / "Offline" / "performance"
     copied(published_power, SINGLE, run.with_name(SESSION))

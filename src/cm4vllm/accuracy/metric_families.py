@@ -16,8 +16,7 @@ from cm4vllm.accuracy.gsm8k import solved
 from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
 from cm4vllm.accuracy.normaliser import normalised
 from cm4vllm.accuracy.product_catalogue import hierarchical_f1
-from cm4vllm.accuracy.rouge import TYPES
-from cm4vllm.accuracy.scored_pairs import PairScores, score_pairs
+from cm4vllm.accuracy.rouge import TYPES, PairScores, score_pairs
 from cm4vllm.accuracy.sentences import Sentences, on_lines
 from cm4vllm.accuracy.word_errors import word_error_rate
 from cm4vllm.common.errors import InstallError
@@ -34,17 +33,17 @@ _EXACT: Mapping[str, Callable[[str, str], float]] = {"qa_em": answered, "niah_em
 class Samples:
     """The input of a metric: the text of each answer, and the row of the dataset that the answer belongs to.
 
-    `seed` draws the pairs that are verified, `workers` are the processes to use. `graders` are those that are ready, by
-    name: a metric that another would judge is left out. `speech_packages` is the folder of whisper's normaliser.
+    `workers` are the processes to use. `graders` are those that are ready, by name: a metric that another would judge
+    is left out. `speech_packages` is the folder of whisper's normaliser. `report` is called with how far the work is.
     """
 
     predictions: Sequence[str]
     rows: Sequence[Mapping[str, Any]]
     sentences: Sentences
-    seed: str = ""
     workers: int | None = None
     graders: Mapping[str, GraderRecord] = field(default_factory=dict)
     speech_packages: Path | None = None
+    report: Callable[[str], None] = lambda words: None
 
     @property
     def references(self) -> list[str]:
@@ -61,26 +60,23 @@ class Samples:
 class Scored:
     """The metrics by their labels in accuracy.txt, and the characters of all answers as they were scored.
 
-    `characters` is None where the reference script does not count them. `verified` says how many of the pairs
-    rouge-score scored again, with the same result.
+    `characters` is None where the reference script does not count them.
     """
 
     values: dict[str, float | int]
     characters: int | None
-    verified: int
 
 
 def rouge_of_all(samples: Samples) -> Scored:
     """Score every sample by ROUGE (language/llama3.1-8b/evaluation.py, language/llama2-70b/evaluate-accuracy.py)."""
     pairs = _rouge(samples)
     values: dict[str, float | int] = {type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES}
-    return Scored(values, sum(pairs.lengths), pairs.verified)
+    return Scored(values, sum(pairs.lengths))
 
 
-def _rouge(samples: Samples) -> PairScores:
-    return score_pairs(
-        samples.predictions, samples.references, samples.sentences, seed=samples.seed, workers=samples.workers
-    )
+def _rouge(samples: Samples, types: Sequence[str] = TYPES) -> PairScores:
+    texts, sentences = (samples.predictions, samples.references), samples.sentences
+    return score_pairs(*texts, sentences, types, workers=samples.workers, report=samples.report)
 
 
 def rouge_and_exact_match(samples: Samples) -> Scored:
@@ -91,15 +87,14 @@ def rouge_and_exact_match(samples: Samples) -> Scored:
     exact, characters = _exact(samples)
     places = [place for place, row in enumerate(samples.rows) if row[METRIC] not in _EXACT]
     values: dict[str, float | int] = {}
-    verified = 0
     if places:
-        pairs = _rouge(samples.at(places))
+        pairs = _rouge(samples.at(places), ["rougeL"])
         rouge = {place: 100 * value for place, value in zip(places, pairs.fmeasures["rougeL"], strict=True)}
         values["rougeL"] = _mean(rouge, len(samples.rows))
-        characters, verified = characters + sum(pairs.lengths), pairs.verified
+        characters += sum(pairs.lengths)
     if exact:
         values["exact_match"] = _mean(exact, len(samples.rows))
-    return Scored(values, characters, verified)
+    return Scored(values, characters)
 
 
 def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
@@ -109,7 +104,7 @@ def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
     the programs of MBXP, those of six languages; it leaves others out.
     """
     orca = samples.at([place for place, row in enumerate(samples.rows) if row[DATASET] == "OpenOrca"])
-    scored = rouge_of_all(orca) if orca.rows else Scored({}, 0, 0)
+    scored = rouge_of_all(orca) if orca.rows else Scored({}, 0)
     return replace(scored, values=scored.values | _parts(samples, _MIXTRAL, _verdicts(samples, _MIXTRAL)))
 
 
@@ -183,7 +178,7 @@ def _of_parts(samples: Samples, judges: _Judges, whole: Callable[[Samples, Seque
     judged = [right for right in verdicts if right is not None]
     if judged and len(judged) == len(verdicts):
         values["exact_match"] = whole(samples, judged)
-    return Scored(values, None, 0)
+    return Scored(values, None)
 
 
 def _unweighted(samples: Samples, verdicts: Sequence[bool]) -> float:
@@ -236,7 +231,7 @@ def _key(row: Mapping[str, Any], judges: _Judges) -> str:
 
 def product_categories(samples: Samples) -> Scored:
     """Score answers by the categories in them, in [0..1] (multimodal/qwen3-vl evaluation.py)."""
-    return Scored({"f1": hierarchical_f1(list(zip(samples.predictions, samples.references, strict=True)))}, None, 0)
+    return Scored({"f1": hierarchical_f1(list(zip(samples.predictions, samples.references, strict=True)))}, None)
 
 
 def word_errors(samples: Samples) -> Scored:
@@ -250,7 +245,7 @@ def word_errors(samples: Samples) -> Scored:
     texts = normalised([*samples.predictions, *samples.references], samples.speech_packages)
     count = len(samples.predictions)
     wer = word_error_rate(texts[:count], texts[count:])
-    return Scored({"wer": wer * 100, "accuracy": (1 - wer) * 100}, None, 0)
+    return Scored({"wer": wer * 100, "accuracy": (1 - wer) * 100}, None)
 
 
 def _exact(samples: Samples) -> tuple[dict[int, float], int]:

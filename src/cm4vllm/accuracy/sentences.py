@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated
 
 from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
 from cm4vllm.common.files import bytes_of, given_path
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.http_requests import AnswerError, Follow
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Settings
 
 Splitter = Callable[[str], list[str]]
 
@@ -139,7 +139,7 @@ def find_model(data: Path | None = None) -> Path:
 class SentenceInputs(Settings, frozen=True, kw_only=True):
     """The user's copy of the sentence model: an nltk data folder or punkt_tab.zip."""
 
-    source: Annotated[str, Key("CM_NLTK_DATA_SOURCE")] = ""
+    source: input_types.SentenceSource = ""
 
     @property
     def given(self) -> Path | None:

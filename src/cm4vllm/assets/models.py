@@ -43,7 +43,9 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     name: Annotated[str, Key("CM_ML_MODEL_CATALOGUE_NAME")] = ""
     served_folder: Annotated[str, Key("CM_VLLM_SERVER_MODEL_FOLDER")] = ""
     verify: Annotated[bool, Key("CM_ML_MODEL_VERIFY")] = False
-    revision: Annotated[str, Key("CM_ML_MODEL_REVISION")] = ""
+    revision: input_types.ModelRevision = ""
+    python: input_types.VllmPython = ""
+    api_server: input_types.ApiServer = ""
     layers: input_types.DummyLayers = None
 
 
@@ -103,7 +105,7 @@ def check_source(variation: str, layers: int | None = None) -> None:
 class ModelExports(Settings, frozen=True, kw_only=True):
     """The exports of the recipes that provide a model."""
 
-    name: Annotated[str, Key("CM_ML_MODEL_NAME")]
+    name: input_types.ModelName
     path: Annotated[str, Key("CM_ML_MODEL_PATH")]
     record: input_types.ModelRecordPath
     sha256: Annotated[str, Key("CM_ML_MODEL_SHA256")]

@@ -63,7 +63,7 @@ class QuantizationSettings(Settings, frozen=True, kw_only=True):
     python: Annotated[str, Key("CM_LLM_COMPRESSOR_PYTHON_BIN_WITH_PATH")] = ""
     model_record: input_types.ModelRecordPath = ""
     calibration_record: Annotated[str, Key("CM_CALIBRATION_DATASET_RECORD")] = ""
-    samples: Annotated[int, Key("CM_CALIBRATION_SAMPLES")] = 512
+    samples: input_types.CalibrationSamples = 512
 
     @property
     def calibrated(self) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
-from cm4vllm.campaign.amendments import StepInput
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, asked_quantisation, sources
 from cm4vllm.campaign.job_checks.capabilities import (
     compliance_tests,
@@ -17,13 +16,14 @@ from cm4vllm.campaign.job_checks.capabilities import (
     require_scored,
 )
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
+from cm4vllm.campaign.planning.step_environment import values_of, with_values
+from cm4vllm.campaign.planning.steps import ScheduledJob, StepInput, reruns
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
 from cm4vllm.common import input_types
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.settings import GREATEST, Key, require_above_zero
+from cm4vllm.common.settings import GREATEST, Key, Settings, require_above_zero
 from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (
     BenchmarkTerms,
@@ -41,7 +41,9 @@ from cm4vllm.rules import (
     terms,
 )
 from cm4vllm.serving.installation.vllm_choice import DEVICES
+from cm4vllm.serving.launch_settings import LaunchSettings
 
+S = TypeVar("S", bound=Settings)
 #: The rule by which a division takes a benchmark's own model alone.
 _MODEL_RULE = "MODEL"
 IMPLEMENTATIONS = ("vllm", "reference")
@@ -73,7 +75,10 @@ REHEARSAL_MINUTES = 15.0
 
 
 class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
-    """The flags and variations of the entry recipe, as given."""
+    """The flags and variations of the entry recipe, as given; `servers` holds those of servers that the job starts.
+
+    A value that both have goes by the job's own.
+    """
 
     round: input_types.Round = default_round()
     scenario: input_types.Scenario = ""
@@ -117,6 +122,32 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     power_wiring: input_types.PowerWiring = ""
     power_supplies: input_types.PowerSupplies = ""
     power_port: input_types.PowerPort = 4950
+    num_analyzers: input_types.NumAnalyzers = 1
+    power_src: input_types.PowerPrograms = ""
+    published: Annotated[str, Key("CM_MLPERF_PUBLISHED")] = ""
+    revision: input_types.ModelRevision = ""
+    calibration_samples: input_types.CalibrationSamples = 512
+    inference_src: input_types.InferenceSource = ""
+    grader_src: input_types.GraderSource = ""
+    nltk_data: input_types.SentenceSource = ""
+    hw_name: input_types.SystemName = ""
+    system_file: input_types.SystemFile = ""
+    rehearse_seed: input_types.RehearseSeed = 0
+    rehearse_faults: input_types.RehearseFaults = ""
+    accept_restarted_server: input_types.AcceptRestarted = False
+    vllm_index_url: input_types.VllmIndexUrl = ""
+    vllm_extra_index_url: input_types.VllmExtraIndexUrl = ""
+    vllm_wheel: input_types.VllmWheel = ""
+    servers: LaunchSettings = LaunchSettings()
+
+    def view(self, kind: type[S]) -> S:
+        """Return settings of a class that describes a part of the job, with the values that the job has for them."""
+        return with_values(kind(), values_of(self))
+
+    @property
+    def launch(self) -> LaunchSettings:
+        """The settings of the job's servers."""
+        return self.view(LaunchSettings)
 
     @property
     def targets(self) -> Mapping[Scenario, float | None]:

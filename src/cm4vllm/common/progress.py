@@ -91,14 +91,14 @@ def with_outlook(words: Callable[[], str]) -> Iterator[None]:
 
 
 class Step:
-    """One piece of work in progress; `update` sets how far it is, `note` is shown with it.
+    """One piece of work in progress; `update` sets how far it is.
 
     `facts` is the same as data, for a view: a record of the package that does the work. None where there is none.
     """
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self.title = title
-        self.note = self.text = ""
+        self.text = ""
         self.facts: object = None
         self.began = self._last = time.monotonic()
         self._status: Any = None
@@ -113,8 +113,6 @@ class Step:
 
     def update(self, text: str) -> None:
         """Show `text` beside the title: at once on a terminal, at most every 10 s elsewhere."""
-        if self.note:
-            text = f"{text}; {self.note}"
         self.text = text
         if self._status is not None:
             self._status.update(_literal(f"{self.title}: {text}"))

@@ -118,11 +118,11 @@ class Settings(Record, frozen=True, kw_only=True):
     def env(self) -> dict[str, str]:
         """Return the fields that have a `Key` as environment values, as `of` reads them; None is left out."""
         values = ((key, getattr(self, field)) for field, key in env_keys(type(self)).items())
-        own = {key: _word(value) for key, value in values if value is not None}
+        own = {key: setting_text(value) for key, value in values if value is not None}
         return dict(ChainMap(own, *(getattr(self, field).env() for field in parts_of(type(self)))))
 
 
-def _word(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """Return a value as text of an environment; numbers keep their full precision."""
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
 from cm4vllm import REHEARSAL_NOTICE, compliance
 from cm4vllm.common import input_types
@@ -18,7 +17,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.common.folders.owned_folders import write_result_file
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Settings
 from cm4vllm.compliance.audit import require_applied
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.records.compliance import COMPLIANCE_FILE, ComplianceRecord
@@ -101,7 +100,7 @@ def _verifiable(folder: Path) -> RunRecord:
 class VerificationInputs(Settings, frozen=True, kw_only=True):
     """The folder of the run that is verified; `results_dir` is that of a job."""
 
-    test_dir: Annotated[str, Key("CM_MLPERF_COMPLIANCE_RESULTS_DIR")] = ""
+    test_dir: input_types.VerifiedDir = ""
     results_dir: input_types.ResultsDir = ""
     speech_packages: input_types.SpeechPackages = ""
 

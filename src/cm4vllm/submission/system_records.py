@@ -49,8 +49,8 @@ class SystemSettings(Settings, frozen=True, kw_only=True):
     division: input_types.Division = "open"
     category: input_types.Category = ""
     execution_mode: input_types.ExecutionMode = "test"
-    system_file: Annotated[str, Key("CM_MLPERF_SYSTEM_FILE")] = ""
-    name: Annotated[str, Key("CM_HW_NAME")] = ""
+    system_file: input_types.SystemFile = ""
+    name: input_types.SystemName = ""
 
 
 @dataclass(frozen=True)

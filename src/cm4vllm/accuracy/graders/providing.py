@@ -8,6 +8,7 @@ from cm4vllm.accuracy.graders.catalogue import Grader, Origin, grader, grader_la
 from cm4vllm.accuracy.graders.judging import require_known
 from cm4vllm.accuracy.graders.problems import ProblemIndex, index_problems
 from cm4vllm.accuracy.graders.records import GRADER_FILE, PROBLEMS_FILE, GraderRecord
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import require_space, typed_path
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
@@ -23,7 +24,7 @@ class GraderInputs(Settings, frozen=True, kw_only=True):
     """The grader, a folder with git directories of its sources, and that of its tests; empty for none."""
 
     name: Annotated[str, Key("CM_MLPERF_GRADER_NAME")]
-    source_dir: Annotated[str, Key("CM_MLPERF_GRADER_SOURCE_DIR")] = ""
+    source_dir: input_types.GraderSource = ""
     problems_dir: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
 
     def provide(self, folder: Path, recipe: Path) -> GraderRecord:

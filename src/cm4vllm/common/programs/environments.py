@@ -99,8 +99,9 @@ def install_pinned(python: Path, lock: Path, log: Path, index_words: Sequence[st
     uv, env = Path(sys.executable).with_name("uv"), _uv_settings(pip_settings()[0])
     if uv.is_file() and env is not None:
         # All files have pinned hashes, so that no index can give another one under the same version.
-        asked = ["pip", "install", "--quiet", f"--python={python}", "--index-strategy=unsafe-best-match", *words]
-        done = run([uv, *asked], log=log, env=env)
+        options = ["--quiet", f"--python={python}", "--index-strategy=unsafe-best-match"]
+        command: list[str | Path] = [uv, "pip", "install", *options, *words]
+        done = run(command, log=log, env=env)
         if done.ok:
             return done
     return pip(python, words, log)

@@ -45,13 +45,13 @@ def working_in(folder: str) -> Iterator[None]:
 
 @contextmanager
 def reworded(script: ScriptMeta, request: Request) -> Iterator[None]:
-    """Have an error that names a key which a flag gave name the flag instead."""
+    """Have an error that names a key of an input name its flag instead, unless the user gave the key itself."""
     try:
         yield
     except CmError as error:
-        for typed, key in script.input_mapping.items():
-            if typed in request.inputs:
-                error.reworded(f"{key}=", f"--{typed}=")
+        for flag in sorted(script.input_mapping, key=lambda flag: flag not in request.inputs):
+            if flag in request.inputs or script.input_mapping[flag] not in request.env:
+                error.reworded(f"{script.input_mapping[flag]}=", f"--{flag}=")
         raise
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cm4vllm.common.student import student_t
 from cm4vllm.loadgen.process.messages import Progress
-from cm4vllm.loadgen.process.run_status import ClientStatus, PartialScores, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.loadgen.process.run_status import ClientStatus, RunStatus, ServerStatus, TimeLeft
 from cm4vllm.records.client import SelfCheck
 from cm4vllm.records.doubts import times_the_load
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
@@ -59,7 +59,6 @@ class LiveStatus:
     """The status of the run whose logs come into `folder`; `take` is called with each progress of the process."""
 
     def __init__(self, settings: RunSettings, folder: Path, watch: MetricsWatch) -> None:
-        self.scores: PartialScores | None = None
         self._settings = settings
         self._folder = folder
         self._watch = watch
@@ -104,7 +103,6 @@ class LiveStatus:
             latencies=news.latencies,
             server=self._server(),
             client=self._client(news.elapsed_s, news),
-            scores=self.scores,
         )
 
     def _left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:

@@ -4,7 +4,6 @@ import ctypes
 import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ class Reporter:
     """The receiver of a run. `failed_once` is called at the first failure, with its cause.
 
     `times` gets the time of each first token and each end. `indices` has the sample of each query that is open; with
-    it, answers are kept for `take`, and given to `writer` before LoadGen hears of them. `token_count` is the number of
+    it, answers are given to `writer` before LoadGen hears of them. `token_count` is the number of
     tokens that were reported to LoadGen.
     """
 
@@ -41,8 +40,6 @@ class Reporter:
         self._left_out = 1 if self._report_first and not settings.terms.first_token_reported_again else 0
         self._failed_once = failed_once
         self._times = times
-        # Filled in one thread and emptied in another, and a list would lose or repeat what comes in between.
-        self._kept: deque[tuple[int, KeptAnswer]] = deque()
         self._indices = indices
         self._writer = writer
         # Answers that are kept are given in LoadGen's thread, while others come in the reading thread.
@@ -93,7 +90,6 @@ class Reporter:
         self._loadgen.QuerySamplesComplete(responses)
         self._times.completed(now_ns, answers)
         self.completed_count += len(responses)
-        self._kept.extend(kept)
 
     def _with_samples(self, answers: Sequence[WholeAnswer]) -> list[tuple[int, KeptAnswer]]:
         """Return the sample of each answer of which more than a count is known; nothing where none are kept."""
@@ -117,7 +113,3 @@ class Reporter:
         self.failed_count += 1
         if self.failed_count == 1:
             self._failed_once(cause)
-
-    def take(self) -> list[tuple[int, KeptAnswer]]:
-        """Return the kept answers that came since the last call, each with its sample."""
-        return [self._kept.popleft() for _ in range(len(self._kept))]

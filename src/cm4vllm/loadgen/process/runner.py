@@ -25,7 +25,6 @@ from cm4vllm.loadgen.process.process_monitor import (
     Alive,
     Attempt,
     MonitoredRun,
-    OnAnswers,
     OnLatencies,
     RunStopped,
     follow_process,
@@ -55,7 +54,6 @@ def run(
     *,
     pythonpath: str = "",
     alive: Alive | None = None,
-    on_answers: OnAnswers | None = None,
     on_latencies: OnLatencies | None = None,
     keep_answers: bool = False,
     accept_restarted: bool = False,
@@ -63,10 +61,9 @@ def run(
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
     `pythonpath` is where mlperf_loadgen lies when it is not installed in the running Python. `alive` says why the
-    server has ended, or returns None while it is up. `on_answers` is given the answers about once a second, each one
-    once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a
-    performance run: RunStopped is raised then. With `keep_answers` an accuracy run that was stopped goes on where it
-    was, and with `accept_restarted` also where a server at --api_server was started again since. Raises
+    server has ended, or returns None while it is up. `on_latencies` may end a performance run: RunStopped is raised
+    then. With `keep_answers` an accuracy run that was stopped goes on where it was, and with `accept_restarted` also
+    where a server at --api_server was started again since. Raises
     ServerUnsuitable where such a server is another one than when it was probed, RunFailed where it becomes one during
     the run, ServerDied, ServerStuck, ClockChanged, RunFailed and the errors of the process. What was written until then
     is kept as `<folder>.failed`, with failure.json after an error.
@@ -85,7 +82,7 @@ def run(
         def monitored(watch: MetricsWatch) -> MonitoredRun:
             live = LiveStatus(settings, staging, watch)
             watched = alive or (lambda: None)
-            return MonitoredRun(settings, attempt, watched, watch, shown, live, on_answers, on_latencies, keep)
+            return MonitoredRun(settings, attempt, watched, watch, shown, live, on_latencies, keep)
 
         with _failure_recorded(settings, staging) as attempt:
             record = _measured(settings, staging, pythonpath, monitored, servers)

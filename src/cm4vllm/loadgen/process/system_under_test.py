@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import traceback
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from cm4vllm.loadgen.client.text_tokens import added_up
 from cm4vllm.loadgen.client.workers import Workers, worker_settings
 from cm4vllm.loadgen.process.kept_answers import AnswerWriter, kept_answers
 from cm4vllm.loadgen.process.live_latencies import LiveLatencies
-from cm4vllm.loadgen.process.messages import Answers, Failed, FirstFailure, Message, Progress
+from cm4vllm.loadgen.process.messages import Failed, FirstFailure, Message, Progress
 from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
@@ -54,7 +53,6 @@ class SystemUnderTest:
         workers: int,
         *,
         send: Callable[[Message], None],
-        show_answers: bool = False,
         show_latencies: bool = False,
         answers: Path | None = None,
     ) -> None:
@@ -67,11 +65,10 @@ class SystemUnderTest:
         timed = settings.mode is Mode.PERFORMANCE and (limited or show_latencies)
         self._live = LiveLatencies(self.times, terms.limits) if timed else None
         self._shows_latencies = show_latencies
-        self._shows_answers = show_answers
         self._kept = kept_answers(answers) if answers else {}
         self._writer = AnswerWriter(answers) if answers else None
         self._kept_counts = Counter[str]()
-        self._indices: dict[int, int] | None = {} if show_answers or answers else None
+        self._indices: dict[int, int] | None = {} if answers else None
         self._reporter = Reporter(
             loadgen, settings, self._on_first_failure, self.times, indices=self._indices, writer=self._writer
         )
@@ -96,7 +93,6 @@ class SystemUnderTest:
             self._workers.close()
         if self._writer is not None:
             self._writer.close()
-        self._send_answers()
         self._latencies()
         self._process = self._metrics.record()
         if error is None and self._reporter.failed_count:
@@ -173,7 +169,6 @@ class SystemUnderTest:
 
     def _send_progress(self) -> None:
         while not self._over.wait(PROGRESS_INTERVAL_S):
-            self._send_answers()
             latencies = self._latencies()
             reporter = self._reporter
             # Only LoadGen knows the number of queries that a paced performance run will issue.
@@ -199,10 +194,6 @@ class SystemUnderTest:
         if self._shows_latencies:
             self._send(news)
         return self._live.status()
-
-    def _send_answers(self) -> None:
-        if (answers := self._reporter.take()) and self._shows_answers:
-            self._send(Answers(answers=[(sample, array("i", answer.data).tolist()) for sample, answer in answers]))
 
     def _on_first_failure(self, cause: str) -> None:
         self._send(FirstFailure(cause=cause))

@@ -103,9 +103,9 @@ class InstallSettings(Settings, frozen=True, kw_only=True):
 
     variant: input_types.VllmVariant
     version: input_types.VllmVersion = ""
-    index_url: Annotated[str, Key("CM_VLLM_INDEX_URL")] = ""
-    extra_index_url: Annotated[str, Key("CM_VLLM_EXTRA_INDEX_URL")] = ""
-    wheel: Annotated[str, Key("CM_VLLM_WHEEL")] = ""
+    index_url: input_types.VllmIndexUrl = ""
+    extra_index_url: input_types.VllmExtraIndexUrl = ""
+    wheel: input_types.VllmWheel = ""
     system_python: input_types.SystemPython = ""
     proved_by: Annotated[Literal["", "server"], Key(PROVED_BY)] = ""
 
