@@ -97,6 +97,7 @@ class Step:
     """
 
     def __init__(self, title: str, stream: TextIO) -> None:
+        """Begin a step: its title, and the stream that shows it."""
         self.title = title
         self.text = ""
         self.facts: object = None
@@ -121,6 +122,7 @@ class Step:
             say("; ".join(filter(None, (f"{self.title}: {text}", _outlook()))))
 
     def stop(self) -> None:
+        """Remove the line that shows the step."""
         if self._status is not None:
             self._status.stop()
 

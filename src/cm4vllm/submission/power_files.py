@@ -60,6 +60,7 @@ def require_analyzer(session: PowerSession) -> None:
 
 
 def _require_publishable(session: PowerSession) -> None:
+    """Raise SubmissionError for a session that is simulated or not whole."""
     require_analyzer(session)
     if reasons := reasons_unmeasured(session):
         raise SubmissionError(

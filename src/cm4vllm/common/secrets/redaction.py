@@ -151,6 +151,7 @@ class _Cleaning:
         self._vault = secrets
 
     def write(self, text: str) -> int:
+        """Write a text without its secrets; return its length."""
         clean = self._vault.clean(text)
         have_wait(self._stream)
         try:
@@ -163,6 +164,7 @@ class _Cleaning:
         return len(text)
 
     def flush(self) -> None:
+        """Flush the stream; one whose reader has gone is given up."""
         have_wait(self._stream)
         try:
             self._stream.flush()
@@ -170,6 +172,7 @@ class _Cleaning:
             give_up(self._stream, error)
 
     def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines without their secrets."""
         for line in lines:
             self.write(line)
 
@@ -262,6 +265,7 @@ class _Words:
         self.named_secrets: list[tuple[str, str]] = []
 
     def redacted(self, words: Iterable[str]) -> list[str]:
+        """Return the words of a command line with the values of secret flags hidden."""
         done: list[str] = []
         secret = ""  # the flag whose values follow it as words of their own
         for word in words:
@@ -316,6 +320,7 @@ class _Words:
         return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
 
     def _pairs(self, text: str) -> str:
+        """Return a text with the values hidden whose names (`NAME=value`) say that they are secret."""
         done, place = list[str](), 0
         while match := _pair().search(text, place):
             # The value of a name that is not secret may have a name of its own: https://host/?token=X

@@ -234,6 +234,10 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Finding:
 
 
 def _cache(root: str) -> list[Finding]:
+    """Return a finding for each entry of the cache that is broken, unreadable or unfinished.
+
+    Else one that all are whole.
+    """
     entries = list(finished_entries(root))
     faults = [
         *map(_fault_of_entry, entries),
