@@ -480,7 +480,7 @@ UNITS = {
 WAYS = {
     "forms": without_forms,
     "whether it holds one": holds_form,
-    "keys in bytes": lambda text: list(keys_in(text.encode())),
+    "keys": lambda text: list(keys_in(text)),
     "words of a command": lambda text: redacted_words([text, f"--flag={text}"], Vault({})),
     "published words": lambda text: published_words([text, f"--flag={text}"], secrets=Vault({})),
     "names": is_secret_name,

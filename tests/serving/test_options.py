@@ -144,7 +144,12 @@ def test_an_option_has_one_name_in_records_and_each_release_gets_its_own_spellin
     older = {"--cuda-graph-sizes": Option("--cuda-graph-sizes", True)}
     words = ["model", "--cudagraph-capture-sizes=8", "--cuda_graph_sizes", "4"]
     assert fit_to_release(words, older)[0] == ["model", "--cuda-graph-sizes=8", "--cuda_graph_sizes", "4"]
-    assert fit_to_release(words, options)[0] == ["model", "--cudagraph-capture-sizes=8", "--cudagraph-capture-sizes", "4"]
+    assert fit_to_release(words, options)[0] == [
+        "model",
+        "--cudagraph-capture-sizes=8",
+        "--cudagraph-capture-sizes",
+        "4",
+    ]
     switch = {"--no-cuda-graph-sizes": Option("--no-cuda-graph-sizes", False)}
     assert fit_to_release(["--no-cudagraph-capture-sizes"], switch | older)[0] == ["--no-cuda-graph-sizes"]
     assert spelling("cudagraph-capture-sizes", older) == "cuda-graph-sizes"

@@ -199,7 +199,7 @@ def require_scorable(settings: RunSettings, nltk_data: str | None = None) -> Non
     if settings.mode is Mode.ACCURACY:
         require_tokenizer(settings)
         if scorer_of(settings.terms).rouge and settings.server.simulated is None:
-            Sentences.named(settings.dataset.sentences, nltk_data)
+            Sentences.by_name(settings.dataset.sentences, nltk_data)
 
 
 def scorer_of(terms: Terms) -> Scorer:

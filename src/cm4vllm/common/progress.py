@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
 
-from cm4vllm.common.standard_streams import give_up
+from cm4vllm.common.programs.standard_streams import give_up
 from cm4vllm.common.terminal_text import one_line, printable
 
 #: Seconds between two plain lines of one step.

@@ -16,8 +16,8 @@ from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, Interrupted, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
+from cm4vllm.common.programs.standard_streams import ensure_streams, lost_output, report
 from cm4vllm.common.secrets.redaction import vault
-from cm4vllm.common.standard_streams import ensure_streams, lost_output, report
 from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.reuse import kept_outcome

@@ -61,9 +61,9 @@ def load_sample(seconds: float = SAMPLE_S) -> LoadSample:
     return LoadSample(psutil.cpu_percent(None) / 100, name, pid, most / wall if wall else 0.0)
 
 
-def _finding(what: str, why: str, command: str) -> Finding:
+def _finding(text: str, why: str, command: str) -> Finding:
     """Return a disturbance of a measurement with its effect, and the command that ends it as its remedy."""
-    return Finding(severity=Severity.WARNING, field="this machine", what=f"{what}: {why}", remedy=command)
+    return Finding(severity=Severity.WARNING, field="this machine", what=f"{text}: {why}", remedy=command)
 
 
 def _times() -> dict[tuple[int, str], float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from cm4vllm.common.files import typed_path, write_json
+from cm4vllm.common.files import text_of, typed_path, write_json
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
@@ -40,7 +40,7 @@ def build_asked_tree(settings: TreeSettings, scripts: Mapping[str, Any]) -> Path
     folders = results_folders(settings.results)
     if scripts:
         write_json(folders[0] / "system" / SCRIPTS_FILE, scripts)
-    introduction = typed_path(settings.introduction).read_text(encoding="utf-8") if settings.introduction else ""
+    introduction = text_of(typed_path(settings.introduction)) if settings.introduction else ""
     asked = [
         tree_asked(
             out,
