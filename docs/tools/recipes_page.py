@@ -15,8 +15,8 @@ _HEAD = """\
 Generated from the scripts' metas: `python docs/tools/recipes_page.py script > docs/recipes.md`.
 
 A script (a recipe) is run by its tags, which can be shortened as long as they match one script. `--help` shows the same
-page for one script, with the values that only this machine can tell. Inputs that every script takes (`--plan`, `--quiet`,
-`--env.KEY=VALUE`, …) are listed by `cm help script`.
+page for one script, with the values that only this machine can tell. Inputs that every script takes (`--plan`,
+`--quiet`, `--env.KEY=VALUE`, …) are listed by `cm help script`.
 """
 _WIDTH = 120
 
