@@ -492,7 +492,7 @@ WAYS = {
     "lines of a summary": summary_logs._label_and_text,
     "models of processors": system_description._model,
     "products": known_hardware._words,
-    "clocks": lambda text: known_hardware._faster(text, known_hardware._processors()[0]),
+    "clocks": lambda text: known_hardware._is_faster(text, known_hardware._processors()[0]),
     "slots": lambda text: known_hardware._faster_pcie(text, known_hardware._accelerators()[0]),
 }
 

@@ -81,13 +81,13 @@ def require_settings(settings: ClientSettings) -> None:
     kept = not settings.preflight and not settings.timestamp
     if kept:
         require_replaceable(typed_path(settings.log_dir).absolute(), _SESSION_FOLDER)
-    require_hosts(settings.site(simulated=settings.simulated))
+    require_hosts(settings.as_site(simulated=settings.simulated))
 
 
 def make(settings: ClientSettings) -> Path:
     """Make the session; return its folder, or the present one after a session before the runs, which is not kept."""
     require_settings(settings)
-    site = settings.site(simulated=settings.simulated)
+    site = settings.as_site(simulated=settings.simulated)
     require_reachable(site)
     if settings.preflight:
         words = words_of(Path(settings.results_dir)) if settings.results_dir else private_words()

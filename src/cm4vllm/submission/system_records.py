@@ -187,6 +187,7 @@ def runs_here(endpoint: str) -> bool:
 
 
 def _is_own(address: str) -> bool:
+    """Return True if an address is one of this machine."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if parsed.is_loopback or parsed.is_unspecified:
         return True

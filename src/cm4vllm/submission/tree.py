@@ -159,6 +159,7 @@ class Results:
 
     @property
     def scenarios(self) -> tuple[str, ...]:
+        """Return the names of the scenarios that were run."""
         return tuple(str(run.scenario) for run in self.runs)
 
     def home(self, root: Path) -> Path:

@@ -65,6 +65,7 @@ class PrivateWord:
 
     @property
     def marker(self) -> str:
+        """Return the text that stands in place of the word."""
         return {"home folder": "~", "secret": HIDDEN}.get(self.kind, f"[{self.kind}]")
 
     @property

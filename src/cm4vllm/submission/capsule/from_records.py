@@ -107,6 +107,7 @@ def scripts_of(noted: Any) -> list[CapsuleScript]:
 
 
 def _model(run: RunRecord) -> dict[str, str]:
+    """Return what the record of a run states of its model."""
     model = run.settings.model
     return {
         "name": model.name,
@@ -121,6 +122,7 @@ def _model(run: RunRecord) -> dict[str, str]:
 
 
 def _dataset(run: RunRecord) -> dict[str, str]:
+    """Return what the record of a run states of its dataset."""
     dataset = run.settings.dataset
     return {
         "name": dataset.name,
