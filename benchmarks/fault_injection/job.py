@@ -127,8 +127,11 @@ class _Recipes:
         )
         return {"CM_DATASET_RECORD": str(record)}
 
+    def _settings(self, env: Env) -> launch.SimulatedSettings:
+        return replace(launch.SimulatedSettings.of(env), profile=self._profile)
+
     def _described(self, env: Env) -> dict[str, str]:
-        return launch.act({**env, launch.PROFILE: self._profile, "CM_VLLM_SERVER_ACTION": "describe"})
+        return launch.act(replace(self._settings(env), action="describe")).env()
 
     def _started(self, env: Env) -> dict[str, str]:
         if given := env.get("CM_MLPERF_INFERENCE_API_SERVER"):
@@ -140,7 +143,7 @@ class _Recipes:
                 "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
                 "CM_VLLM_SERVER_MODEL_FOLDER": "",
             }
-        exports = launch.act({**env, launch.PROFILE: self._profile})
+        exports = launch.act(self._settings(env)).env()
         self.server = exports["CM_VLLM_SERVER_RECORD"]
         return exports
 

@@ -6,7 +6,8 @@
 from textwrap import wrap
 
 from cm4vllm.campaign.published.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER
-from cm4vllm.campaign.published.published_results import PublishedResult, PublishedRun, published_runs, setting_text
+from cm4vllm.campaign.published.published_results import PublishedResult, PublishedRun, published_runs
+from cm4vllm.common.settings import setting_text
 
 _HEAD = """\
 # Published results that can be measured again

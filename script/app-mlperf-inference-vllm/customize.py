@@ -17,20 +17,20 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import planned_exports
+    from cm4vllm.campaign.links import Link, planned_exports
 
-    return {"return": 0, **planned_exports(i["env"], {"CM_MLPERF_RUN_RECORD": "run.json"})}
+    return {"return": 0, **planned_exports(Link.of(i["env"]), {"CM_MLPERF_RUN_RECORD": "run.json"})}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import kept_server
+    from cm4vllm.campaign.links import Link, kept_server
 
-    i["env"].update(kept_server("app,mlperf,inference,vllm", i["env"]))
+    i["env"].update(kept_server("app,mlperf,inference,vllm", Link.of(i["env"])).env())
     return {"return": 0}
 
 
 def postprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import make_run
+    from cm4vllm.campaign.links import Link, make_run
 
-    i["env"]["CM_MLPERF_RUN_RECORD"] = str(make_run(i["env"]))
+    i["env"].update(make_run(Link.of(i["env"])).env())
     return {"return": 0}

@@ -13,20 +13,20 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import planned_exports
+    from cm4vllm.campaign.links import Link, planned_exports
 
-    return {"return": 0, **planned_exports(i["env"], {"CM_MLPERF_SEARCH_RECORD": "search.json"})}
+    return {"return": 0, **planned_exports(Link.of(i["env"]), {"CM_MLPERF_SEARCH_RECORD": "search.json"})}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import kept_server
+    from cm4vllm.campaign.links import Link, kept_server
 
-    i["env"].update(kept_server("find,mlperf,inference,target-qps", i["env"]))
+    i["env"].update(kept_server("find,mlperf,inference,target-qps", Link.of(i["env"])).env())
     return {"return": 0}
 
 
 def postprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import make_search
+    from cm4vllm.campaign.links import Link, make_search
 
-    i["env"].update(make_search(i["env"]))
+    i["env"].update(make_search(Link.of(i["env"])).env())
     return {"return": 0}

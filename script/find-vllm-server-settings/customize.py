@@ -13,7 +13,7 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.search.settings_job import search_server_settings
+    from cm4vllm.campaign.search.settings_job import SettingsJob, search_server_settings
 
-    i["env"].update(search_server_settings(i["env"]))
+    i["env"].update(search_server_settings(SettingsJob.of(i["env"])).env())
     return {"return": 0}

@@ -5,15 +5,18 @@ from typing import Any
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.endpoints.job import plan_job
+    from cm4vllm.campaign.endpoints.settings import EndpointsSettings
 
-    return {"return": 0, **plan_job(i["env"])}
+    return {"return": 0, **plan_job(EndpointsSettings.of(i["env"]))}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.endpoints.job import run_job
-    from cm4vllm.campaign.entry import command_line
+    from cm4vllm.campaign.endpoints.settings import EndpointsSettings
+    from cm4vllm.campaign.entry import command_line, typed_env
     from cm4vllm.campaign.execution import recipes_of
 
-    env = i["env"]
-    env.update(run_job(env, recipes_of(i["automation"].run, env), command_line(i["input"])))
+    settings, recipes = EndpointsSettings.of(i["env"]), recipes_of(i["automation"].run)
+    done = run_job(settings, recipes, command_line(i["input"]), typed_env(i["input"]))
+    i["env"].update(done.env())
     return {"return": 0}

@@ -6,22 +6,28 @@ from typing import Any
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.amendments import amendments
     from cm4vllm.campaign.entry import plan_job
+    from cm4vllm.campaign.settings import CampaignSettings
 
-    return {"return": 0, **plan_job(i["env"], amendments(i["input"].get("adr"), i["automation"].reach))}
+    changes = amendments(i["input"].get("adr"), i["automation"].reach)
+    return {"return": 0, **plan_job(CampaignSettings.of({**i["env"], **changes.settings}), changes)}
 
 
 def values(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.entry import input_values
+    from cm4vllm.campaign.settings import CampaignSettings
 
-    return {"return": 0, "values": input_values(i["env"])}
+    return {"return": 0, "values": input_values(CampaignSettings.of(i["env"]))}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.amendments import amendments
-    from cm4vllm.campaign.entry import command_line, run_job
+    from cm4vllm.campaign.entry import command_line, run_job, typed_env
     from cm4vllm.campaign.execution import recipes_of
+    from cm4vllm.campaign.settings import CampaignSettings
 
-    env, changes = i["env"], amendments(i["input"].get("adr"), i["automation"].reach)
-    recipes = recipes_of(i["automation"].run, env, changes.rest)
-    env.update(run_job(env, recipes, command_line(i["input"]), changes))
+    changes = amendments(i["input"].get("adr"), i["automation"].reach)
+    settings = CampaignSettings.of({**i["env"], **changes.settings})
+    recipes = recipes_of(i["automation"].run, changes.rest)
+    done = run_job(settings, recipes, command_line(i["input"]), typed_env(i["input"]), changes)
+    i["env"].update(done.env())
     return {"return": 0}

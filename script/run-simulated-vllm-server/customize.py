@@ -10,9 +10,9 @@ def values(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.rehearsal.launch import act
+    from cm4vllm.campaign.rehearsal.launch import SimulatedSettings, act
 
-    i["env"].update(act(i["env"]))
+    i["env"].update(act(SimulatedSettings.of(i["env"])).env())
     return {"return": 0}
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import completed_server
+    from cm4vllm.campaign.links import LinkInputs, completed_server
     from cm4vllm.serving.launch_settings import LaunchSettings, node_notes
 
-    i["env"].update(completed_server(i["env"]))
+    i["env"].update(completed_server(LaunchSettings.of(i["env"]), LinkInputs.of(i["env"])).env())
     return {"return": 0, "notes": node_notes(LaunchSettings.of(i["env"]))}
 
 

@@ -19,6 +19,8 @@ from cm4vllm.records import machine as records
 from cm4vllm.records.described_system import NETWORK_KEYS
 from cm4vllm.rules import Category, Division, Mode, Scenario, catalogue, division_rules, speculation, terms
 from cm4vllm.rules import assets as catalogue_module
+from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.options.arguments import ServerSettings
 
 OWN = {"division": "closed", "execution_mode": "valid", "model_source": "_mlcommons.llama-3.1-8b-instruct"}
 
@@ -41,13 +43,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[records.GpuFacts]:
     return detected
 
 
-def codes(root: Path, env: dict[str, str] | None = None, **fields: object) -> list[str]:
-    return [finding.code for finding in division_findings(Job.of(CampaignSettings(**OWN | fields)), env or {}, root)]
+def codes(root: Path, **fields: object) -> list[str]:
+    return [finding.code for finding in division_findings(Job.of(CampaignSettings(**OWN | fields)), root)]
 
 
 def test_a_job_that_keeps_the_rules_is_accepted(root):
     job = Job.of(CampaignSettings(**OWN))
-    assert division_findings(job, {}, root) == ()
+    assert division_findings(job, root) == ()
     require_division_rules(job, ())
     assert (job.no_tree, job.proves_model, job.tests) == ("", True, ("TEST06",))
     assert [step.tags for step in schedule(job) if "identity" in step.name] == ["verify,ml-model"]
@@ -96,7 +98,7 @@ def test_a_division_without_rules_refuses_nothing(tmp_path, division):
     ],
 )
 def test_speculative_decoding_is_found_in_every_form(root, extra, expected):
-    assert codes(root, {"CM_VLLM_SERVER_EXTRA_ARGS": extra}) == expected
+    assert codes(root, servers=LaunchSettings(server=ServerSettings(extra=extra))) == expected
 
 
 def test_a_file_of_ones_own_counts_if_it_is_the_published_one(root, tmp_path, monkeypatch):
@@ -146,8 +148,8 @@ def test_a_folder_is_compared_with_the_published_digests(root, tmp_path, monkeyp
 def test_what_a_machine_does_not_show_has_to_be_stated(tmp_path, stated, expected):
     file = tmp_path / "system.yaml"
     file.write_text(stated)
-    assert codes(tmp_path, {"CM_MLPERF_SYSTEM_FILE": str(file)}) == expected
-    assert codes(tmp_path, {}, model="llama3.1-8b-edge") == []  # the edge category has neither rule
+    assert codes(tmp_path, system_file=str(file)) == expected
+    assert codes(tmp_path, model="llama3.1-8b-edge") == []  # the edge category has neither rule
 
 
 @pytest.mark.parametrize(("ecc", "expected"), [([True, True], []), ([True, False], ["ECC"]), ([True, None], ["ECC"])])
@@ -171,9 +173,9 @@ def test_the_memory_of_gpus_needs_ecc_too(root, gpus, ecc, expected):
 
 def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
     job = Job.of(CampaignSettings(**OWN | {"model_source": "", "scenario": "Offline"}))
-    assert finding_notes(job, division_findings(job, {}, root)) == ()  # the refusal says it all
+    assert finding_notes(job, division_findings(job, root)) == ()  # the refusal says it all
     with pytest.raises(UsageError, match="cannot give a result of the closed division") as refused:
-        require_division_rules(job, division_findings(job, {}, root))
+        require_division_rules(job, division_findings(job, root))
     for words in (
         "the stand-in",
         "rule MODEL:",
@@ -187,7 +189,7 @@ def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
 
 def test_a_rehearsal_goes_on_names_the_rules_and_makes_no_tree(root):
     job = Job.of(CampaignSettings(division="closed"))
-    faults = division_findings(job, {}, root)
+    faults = division_findings(job, root)
     require_division_rules(job, faults)
     notes = finding_notes(job, faults)
     assert "a valid run would be refused: the model is the stand-in" in notes[0] and "no submission tree" in notes[-1]
@@ -251,7 +253,7 @@ MACHINE = "host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_ne
 def test_what_a_job_of_the_network_division_breaks_is_found(root, tmp_path, stated, fields, expected):
     file = tmp_path / "system.yaml"
     file.write_text(stated)
-    assert codes(root, {"CM_MLPERF_SYSTEM_FILE": str(file)}, **ELSEWHERE | fields) == expected
+    assert codes(root, system_file=str(file), **ELSEWHERE | fields) == expected
 
 
 def test_the_docs_name_the_rules_by_which_a_valid_run_of_the_network_division_is_refused():
@@ -263,7 +265,7 @@ def test_the_docs_name_the_rules_by_which_a_valid_run_of_the_network_division_is
 def test_a_rule_that_cannot_be_met_is_named_as_such(root):
     job = Job.of(CampaignSettings(**ELSEWHERE, execution_mode="valid"))
     with pytest.raises(UsageError, match="a result of the network division") as refused:
-        require_division_rules(job, division_findings(job, {}, root))
+        require_division_rules(job, division_findings(job, root))
     assert refused.value.remedy.startswith("MODEL, SPECULATION: cannot be met; rehearse")
 
 
@@ -272,14 +274,14 @@ def test_a_server_beside_loadgen_is_refused_with_the_rule_even_in_a_rehearsal(ro
     fields = {**OWN, **ELSEWHERE, "api_server": "http://localhost:8000", "execution_mode": execution_mode}
     job = Job.of(CampaignSettings(**fields))
     with pytest.raises(UsageError, match="of the network division") as refused:
-        require_division_rules(job, division_findings(job, {}, root))
+        require_division_rules(job, division_findings(job, root))
     assert "physically apart" in refused.value.cause and "another machine" in refused.value.remedy
     assert ("FABRIC" in refused.value.cause) is (execution_mode == "valid")
 
 
 def test_a_rehearsal_of_the_network_division_names_the_fields_that_are_missing(root):
     job = Job.of(CampaignSettings(**ELSEWHERE))
-    faults = division_findings(job, {}, root)
+    faults = division_findings(job, root)
     require_division_rules(job, faults)
     (fabric,) = [note for note in finding_notes(job, faults) if "rule FABRIC" in note]
     assert all(key in fabric for key in NETWORK_KEYS[1:])

@@ -6,23 +6,25 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
 import pytest
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign import job as module
+from cm4vllm.campaign.execution import recipes_of
 from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE, JobState, StatusRecord
 from cm4vllm.campaign.planning.computed_targets import target_of
 from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.step_values import Values
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Product, Step
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
+from cm4vllm.common.errors import EnvironmentBroken, ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import env_keys
@@ -261,7 +263,7 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
     record = searched()
     (job.out / "search" / "Server").mkdir(parents=True)
     write_record(job.out / "search" / "Server" / SEARCH_FILE, record)
-    values = Values(job.out, {}, {step.name: step for step in schedule(job)})
+    values = Values(job.out, StepEnvironment(), {step.name: step for step in schedule(job)})
     targets = [values.target(MeasuredTarget(step="Server search", searched=True, lowered=times)) for times in range(3)]
     assert [target.value for target in targets] == [100, 98.52, 95.63]
     assert targets[0].source == f"Server search: {record.words}"
@@ -271,7 +273,7 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
 def test_why_a_run_is_repeated_is_said_once_to_the_user(tmp_path, monkeypatch, capsys):
     job = Job.of(CampaignSettings(output_dir=str(tmp_path), execution_mode="valid", scenario="Offline"))
     steps = {step.name: step for step in schedule(job)}
-    values = Values(job.out, {}, steps)
+    values = Values(job.out, StepEnvironment(), steps)
     short = SimpleNamespace(duration=Seconds(271.5), min_duration=Seconds(600.0))
     monkeypatch.setattr("cm4vllm.campaign.planning.step_values.read_performance", lambda folder: short)
     repeated = [step.condition for name, step in steps.items() if name.startswith("Offline performance again")]
@@ -455,4 +457,17 @@ def test_the_run_of_a_test_is_known_by_the_benchmarks_own_audit(tmp_path):
     settings = run_settings_of(RunInputs.of(env))
     assert settings.audit_config == audit_config("TEST01", "whisper") != ""
     step = Step(name="Offline TEST01", tags="app,mlperf,inference,vllm", product=Product.RUN)
-    assert kept_result(step, {}, env, "").digest == settings_sha256(settings)
+    assert kept_result(step, step.inputs, StepEnvironment(env), "").digest == settings_sha256(settings)
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_an_environment_that_is_found_broken_is_made_again_once(broken):
+    """The recipe raises EnvironmentBroken where the second one is broken, too."""
+    codes = iter([EnvironmentBroken.exit_code] * broken + [0])
+
+    def run(asked):
+        return {"return": next(codes), "error": "no token", "new_env": {"CM_SERVER": "yes"}}
+
+    recipes = recipes_of(run)
+    with pytest.raises(EnvironmentBroken) if broken > 1 else nullcontext():
+        assert recipes("run,vllm-server", {}) == {"CM_SERVER": "yes"}

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -353,10 +354,10 @@ def test_an_older_ledger_is_read_and_its_whole_paths_lead_nowhere_else(tmp_path)
     shutil.copytree(original, copy)
     before = digests(original)
     entry = read_ledger(copy).states["run"].last
-    assert set_aside(copy, entry.step, entry.inputs) == "" and digests(original) == before
+    assert set_aside(copy, entry.step, entry.folder) == "" and digests(original) == before
     entry = read_ledger(original).states["run"].last
     assert entry.inputs == {FOLDER: "runs/accuracy"}
-    assert set_aside(original, entry.step, entry.inputs) == f"{ATTEMPTS}/run-1"
+    assert set_aside(original, entry.step, entry.folder) == f"{ATTEMPTS}/run-1"
     assert not (original / "runs" / "accuracy.partial").exists()
 
 
@@ -368,5 +369,5 @@ def test_nothing_outside_is_moved_whatever_the_ledger_says(tmp_path, place):
     out.mkdir()
     (out / "link").symlink_to(outside)
     before = digests(tmp_path)
-    assert set_aside(out, "run", {FOLDER: place.replace("/{tmp}", str(tmp_path))}) == ""
+    assert set_aside(out, "run", Path(place.replace("/{tmp}", str(tmp_path)))) == ""
     assert digests(tmp_path) == before

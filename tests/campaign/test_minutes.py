@@ -3,12 +3,13 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from cm4vllm.campaign.job_checks.job_notes import job_notes
-from cm4vllm.campaign.planning.minutes import COUNT, MINUTES, SHORTENED, Minutes, Rate
-from cm4vllm.campaign.planning.run_sizes import LEAST, RunSize, divided, fitting, run_size
-from cm4vllm.campaign.planning.run_targets import TARGET
+from cm4vllm.campaign.planning.minutes import Minutes, Rate
+from cm4vllm.campaign.planning.run_sizes import LEAST, RunSize, divided, fitting, run_size, run_terms
 from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_inputs import Shortened
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Product
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
@@ -44,21 +45,21 @@ class Rehearsal:
 
     def measure(self, step):
         self.minutes.begin(self.started_s)
-        terms = self.job.terms(*(step.inputs[f"CM_MLPERF_LOADGEN_{key}"] for key in ("SCENARIO", "MODE")))
+        terms = run_terms(self.job, step)
         rate = self.rates[terms.one_by_one]
-        inputs = {key: self.resolved(value) for key, value in step.inputs.items()}
-        made = self.minutes.sized(step, inputs, self.estimate, self.before.get(step.name, {}))
+        inputs = replace(step.inputs, target_qps=self.resolved(step.inputs.target_qps))
+        made = self.minutes.sized(step, inputs, self.estimate, self.before.get(step.name))
         if made:
             self.shortened[step.name] = made
         self.planned[step.name] = self.minutes.expected(step)
-        self.now += run_size(self.job, step, rate, {**inputs, **made}).seconds
+        self.now += run_size(self.job, step, rate, inputs.shorter(made)).seconds
         self.minutes.measured(step, rate)
 
     def resolved(self, value):
         if not isinstance(value, MeasuredTarget):
             return value
         known = self.rates[value.one_by_one]
-        return str(known * value.share)
+        return known * value.share
 
     def estimate(self, count, at_a_time, longest_s):
         self.estimates.append(at_a_time)
@@ -69,7 +70,7 @@ class Rehearsal:
 
     @property
     def counts(self):
-        return {name: int(made[COUNT]) for name, made in self.shortened.items()}
+        return {name: made.test_query_count for name, made in self.shortened.items()}
 
 
 @pytest.mark.parametrize(
@@ -120,18 +121,18 @@ def test_a_model_of_135_million_parameters_on_two_cores_takes_15_minutes_and_say
     made = Rehearsal(rate).run()
     assert made.now <= 900
     assert list(made.counts) == ["Offline accuracy", "Offline performance", "Server performance", "Server accuracy"]
-    words = made.shortened["Server performance"][SHORTENED]
+    words = made.shortened["Server performance"].shortened
     assert f"{made.counts['Server performance']} queries in place of 768" in words
     assert f"--rehearsal_minutes=15, by the {rate:.2f} samples/s of Offline performance" in words
     assert "LoadGen's verdict needs 662" in words
-    assert "verdict" not in made.shortened["Server accuracy"][SHORTENED]
+    assert "verdict" not in made.shortened["Server accuracy"].shortened
 
 
 def test_a_server_of_19_seconds_an_answer_has_fewer_than_the_64_queries_of_single_stream():
     made = Rehearsal(0.5, one_by_one=1 / 19, model="llama3.1-8b-edge", scenario="SingleStream").run()
     assert made.counts.keys() == {f"SingleStream {run}" for run in ("latency", "performance", "accuracy")}
     assert made.now <= 900
-    assert "LoadGen's verdict needs 64" in made.shortened["SingleStream performance"][SHORTENED]
+    assert "LoadGen's verdict needs 64" in made.shortened["SingleStream performance"].shortened
 
 
 def test_what_a_short_run_leaves_goes_to_the_others():
@@ -194,7 +195,7 @@ def test_without_an_estimate_a_run_stays_as_it_is():
     made = Rehearsal(0.8)
     made.minutes.begin()
     step = next(step for step in made.steps if step.name == "Offline accuracy")
-    assert made.minutes.sized(step, step.inputs, lambda *_: None, {}) == {}
+    assert made.minutes.sized(step, step.inputs, lambda *_: None, None) is None
     assert made.minutes.expected(step) is None
 
 
@@ -203,17 +204,18 @@ def test_without_an_estimate_a_run_stays_as_it_is():
 
 def test_a_job_that_is_continued_finds_its_shortened_runs_again():
     made = Rehearsal(0.8).run()
-    inputs = {TARGET: "1", **made.shortened["Offline accuracy"]}
-    assert made.minutes.as_before(inputs) == made.shortened["Offline accuracy"]
+    before = made.shortened["Offline accuracy"]
+    assert made.minutes.as_before(before) == before
     for minutes, is_found in ((2.0, True), (15.0, True), (30.0, False)):
         later = Rehearsal(0.8, rehearsal_minutes=minutes).minutes
-        assert bool(later.as_before(inputs)) is is_found
-    assert made.minutes.as_before({COUNT: "64"}) == {}, "a count of the schedule or of the user"
+        assert (later.as_before(before) == before) is is_found
+    given = Shortened(test_query_count=64)
+    assert made.minutes.as_before(given) is None, "a count of the schedule or of the user"
 
 
 @pytest.mark.parametrize(("count", "goes_on"), [(90, True), (240, False)])
 def test_a_run_that_was_stopped_goes_on_with_its_queries_if_they_still_fit(count, goes_on):
-    before = {COUNT: str(count), MINUTES: "15", SHORTENED: "words"}
+    before = Shortened(test_query_count=count, rehearsal_minutes=15.0, shortened="words")
     made = Rehearsal(0.8, before={"Offline accuracy": before}).run()
     assert (made.counts["Offline accuracy"] == count) is goes_on
     assert made.planned["Offline accuracy"].seconds <= 300

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign import power_client
 from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.step_values import Values
 from cm4vllm.campaign.planning.steps import Step
 from cm4vllm.campaign.power_client import (
@@ -20,13 +21,13 @@ from cm4vllm.campaign.power_client import (
     require_wiring,
 )
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.power.making import Site
 from cm4vllm.power.programs import provide
 from cm4vllm.records.power.session import SESSION, Phase, PowerSession
 from cm4vllm.rules import round_names, round_terms
-from cm4vllm.submission.privacy import private_words
 
 SINGLE, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
 STREAM = "v4.1-untether-h13-resnet50-singlestream"
@@ -78,7 +79,11 @@ def test_two_analyzers_are_refused_before_any_run(published_power: Path, tmp_pat
     ("file", "text", "words"),
     [
         ("power/client.log", "Running the workload 'HF_TOKEN=hf_madeUpForThisTest ./run.sh'", "a secret"),
-        ("power/server.log", "Running PTDaemon: ['/home/director/ptd-linux-x86', '-l']", "home folder /home/director"),
+        (
+            "power/server.log",
+            "Running PTDaemon: ['/home/director/ptd-linux-x86', '-l']",
+            "folder of a person: director",
+        ),
         ("power/client.log", "collecting logs from '/srv/somebody/results/logs'", "this machine's home folder"),
         ("power/server.json", '"key": "ghp_0123456789abcdefghijklmnopqrstuvwxyz"', "a secret"),
     ],
@@ -100,7 +105,7 @@ def test_a_private_word_in_a_session_is_found_before_the_runs(
 
 
 def test_a_published_session_names_a_home_folder(published_power: Path) -> None:
-    with pytest.raises(SubmissionError, match="home folder /home/arjun"):
+    with pytest.raises(SubmissionError, match="home folder of a person: arjun"):
         require_publishable(PowerSession(published_power / GATEOVERFLOW), [])
 
 
@@ -132,14 +137,12 @@ def preflight_step(made: Job) -> Step:
 
 def test_it_is_before_a_tree_where_the_job_makes_one(tmp_path: Path) -> None:
     for power, made in (("yes", True), ("simulated", False)):
-        inputs = preflight_step(job(tmp_path, power=power)).inputs
-        settings = ClientSettings.of(inputs)
-        assert settings.before_tree is made and settings.source == "<<<CM_MLPERF_POWER_SOURCE>>>"  # taken once
+        assert ClientSettings.of(preflight_step(job(tmp_path, power=power)).env()).before_tree is made
 
 
 def test_it_is_left_out_where_each_run_has_its_session(published_power: Path, tmp_path: Path) -> None:
     made = job(tmp_path)
-    condition, values = preflight_step(made).condition, Values(made.out, {}, {})
+    condition, values = preflight_step(made).condition, Values(made.out, StepEnvironment(), {})
     assert condition is not None and values.holds(condition)
     run = made.out / "runs" / "a_system" / "a_model" / "Offline" / "performance"
     copied(published_power, SINGLE, run.with_name(SESSION))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign import powered_run
 from cm4vllm.campaign.planning.schedule import SESSION_S, schedule
-from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powered_run, require_power, require_sound
+from cm4vllm.campaign.powered_run import PowerInputs, lacks_session, make_powered_run, require_power, require_sound
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
@@ -25,7 +25,7 @@ from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import make_session
 from cm4vllm.power.programs import provide
 from cm4vllm.records.power.samples import SIMULATED
-from cm4vllm.records.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.results.checks.power import session_findings
 from cm4vllm.rules import round_names, round_terms
@@ -49,14 +49,14 @@ def test_the_steps_of_a_job_with_power() -> None:
     before, after = (next(step for step in steps if step.name == "Offline performance") for steps in (plain, powered))
     assert before.duration is not None and after.duration is not None
     assert after.duration.seconds == 2 * before.duration.seconds + SESSION_S
-    assert [step.name for step in powered if UNDER_POWER in step.inputs] == ["Offline performance"]
+    assert [step.name for step in powered if getattr(step.inputs, "under_power", None)] == ["Offline performance"]
     assert any(SIMULATED in note for note in after.notes)
     assert SIMULATED in job(power="simulated").no_tree and not job(power="yes").no_tree
 
 
 def test_a_search_is_not_made_under_power_and_each_run_after_it_is() -> None:
     steps = schedule(job(scenario="Server", execution_mode="valid", power="yes", submitter="Somebody"))
-    powered = [step.name for step in steps if UNDER_POWER in step.inputs]
+    powered = [step.name for step in steps if getattr(step.inputs, "under_power", None)]
     assert powered == ["Server performance", "Server performance again", "Server performance again (2)"]
     assert any(step.name == "Server search" for step in steps)
 
@@ -81,26 +81,26 @@ def test_a_job_whose_power_cannot_be_measured_is_refused(tmp_path: Path) -> None
             ("CM_MLPERF_POWER_WIRING", "wiring must be stated"),
         ):
             with pytest.raises(UsageError, match=words):
-                require_power({**env, key: ""}, tree=True)
+                require_power(PowerInputs.of({**env, key: ""}), tree=True)
         with pytest.raises(UsageError, match="no file"):
-            require_power({**env, "CM_MLPERF_POWER_WIRING": str(tmp_path / "none")}, tree=False)
+            require_power(PowerInputs.of({**env, "CM_MLPERF_POWER_WIRING": str(tmp_path / "none")}), tree=False)
         with pytest.raises(ServerUnreachable, match="no power server answers on 127.0.0.1"):
-            require_power(env, tree=True)
-    require_power({}, tree=True)
+            require_power(PowerInputs.of(env), tree=True)
+    require_power(PowerInputs(), tree=True)
 
 
 @pytest.fixture(scope="module")
-def environment(own_network: None, power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(own_network: None, power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> PowerInputs:
     folder = tmp_path_factory.mktemp("power")
     (folder / "settings.txt").write_text("fans at 50 %\n")
     (folder / "supplies.yaml").write_text("S: {Min PSUs Needed: 1, PSUs: [{PowerCapacityWatts: 800}]}\n")
     source = provide(round_terms(round_names()[-1]).power, power_dev, folder / "source")
-    return {
-        UNDER_POWER: "simulated",
-        "CM_MLPERF_POWER_SOURCE": str(source),
-        "CM_MLPERF_POWER_SETTINGS": str(folder / "settings.txt"),
-        "CM_MLPERF_POWER_SUPPLIES": str(folder / "supplies.yaml"),
-    }
+    return PowerInputs(
+        under_power="simulated",
+        source=str(source),
+        settings_file=str(folder / "settings.txt"),
+        supplies_file=str(folder / "supplies.yaml"),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def loadgen(inputs: RunInputs) -> Path:
 
 
 def test_a_run_without_a_sample_is_refused_and_the_next_command_begins_anew(
-    environment: dict[str, str], tmp_path: Path
+    environment: PowerInputs, tmp_path: Path
 ) -> None:
     inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
     with pytest.raises(RunFailed, match="measured nothing"):  # LoadGen's window is shorter than the first second
@@ -141,7 +141,7 @@ def longer_loadgen(inputs: RunInputs) -> Path:
 
 
 def test_a_run_and_its_session_appear_together_and_what_was_there_is_replaced(
-    environment: dict[str, str], tmp_path: Path
+    environment: PowerInputs, tmp_path: Path
 ) -> None:
     inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
     (tmp_path / "performance").mkdir()
@@ -158,11 +158,11 @@ def test_a_run_and_its_session_appear_together_and_what_was_there_is_replaced(
     ]
     assert [entry.name for entry in (tmp_path / "kept-performance").iterdir()] == ["earlier.txt"]
     session = PowerSession(tmp_path / SESSION)
-    assert unmeasured(session) == () and list(session.changed()) == []
+    assert reasons_unmeasured(session) == () and list(session.changed_files()) == []
     assert (session.folder / "power_settings.txt").read_text() == "fans at 50 %\n"
     assert "PowerCapacityWatts: 800" in (session.folder / SUPPLIES).read_text()
     assert f"| {SIMULATED} | " in (session.folder / "analyzer_table.md").read_text()
-    assert not lacks_session(inputs, environment)
+    assert not lacks_session(inputs.folder)
 
 
 def test_a_run_is_kept_with_its_own_session_alone(published_power: Path, tmp_path: Path) -> None:
@@ -170,14 +170,13 @@ def test_a_run_is_kept_with_its_own_session_alone(published_power: Path, tmp_pat
     source = published_power / "v4.1-untether-r760-resnet50-offline"
     shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
     (tmp_path / "performance" / "spl.txt").unlink()
-    asked = {UNDER_POWER: "yes"}
-    assert lacks_session(inputs, asked) and not lacks_session(inputs, {})
+    assert lacks_session(inputs.folder)
     shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
-    assert not lacks_session(inputs, asked)
+    assert not lacks_session(inputs.folder)
     log = tmp_path / "performance" / "mlperf_log_detail.txt"
     log.chmod(0o644)
     log.write_text(log.read_text().replace("Offline", "Server", 1))
-    assert lacks_session(inputs, asked)
+    assert lacks_session(inputs.folder)
 
 
 @pytest.mark.parametrize("name", ["run_1/spl.txt", "power/ptd_logs.txt", "ranging/mlperf_log_detail.txt"])
@@ -186,28 +185,28 @@ def test_a_run_is_not_kept_where_its_session_was_changed(
     published_power: Path, tmp_path: Path, name: str, change: str
 ) -> None:
     inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
-    source, asked = published_power / "v4.1-untether-r760-resnet50-offline", {UNDER_POWER: "yes"}
+    source = published_power / "v4.1-untether-r760-resnet50-offline"
     shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
     shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
-    assert not lacks_session(inputs, asked)
+    assert not lacks_session(inputs.folder)
     path = tmp_path / SESSION / name
     path.parent.chmod(0o755)
     data = path.read_bytes()
     path.unlink()
     if change == "halved":
         path.write_bytes(data[: len(data) // 2])
-    assert lacks_session(inputs, asked) == f"files of its power session have been changed or removed: {name}"
+    assert lacks_session(inputs.folder) == f"files of its power session have been changed or removed: {name}"
 
 
 def test_a_run_is_not_kept_where_its_session_states_nothing(published_power: Path, tmp_path: Path) -> None:
     inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
-    source, asked = published_power / "v4.1-untether-r760-resnet50-offline", {UNDER_POWER: "yes"}
+    source = published_power / "v4.1-untether-r760-resnet50-offline"
     shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
     shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
     stated = tmp_path / SESSION / "power" / "server.json"
     stated.chmod(0o644)
     stated.write_text("{}")
-    assert "power/server.json" in lacks_session(inputs, asked)
+    assert "power/server.json" in lacks_session(inputs.folder)
 
 
 def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path, tmp_path: Path) -> None:
@@ -229,7 +228,7 @@ def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path,
     shutil.copytree(run, results / "performance" / "run_1", dirs_exist_ok=True)
     copy_power(run, results, settings)
     made = PowerSession(results / "performance")
-    assert made.missing == () and not (made.folder / FETCHED_ONLY).exists() and unmeasured(made) == ()
+    assert made.missing == () and not (made.folder / FETCHED_ONLY).exists() and reasons_unmeasured(made) == ()
     assert all((made.folder / name).read_bytes() == (source / name).read_bytes() for name in FILES)
     assert sorted(path.name for path in settings.iterdir()) == ["analyzer_table.md", "power_settings.md"]
     writer, supplies = TreeWriter(tmp_path), tmp_path / "systems" / "a_system_power.yaml"

@@ -17,7 +17,8 @@ from cm4vllm.campaign.job_checks.capabilities import (
     unscored,
 )
 from cm4vllm.campaign.job_checks.machine_needs import machine_notes
-from cm4vllm.campaign.job_checks.preflight import absolute_paths, preflight, require_files, require_results_folder
+from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_files, require_results_folder
+from cm4vllm.campaign.planning.step_environment import differing
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import (
     CmError,
@@ -49,8 +50,9 @@ DATASET, CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
 def checked(tmp_path, env):
     """Check an environment as the entry does."""
     env = {"CM_ML_MODEL_SOURCE": "_hf.owner/name", "OUTPUT_BASE_DIR": str(tmp_path / "out"), **env}
-    require_files(env)
-    return preflight(env, Job.of(CampaignSettings.of(env)))
+    settings = CampaignSettings.of(env)
+    require_files(settings)
+    return preflight(Job.of(settings))
 
 
 def test_paths_mean_the_same_from_anywhere(tmp_path, monkeypatch):
@@ -65,7 +67,8 @@ def test_paths_mean_the_same_from_anywhere(tmp_path, monkeypatch):
         "CM_MLPERF_SYSTEM_FILE": "",
         "CM_MLPERF_PUBLISHED_RESULTS": "v5.1, ~/results.index.json",
     }
-    assert absolute_paths(given) == {
+    assert differing(of_anywhere(CampaignSettings.of(given))) == {
+        "CM_MLPERF_SUBMITTER": "model",
         "CM_MLPERF_PUBLISHED_RESULTS": f"{tmp_path}/v5.1,/home/me/results.index.json",
         "CM_DATASET_FILE": str(tmp_path / "cnn_eval.json"),
         "CM_NLTK_DATA_SOURCE": "/home/me/punkt_tab.zip",
@@ -83,7 +86,7 @@ def test_paths_mean_the_same_from_anywhere(tmp_path, monkeypatch):
 def test_a_name_is_no_path(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    assert absolute_paths(given) == {}
+    assert differing(of_anywhere(CampaignSettings.of(given))) == given
 
 
 def test_what_is_sound_passes(tmp_path):
@@ -274,7 +277,7 @@ RATE, WORKERS, EXTRA = (
 
 
 def notes(env, **limits):
-    return machine_notes(env, Job.of(CampaignSettings.of(env)), MachineLimits(**MANY | limits))
+    return machine_notes(Job.of(CampaignSettings.of(env)), MachineLimits(**MANY | limits))
 
 
 def test_a_rehearsal_needs_no_more_than_the_queries_that_it_has():

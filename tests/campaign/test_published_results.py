@@ -3,7 +3,12 @@
 import pytest
 
 from cm4vllm.campaign.published.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
-from cm4vllm.campaign.published.published_results import published_env, published_notes, published_run, published_runs
+from cm4vllm.campaign.published.published_results import (
+    published_notes,
+    published_run,
+    published_runs,
+    published_settings,
+)
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys
@@ -11,61 +16,50 @@ from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.options.arguments import ServerSettings
 
-DEFAULTS = {"CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_ROUND": "v6.1"}
 H100 = "v4.1-neuralmagic-llama2-70b-fp8-4xh100"
 
 
 @pytest.mark.parametrize("name", published_runs())
 def test_its_settings_make_a_job_of_its_round_and_scenarios(name):
-    run, env = published_run(name), {**DEFAULTS, "CM_MLPERF_PUBLISHED": name}
+    run = published_run(name)
     fields = {*env_keys(CampaignSettings), *env_keys(ServerSettings)}
     assert set(run.settings) <= fields
-    env |= published_env(env)
-    job = Job.of(CampaignSettings.of(env))
+    job = Job.of(published_settings(CampaignSettings(published=name)))
     assert (job.round.name, job.benchmark.name) == (run.round, run.settings["model"])
     assert {result.scenario for result in run.results} <= set(job.scenarios)
-    server = ServerSettings.of({**env, "CM_VLLM_SERVER_SERVED_MODEL_NAME": "m"})
-    assert server.workers in (1, run.accelerators)
+    assert job.settings.launch.server.workers in (1, run.accelerators)
     for result in run.results:
         assert (result.ttft_p99_ms is None) == (result.scenario is Scenario.OFFLINE)
 
 
 def test_what_the_user_gives_goes_first():
-    env = {
-        **DEFAULTS,
-        "CM_MLPERF_PUBLISHED": H100,
-        "CM_VLLM_SERVER_TP_SIZE": "2",
-        "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "7",
-    }
-    set_ = published_env(env)
-    assert set_["CM_MLPERF_ROUND"] == "v4.1"
-    assert set_["CM_MLPERF_MODEL"] == "llama2-70b-99"
-    assert set_["CM_VLLM_SERVER_MAX_NUM_SEQS"] == "1024"
-    assert not {"CM_VLLM_SERVER_TP_SIZE", "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"} & set(set_)
+    asked = published_settings(CampaignSettings(published=H100, tp_size=2, server_target_qps=7.0))
+    assert (asked.round, asked.model, asked.launch.server.max_num_seqs) == ("v4.1", "llama2-70b-99", 1024)
+    assert (asked.tp_size, asked.launch.server.tp_size, asked.server_target_qps) == (2, 2, 7.0)
 
 
 def test_a_server_that_runs_keeps_its_options():
-    given = published_env({**DEFAULTS, "CM_MLPERF_PUBLISHED": H100, "CM_MLPERF_INFERENCE_API_SERVER": "http://a:1"})
-    assert given["CM_VLLM_SERVER_MODEL_NAME"] == "nm-testing/Llama-2-70b-chat-hf-FP8"
-    assert given["CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"] == "5"
-    assert not {"CM_VLLM_SERVER_TP_SIZE", "CM_VLLM_SERVER_MAX_NUM_SEQS", "CM_VLLM_WANTED_VERSION"} & set(given)
+    asked = published_settings(CampaignSettings(published=H100, api_server="http://a:1"))
+    assert (asked.vllm_model_name, asked.server_target_qps) == ("nm-testing/Llama-2-70b-chat-hf-FP8", 5)
+    launch = asked.launch
+    assert (launch.server.tp_size, launch.server.max_num_seqs, launch.image.choice.version) == (None, None, "")
 
 
 def test_a_release_is_taken_where_it_can_be_measured(monkeypatch):
-    env = {**DEFAULTS, "CM_MLPERF_PUBLISHED": H100}
-    assert "CM_VLLM_WANTED_VERSION" not in published_env(env)
-    (note,) = [note for note in published_notes(env) if "vLLM 0.5.2 does not return" in note]
+    asked = CampaignSettings(published=H100)
+    assert published_settings(asked).launch.image.choice.version == ""
+    (note,) = [note for note in published_notes(asked) if "vLLM 0.5.2 does not return" in note]
     assert "--vllm_version=0.10.2" in note
     monkeypatch.setattr("cm4vllm.campaign.published.published_results.OLDEST_RELEASE", (0, 5, 0))
-    assert published_env(env)["CM_VLLM_WANTED_VERSION"] == "0.5.2"
-    assert not any("does not return" in note for note in published_notes(env))
+    assert published_settings(asked).launch.image.choice.version == "0.5.2"
+    assert not any("does not return" in note for note in published_notes(asked))
 
 
 def test_without_one_nothing_is_set():
-    assert published_env(DEFAULTS) == {}
-    assert published_notes(DEFAULTS) == ()
+    assert published_settings(CampaignSettings()) == CampaignSettings()
+    assert published_notes(CampaignSettings()) == ()
     with pytest.raises(UsageError, match="--published=h100 is not known"):
-        published_env({"CM_MLPERF_PUBLISHED": "h100"})
+        published_settings(CampaignSettings(published="h100"))
 
 
 @pytest.mark.parametrize("name", [name for name in published_runs() if name.startswith("v4.1-neuralmagic")])
@@ -93,7 +87,7 @@ def test_its_figures_are_those_of_the_published_logs(name, neural_magic):
 
 
 def test_the_plan_shows_the_advisors_layout_beside_the_published_one_and_why_they_differ():
-    notes = published_notes({**DEFAULTS, "CM_MLPERF_PUBLISHED": H100})
+    notes = published_notes(CampaignSettings(published=H100))
     advised = next(note for note in notes if note.startswith("fit advisor"))
     assert "4 x 80 GiB" in advised and "tensor 2 x data 2, 133 sequences each" in advised
     own = next(note for note in notes if note.startswith("published: tensor 4, at most 1,024 sequences"))
@@ -130,14 +124,13 @@ def test_what_the_advisor_cannot_say_is_named():
 
 def test_a_release_that_is_not_stated_is_not_asked_for():
     name = "v6.1-intel-llama3.1-8b-int8-2xxeon6980p-offline"
-    given = published_env({**DEFAULTS, "CM_MLPERF_PUBLISHED": name})
-    assert "CM_VLLM_WANTED_VERSION" not in given and given["CM_MLPERF_DEVICE"] == "cpu"
-    assert "vLLM of a release that is not stated" in published_notes({"CM_MLPERF_PUBLISHED": name})[0]
+    asked = published_settings(CampaignSettings(published=name))
+    assert (asked.launch.image.choice.version, asked.device) == ("", "cpu")
+    assert "vLLM of a release that is not stated" in published_notes(asked)[0]
 
 
 def test_random_weights_take_the_place_of_a_published_model():
     name = "v6.1-intel-llama3.1-8b-int8-2xxeon6980p-offline"
-    given = published_env({**DEFAULTS, "CM_MLPERF_PUBLISHED": name, "CM_ML_MODEL_SOURCE": "_dummy"})
-    assert not {"CM_VLLM_SERVER_MODEL_NAME", "CM_ML_MODEL_QUANTIZATION"} & set(given)
-    job = Job.of(CampaignSettings.of({**DEFAULTS, "CM_ML_MODEL_SOURCE": "_dummy", **given}))
+    job = Job.of(published_settings(CampaignSettings(published=name, model_source="_dummy")))
+    assert (job.settings.vllm_model_name, job.settings.quantize) == ("", "")
     assert job.sources.model == "_dummy.llama3.1-8b"

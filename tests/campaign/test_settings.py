@@ -8,15 +8,16 @@ import pytest
 from pyarrow import parquet
 
 from cm4vllm.campaign.endpoints.job import plan_job
+from cm4vllm.campaign.endpoints.settings import EndpointsSettings
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import env_keys
+from cm4vllm.common.settings import env_keys, parts_of
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, endpoints_benchmark, endpoints_benchmarks
 
 
 def job(**fields):
-    made = Job.of(CampaignSettings(**fields))
+    made = Job.of(CampaignSettings.of(CampaignSettings(**fields).env()))
     return replace(made, notes=job_notes(made))
 
 
@@ -147,8 +148,8 @@ def test_the_published_v41_command_is_understood():
     ]
 
 
-def test_every_field_has_an_environment_key():
-    assert set(env_keys(CampaignSettings)) == set(CampaignSettings.__struct_fields__)
+def test_every_field_has_an_environment_key_or_is_a_part_with_keys():
+    assert {*env_keys(CampaignSettings), *parts_of(CampaignSettings)} == set(CampaignSettings.__struct_fields__)
 
 
 @pytest.mark.parametrize("device", ["", "cpu", "cuda", "rocm"])
@@ -206,14 +207,13 @@ def test_a_division_with_lengths_of_its_own_names_both_sources_and_what_decides(
 def plan(tmp_path, **given):
     stated = tmp_path / "submitter.yaml"
     stated.write_text("node: {driver: none, filesystem: ext4, host_processor_vcpu_count: 4}\n")
-    return plan_job(
-        {
-            "CM_MLPERF_OUTPUT_DIR": str(tmp_path / "out"),
-            "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated),
-            "CM_VLLM_SERVER_MODEL_NAME": "meta-llama/Llama-3.1-8B-Instruct",
-            **given,
-        }
-    )
+    env = {
+        "OUTPUT_BASE_DIR": str(tmp_path / "out"),
+        "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated),
+        "CM_VLLM_SERVER_MODEL_NAME": "meta-llama/Llama-3.1-8B-Instruct",
+        **given,
+    }
+    return plan_job(EndpointsSettings.of(env))
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8000", "localhost:8000,http://[::1]:8001"])

@@ -9,6 +9,7 @@ from logged_runs import SAMPLES, make_dataset, make_logged_run
 from msgspec.structs import replace
 
 from cm4vllm.campaign.kept_results import kept_result
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.common.errors import InvalidResult, ModelError, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of
@@ -65,12 +66,12 @@ def test_a_verdict_is_kept_with_the_text_that_was_written_alone(make_run, change
         Step(name="verdict", tags="", product=Product.VERDICT),
         {"CM_MLPERF_COMPLIANCE_RESULTS_DIR": str(folder)},
     )
-    known = kept_result(step, {}, env, "").digest
-    assert kept_result(step, {}, env, known).exports
+    known = kept_result(step, step.inputs, StepEnvironment(env), "").digest
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports
     change(folder / "verify_accuracy.txt")
-    assert kept_result(step, {}, env, known).exports is None
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports is None
     verify_run(folder)
-    assert kept_result(step, {}, env, known).exports
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports
 
 
 def test_answers_that_end_with_repeated_end_tokens_fail(make_run):

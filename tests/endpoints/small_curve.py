@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cm4vllm.campaign import rehearsal
 from cm4vllm.campaign.endpoints import job
+from cm4vllm.campaign.endpoints.settings import EndpointsSettings
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import write_record
@@ -125,7 +126,7 @@ def main(arguments):
     recipes = Recipes(folder, client, samples, given)
     env = {"OUTPUT_BASE_DIR": str(folder / "results"), "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(samples), **given}
     try:
-        job.run_job(env, recipes, "cm run script --tags=run-mlperf,endpoints")
+        job.run_job(EndpointsSettings.of(env), recipes, "cm run script --tags=run-mlperf,endpoints", env)
     except CmError as error:
         print(error, flush=True)
         return error.exit_code

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from cm4vllm.campaign.amendments import amendments
-from cm4vllm.campaign.entry import run_job
+from cm4vllm.campaign.entry import run_job, typed_env
+from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.units import SamplesPerSecond, Seconds
 from cm4vllm.engine.format.script_catalogue import Catalogue
@@ -155,5 +156,6 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
         monkeypatch.setattr(f"cm4vllm.campaign.{name}", lambda *_, value=value: value)
     recipes = Taken(fails)
     changes = amendments(request.inputs.get("adr"), reached)
-    run_job(environment_of(request), recipes, "cm run script", changes)
+    settings = CampaignSettings.of(environment_of(request) | changes.settings)
+    run_job(settings, recipes, "cm run script", typed_env(request.inputs), changes)
     return recipes.steps

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cm4vllm.campaign.entry import input_values, prepared
+from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import CmError
 from cm4vllm.compliance.verification import verified_tests
 from cm4vllm.engine.format.meta import ScriptMeta
@@ -107,12 +108,12 @@ def test_the_main_job_takes_the_values_that_are_listed_and_no_other(tmp_path, fl
     # The network division takes servers on other machines alone; none is asked here.
     base = {"OUTPUT_BASE_DIR": str(tmp_path), "CM_MLPERF_INFERENCE_API_SERVER": "http://192.0.2.1:1"}
     with pytest.raises(CmError) as caught:
-        prepared({**base, key: "nonsense"})
+        prepared(CampaignSettings.of({**base, key: "nonsense"}))
     assert caught.value.exit_code == 20
     assert "nonsense" in str(caught.value)
     for value in MAIN.input_description[flag]["choices"]:
         try:
-            prepared({**base, key: value})
+            prepared(CampaignSettings.of({**base, key: value}))
         except CmError as error:
             assert value not in error.what or flag == "device", error
 
@@ -124,10 +125,10 @@ def test_all_values_that_the_rules_have_are_listed():
 
 
 def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():
-    assert "llama3.1-8b" in input_values({})["model"]
-    assert "llama3.1-8b" not in input_values({"CM_MLPERF_ROUND": "v4.1"})["model"]
-    assert input_values({})["scenario"][:2] == ["Offline", "Server"]
-    assert "scenario" not in input_values({"CM_MLPERF_ROUND": "v4.1"})
+    assert "llama3.1-8b" in input_values(CampaignSettings())["model"]
+    assert "llama3.1-8b" not in input_values(CampaignSettings(round="v4.1"))["model"]
+    assert input_values(CampaignSettings())["scenario"][:2] == ["Offline", "Server"]
+    assert "scenario" not in input_values(CampaignSettings(round="v4.1"))
     assert DESCRIBED["CM_MLPERF_SEARCH_SCENARIOS"][2]["values"] == [
         str(scenario) for scenario in Scenario if scenario is not Scenario.MULTI_STREAM
     ]

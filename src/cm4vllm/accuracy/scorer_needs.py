@@ -21,7 +21,7 @@ _GRADER = "CM_MLPERF_SCORES_NEED_GRADER_"
 class ScoreInputs(Settings, frozen=True, kw_only=True):
     """The folder of the run that is scored, and what it is scored with; `results_dir` is that of a job."""
 
-    result_dir: Annotated[str, Key("CM_MLPERF_ACCURACY_RESULTS_DIR")] = ""
+    result_dir: input_types.ScoredDir = ""
     results_dir: input_types.ResultsDir = ""
     graders: Annotated[str, Key("CM_MLPERF_GRADERS")] = ""
     problems: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
@@ -30,7 +30,7 @@ class ScoreInputs(Settings, frozen=True, kw_only=True):
 
     @property
     def is_prepared_by_job(self) -> bool:
-        """True where a job has made ready what its runs need, or has not made the run yet."""
+        """Return True if a job has made ready what its runs need, or has not made the run yet."""
         return bool(self.results_dir) or not self.result_dir
 
     @property

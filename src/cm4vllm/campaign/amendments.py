@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.campaign.planning.steps import RECIPES, Step
+from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput
 from cm4vllm.common.errors import UsageError, nearest
 
 #: The tags of the recipe whose flags are the settings of the whole job.
@@ -36,16 +36,6 @@ _REPLACED = {
     "compiler": "nothing is compiled: pip installs LoadGen",
     "mlperf-implementation": "the built-in client replaces the old fork of the reference client",
 }
-
-
-@dataclass(frozen=True)
-class StepInput:
-    """An input of the steps named `name`, by its flag and its environment key."""
-
-    name: str
-    flag: str
-    key: str
-    value: str
 
 
 @dataclass(frozen=True)
@@ -160,16 +150,15 @@ def _is_data(tag: str) -> bool:
     return tag in _DATASETS or tag.startswith("_path.")
 
 
-def amended(step: Step, inputs: Iterable[StepInput]) -> dict[str, Any]:
-    """Return a step's inputs with those of `--adr`. Raises UsageError for an input that the job itself gives."""
-    result = dict(step.inputs)
-    for amendment in inputs:
-        if amendment.name in step.names:
-            if amendment.key in step.inputs:
-                raise UsageError(
-                    f"--adr.{amendment.name}.{amendment.flag} cannot be given",
-                    cause=f"the job itself gives it to the step {step.name}",
-                    remedy="leave it out, or use the flag of the job for it (--help lists them)",
-                )
-            result[amendment.key] = amendment.value
-    return result
+def amended(step: Step, inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
+    """Return the inputs that `--adr` adds to a step. Raises UsageError for an input that the job itself gives."""
+    added = {amendment.key: amendment for amendment in inputs if amendment.name in step.names}
+    own = step.inputs.given
+    for key, amendment in added.items():
+        if key in own:
+            raise UsageError(
+                f"--adr.{amendment.name}.{amendment.flag} cannot be given",
+                cause=f"the job itself gives it to the step {step.name}",
+                remedy="leave it out, or use the flag of the job for it (--help lists them)",
+            )
+    return tuple(added.values())

@@ -9,64 +9,75 @@ from typing import Any
 import msgspec
 
 from cm4vllm.campaign.amendments import Amendments
+from cm4vllm.campaign.exports import JobExports
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.job_checks.machine_needs import machine_notes
-from cm4vllm.campaign.job_checks.preflight import absolute_paths, preflight, require_files
+from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_files
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.planning.expected_times import with_expected_times
-from cm4vllm.campaign.planning.run_targets import TARGET_SOURCE
-from cm4vllm.campaign.planning.schedule import common_inputs, schedule
+from cm4vllm.campaign.planning.schedule import environment_of, schedule
+from cm4vllm.campaign.planning.step_environment import NOTHING, differing
 from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step
-from cm4vllm.campaign.published.published_results import published_env, published_notes, published_runs
-from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
+from cm4vllm.campaign.published.published_results import published_notes, published_runs, published_settings
+from cm4vllm.campaign.rehearsal.launch import SimulatedSettings, rehearsed_benchmark, require_rehearsal
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.secrets.command_lines import stored_command
+from cm4vllm.common.settings import env_keys
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
-from cm4vllm.rules import Mode, benchmark_terms, round_terms
-from cm4vllm.serving.launch_settings import LaunchSettings, node_notes
+from cm4vllm.loadgen.measurement import RunInputs
+from cm4vllm.rules import ExecutionMode, Mode, benchmark_terms, round_terms
+from cm4vllm.serving.launch_settings import node_notes
 
 #: No changes by --adr.
 UNCHANGED = Amendments()
 
 
-def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[Job, dict[str, str]]:
-    """Return the job that the environment asks for, checked, and the keys that have another value from now on.
-
-    `changes` are those of `--adr`.
+def prepared(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
+    """Return the job that the settings ask for, checked. `changes` are those of `--adr`.
 
     All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
     the result that is asked for is then said before. Raises CmError.
     """
-    changed = dict(changes.settings)
-    env = {**env, **changed}
-    changed |= published_env(env) | rehearsal_env(env)
-    changed |= absolute_paths({**env, **changed})
-    env = {**env, **changed}
-    require_rehearsal(env)
-    require_files(env)
-    job = replace(Job.of(CampaignSettings.of(env)), step_inputs=changes.inputs)
-    findings = division_findings(job, env)
-    job = replace(job, findings=findings, notes=(*published_notes(env), *job_notes(job), *finding_notes(job, findings)))
+    settings = of_anywhere(_rehearsed(published_settings(asked)))
+    require_rehearsal(
+        settings.view(SimulatedSettings),
+        differing(settings),
+        valid=ExecutionMode.parse(settings.execution_mode) is ExecutionMode.VALID,
+    )
+    require_files(settings)
+    job = replace(Job.of(settings), step_inputs=changes.inputs)
+    findings = division_findings(job)
+    job = replace(
+        job, findings=findings, notes=(*published_notes(settings), *job_notes(job), *finding_notes(job, findings))
+    )
     steps = schedule(job)
     _require_steps(job, steps)
     for sentence in changes.without_effect(steps):
         warn(sentence)
     if job.space is not None:
-        job.space.require_free(env)
+        job.space.require_free(settings.launch.server)
     try:
         require_division_rules(job, findings)
-        read = preflight(env, job)
-        needed = machine_notes(env, job, machine_limits())
+        read = preflight(job)
+        needed = machine_notes(job, machine_limits())
     except CmError:
         for note in job.notes:
             say(f"note: {note}")
         raise
-    return replace(job, notes=(*job.notes, *read, *node_notes(LaunchSettings.of(env)), *needed)), changed
+    return replace(job, notes=(*job.notes, *read, *node_notes(settings.launch), *needed))
+
+
+def _rehearsed(asked: CampaignSettings) -> CampaignSettings:
+    """Return settings with the benchmark that the profile of --rehearse is for. Raises UsageError."""
+    if not asked.rehearse:
+        return asked
+    model, profile = rehearsed_benchmark(asked.rehearse, asked.model, asked.launch)
+    return msgspec.structs.replace(asked, model=model, rehearse=profile)
 
 
 def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:
@@ -88,52 +99,59 @@ def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:
             raise UsageError(f"--rerun={name} names no step of this job that is kept", remedy=nearest(name, known))
 
 
-def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[str, Any]:
+def plan_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
-    job, changed = prepared(env, changes)
+    job = prepared(asked, changes)
     steps, times = with_expected_times(job, schedule(job))
     for note in (*job.notes, *times, *(f"{finding.field}: {finding.what}; {finding.remedy}" for finding in unready())):
         say(f"note: {note}")
     return {
         "adr": changes.rest,
-        "env": {**changed, **common_inputs(job), **_results(job)},
+        "env": environment_of(job).values | _results(job).env(),
         "steps": planned_steps(job.out, steps),
     }
 
 
-def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the values of the inputs that MLPerf's rules fix, for the round and benchmark of `env`."""
-    settings = CampaignSettings.of(env)
-    round_ = round_terms(settings.round)
+def input_values(asked: CampaignSettings) -> dict[str, list[str]]:
+    """Return the values of the inputs that MLPerf's rules fix, for the round and benchmark that are asked for."""
+    round_ = round_terms(asked.round)
     values = {"model": list(runnable_benchmarks(round_.name)), "published": list(published_runs())}
-    if settings.model in values["model"]:
-        benchmark = benchmark_terms(round_.name, settings.model)
+    if asked.model in values["model"]:
+        benchmark = benchmark_terms(round_.name, asked.model)
         values["scenario"] = [str(scenario) for scenario in benchmark.scenarios]
         values["compliance"] = list(benchmark.compliance)
     return values
 
 
-def run_job(env: Mapping[str, Any], recipes: Recipes, command: str, changes: Amendments = UNCHANGED) -> dict[str, str]:
-    """Execute the job and return what the recipe exports. `recipes` gets the environment of the entry with each step's.
-
-    Raises CmError.
-    """
+def run_job(
+    asked: CampaignSettings,
+    recipes: Recipes,
+    command: str,
+    typed: Mapping[str, str] = NOTHING,
+    changes: Amendments = UNCHANGED,
+) -> JobExports:
+    """Execute the job and return what the recipe exports; `typed` is what the user set by --env. Raises CmError."""
     from cm4vllm.campaign.job import run  # half of all modules, the report's among them: no plan needs them
 
-    job, changed = prepared(env, changes)
+    job = prepared(asked, changes)
     for finding in unready(load=load_sample()):
         warn(f"{finding.field}: {finding.what}; {finding.remedy}")
-    run(job, lambda tags, inputs: recipes(tags, {**changed, **inputs}), command, {**env, **changed})
+    run(job, recipes, command, typed)
     return _results(job)
 
 
-def command_line(given: Mapping[str, Any]) -> str:
+def command_line(request: Mapping[str, Any]) -> str:
     """Return the command that the entry was started by, for the records."""
-    return stored_command(["cm", "run", "script", *(given.get("cmd") or [f"--tags={given.get('tags', '')}"])])
+    return stored_command(["cm", "run", "script", *(request.get("cmd") or [f"--tags={request.get('tags', '')}"])])
 
 
-def _results(job: Job) -> dict[str, str]:
-    return {"CM_MLPERF_RESULTS_DIR": str(job.out), "CM_MLPERF_SUMMARY": str(job.out / "summary.html")}
+def typed_env(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the user of the entry set by --env and --const, which all steps get."""
+    return {key: str(value) for kind in ("env", "const") for key, value in (request.get(kind) or {}).items()}
+
+
+def _results(job: Job) -> JobExports:
+    return JobExports(results_dir=str(job.out), summary=str(job.out / "summary.html"))
 
 
 def planned_steps(out: Path, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
@@ -145,9 +163,11 @@ def planned_steps(out: Path, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
 
 def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     """Return a step in the form of the engine's hook `plan`; the step `before` already shows the values of both."""
-    measured = {key: value for key, value in step.inputs.items() if isinstance(value, MeasuredTarget)}
-    new = [value for key, value in measured.items() if before is None or before.inputs.get(key) != value]
-    unknown = {name: f"the step {value.step}" for key, value in measured.items() for name in (key, TARGET_SOURCE)}
+    given, known = step.inputs.given, before.inputs.given if before else {}
+    measured = {key: value for key, value in given.items() if isinstance(value, MeasuredTarget)}
+    new = [value for key, value in measured.items() if known.get(key) != value]
+    source = env_keys(RunInputs)["target_qps_source"]
+    unknown = {name: f"the step {value.step}" for key, value in measured.items() for name in (key, source)}
     notes = [
         f"gives {step.gives}; {f'takes {step.duration.words}' if step.duration else 'its duration is not known'}",
         *(f"{value.subject}: {value.words}" for value in new),
@@ -155,17 +175,19 @@ def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
         *([f"the job goes on if its source cannot be reached: {step.without}"] if step.without else []),
         *step.notes,
     ]
+    data = msgspec.to_builtins(step)
+    del data["amended"]
     return {
         "name": step.name,
         "tags": step.tags,
         "names": list(step.names),
         "unknown": unknown,
         "notes": notes,
-        "env": {key: value for key, value in step.inputs.items() if isinstance(value, str)},
+        "env": step.env(),
         "only_if": step.condition.words if step.condition else "",
         "brings": [
             {"how": bring.how, "what": bring.what, "disk_bytes": bring.disk_bytes, "measured": bring.source}
             for bring in step.brings
         ],
-        "data": msgspec.to_builtins(step),
+        "data": {**data, "inputs": {**step.env(), **msgspec.to_builtins(measured)}},
     }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cm4vllm.campaign.exports import SearchExports
 from cm4vllm.campaign.job_checks.preflight import require_results_folder
 from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
 from cm4vllm.campaign.ledger import LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State
@@ -20,12 +21,15 @@ from cm4vllm.campaign.live.monitor import watched
 from cm4vllm.campaign.live.status import STATUS_FILE, JobStatus, steps_of
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import OwnServer
-from cm4vllm.campaign.planning.minutes import SHORTENED, Estimate, Minutes
+from cm4vllm.campaign.planning.minutes import Estimate, Minutes
+from cm4vllm.campaign.planning.step_environment import Records, StepEnvironment
+from cm4vllm.campaign.planning.step_inputs import RunStep, Shortened
 from cm4vllm.campaign.planning.step_values import CHECKS, Values
-from cm4vllm.campaign.planning.steps import FOLDER, Duration, Product, Recipes, ScheduledJob, Step, names_of
+from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, ScheduledJob, Step, StepInputs, names_of
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
+    EnvironmentBroken,
     InstallError,
     RunIncomplete,
     ServerDied,
@@ -36,6 +40,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.progress import say, warn, with_outlook
 from cm4vllm.common.records import now, read_record
+from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import duration_text
 from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.loadgen.measurement import RunInputs
@@ -49,14 +54,19 @@ _NOT_NEEDED = "no step needed it: it was not started"
 _BY_THE_SEARCH = "made by the search, which ended with it"
 
 
-def recipes_of(run: Callable[[dict[str, Any]], dict[str, Any]], given: Mapping[str, Any], adr: Any = None) -> Recipes:
-    """Return a function that runs the recipe of a step by the engine's `run`, on top of the environment `given`.
+def recipes_of(run: Callable[[dict[str, Any]], dict[str, Any]], adr: Any = None) -> Recipes:
+    """Return a function that runs the recipe of a step by the engine's `run`.
 
+    A recipe that finds the environment of vLLM broken is run once more, which makes the environment again.
     `adr` are the changes of `--adr` that only the engine applies.
     """
 
-    def recipes(tags: str, env: Mapping[str, str]) -> dict[str, str]:
-        done = run({"tags": tags, "names": names_of(tags), "env": {**given, **env}, "adr": adr or {}, "quiet": True})
+    def recipes(tags: str, inputs: Mapping[str, str]) -> dict[str, str]:
+        asked = {"tags": tags, "names": names_of(tags), "env": dict(inputs), "adr": adr or {}, "quiet": True}
+        done = run(asked)
+        if done["return"] == EnvironmentBroken.exit_code:
+            warn(f"vLLM's environment is made again: {CmError.again(done['return'], done['error']).in_one_line}")
+            done = run(asked)
         if done["return"]:
             raise CmError.again(done["return"], done["error"])
         return {key: value for key, value in done["new_env"].items() if isinstance(value, str)}
@@ -67,9 +77,8 @@ def recipes_of(run: Callable[[dict[str, Any]], dict[str, Any]], given: Mapping[s
 def run_schedule(
     job: ScheduledJob,
     steps: Iterable[Step],
-    env: Mapping[str, str],
+    environment: StepEnvironment,
     recipes: Recipes,
-    given: Mapping[str, Any],
     *,
     finish: Callable[[Execution], R],
     record: Callable[[Execution], bool],
@@ -77,9 +86,8 @@ def run_schedule(
 ) -> R:
     """Take the steps in their order, with a live view, and return what `finish` returns after the last.
 
-    `env` are the inputs of all steps, `given` is the environment that recipes have beside what the job gives them.
-    `record` writes the record of the job as soon as it can, and says whether it did. `minutes` bound a rehearsal.
-    Raises CmError for what failed.
+    `environment` holds the inputs of all steps, and gets what they export. `record` writes the record of the job
+    as soon as it can, and says whether it did. `minutes` bound a rehearsal. Raises CmError for what failed.
     """
     for note in job.notes:
         say(f"note: {note}")
@@ -87,7 +95,7 @@ def run_schedule(
     writable_folder(job.out)
     with only_one(job.out / LOCK_FILE, job.out):
         keep_files_of_others(job.out)
-        execution = Execution(job, steps, env, recipes, given, record, minutes)
+        execution = Execution(job, steps, environment, recipes, record, minutes)
         execution.begin()
         status = JobStatus(job.title, job.notices, execution.shown, lambda: minutes.left_s if minutes else None)
         execution.outlook = lambda: status.read().outlook
@@ -122,21 +130,19 @@ class Execution:
         self,
         job: ScheduledJob,
         steps: Iterable[Step],
-        env: Mapping[str, str],
+        environment: StepEnvironment,
         recipes: Recipes,
-        given: Mapping[str, Any],
         record: Callable[[Execution], bool],
         minutes: Minutes | None = None,
     ) -> None:
         self.job = job
         self.minutes = minutes
         self.recipes = recipes
-        self.given = given
         self.record = record
         self.started = now()
         self.steps = {step.name: step for step in steps}
-        self.values = Values(job.out, env, self.steps)
-        self.env = self.values.env
+        self.environment = environment
+        self.values = Values(job.out, environment, self.steps)
         self.file = LedgerFile(job.out, f"{self.started} {os.getpid()}")
         self.server: OwnServer | None = None
         self.failure: CmError | None = None
@@ -150,7 +156,7 @@ class Execution:
             warn(f"the last line of the ledger was torn; it is kept in {self.file.torn}")
         killed = [state.last for state in self.file.ledger.states.values() if state.last.state is State.RUNNING]
         for entry in killed:
-            left = set_aside(self.job.out, entry.step, entry.inputs)
+            left = set_aside(self.job.out, entry.step, entry.folder)
             self.file.enter(entry.step, State.ABORTED, attempt=entry.attempt, why=_KILLED, left=left)
             say(f"{entry.step}: an earlier command was killed during it" + (f"; what it left: {left}" if left else ""))
         self.file.append(
@@ -171,13 +177,14 @@ class Execution:
         if step.product is Product.SERVER:
             self._end_server()
             self.server = OwnServer(step, inputs, self._attempt)
-            if self.server.can_wait(self.recipes, self.env):
+            if self.server.can_wait(self.recipes, self.environment):
                 return
         before = self._as_before(step)
-        inputs |= before
+        if isinstance(inputs, RunStep):
+            inputs = inputs.shorter(before)
         earlier, why = self._kept(step, inputs)
         if step.product is Product.RUN and (earlier.exports is not None or self.job.reruns(step.name)):
-            forget_answers(inputs)
+            forget_answers(inputs.result_folder)
         if earlier.exports is not None:
             say(f"{step.name}: kept{f', {why}' if why else ': already done with the same inputs'}")
             self._good(step, State.KEPT, earlier.exports, inputs=inputs, digest=earlier.digest, why=why)
@@ -191,33 +198,31 @@ class Execution:
 
     # --- the minutes of a rehearsal ---
 
-    def _as_before(self, step: Step) -> dict[str, str]:
-        """Return the inputs that made a run shorter in an earlier command, so that its result is found again."""
+    def _as_before(self, step: Step) -> Shortened | None:
+        """Return by what a run was shorter in an earlier command, so that its result is found again."""
         state = self.file.ledger.states.get(step.name)
         if self.minutes is None or step.product is not Product.RUN or state is None:
-            return {}
-        return self.minutes.as_before(state.last.inputs)
+            return None
+        return self.minutes.as_before(Shortened.of(state.last.inputs))
 
-    def _sized(
-        self, step: Step, inputs: Mapping[str, str], before: Mapping[str, str], digest: str
-    ) -> tuple[dict[str, str], str]:
+    def _sized(self, step: Step, inputs: StepInputs, before: Shortened | None, digest: str) -> tuple[StepInputs, str]:
         """Return the inputs of a run, as short as the minutes of the job ask for, and their digest. Raises CmError."""
-        if self.minutes is None or step.product is not Product.RUN:
-            return dict(inputs), digest
+        whole = self.values.inputs(step)
+        if self.minutes is None or step.product is not Product.RUN or not isinstance(whole, RunStep):
+            return inputs, digest
         self._need_server(step)
         self.minutes.begin(self._started_s())
-        whole = self.values.inputs(step)
-        sized = {**whole, **self.minutes.sized(step, whole, self._estimate(whole), before)}
-        if words := sized.get(SHORTENED):
-            say(f"{step.name}: {words}")
+        sized = whole.shorter(self.minutes.sized(step, whole, self._estimate(step, whole), before))
+        if sized.shortened:
+            say(f"{step.name}: {sized.shortened}")
         return sized, digest if sized == inputs else self._kept(step, sized)[0].digest
 
-    def _estimate(self, inputs: Mapping[str, str]) -> Estimate:
+    def _estimate(self, step: Step, inputs: RunStep) -> Estimate:
         """Return a function that sends some requests of the run with these inputs."""
 
         def estimate(count: int, at_a_time: int, longest_s: float) -> float | None:
             try:
-                settings = run_settings_of(RunInputs.of({**self.given, **self.env, **inputs}))
+                settings = run_settings_of(self.environment.read(RunInputs, step.env(inputs)))
                 return first_rate(settings, count, at_a_time=at_a_time, longest_s=longest_s)
             except CmError:  # the run itself reports it
                 return None
@@ -232,7 +237,9 @@ class Execution:
         """Return the seconds that the server of the job took to start, 0 where this command did not start it."""
         if self.server is not None and self.server.was_needed:
             with contextlib.suppress(CmError):
-                return read_record(Path(self.env["CM_VLLM_SERVER_RECORD"]), ServerRecord).ready_after_s or 0.0
+                return (
+                    read_record(Path(self.environment.read(Records).server_record), ServerRecord).ready_after_s or 0.0
+                )
         return 0.0
 
     def _need_server(self, step: Step) -> None:
@@ -252,25 +259,25 @@ class Execution:
         """End the server of the earlier steps, if there is one: the next steps use another server."""
         if self.server is not None:
             self.note_unneeded()
-            self.server.end(self.env)
+            self.server.end(self.environment)
 
     def note_unneeded(self) -> None:
         """Enter the step of a server that no step needed as kept."""
         if self.server is not None and not self.server.was_needed:
             self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
 
-    def _kept(self, step: Step, inputs: Mapping[str, str]) -> tuple[KeptResult, str]:
+    def _kept(self, step: Step, inputs: StepInputs) -> tuple[KeptResult, str]:
         """Return the result that an earlier command left of a step, and in words why it is kept or not."""
         known = self.file.ledger.digest(step.name)
-        left = kept_result(step, inputs, {**self.given, **self.env, **inputs}, known)
-        searched = self.env.get("CM_MLPERF_SEARCH_RESULT", "")
-        if left.exports is not None and searched and searched == inputs.get(FOLDER):
+        left = kept_result(step, inputs, self.environment, known)
+        searched = self.environment.read(SearchExports).result
+        if left.exports is not None and searched and Path(searched) == inputs.result_folder:
             return left, _BY_THE_SEARCH
         if left.exports is not None and self.job.reruns(step.name):
             return KeptResult(left.digest), "asked for with --rerun"
         return left, left.why_not
 
-    def _make(self, step: Step, inputs: Mapping[str, str], digest: str, why: str) -> None:
+    def _make(self, step: Step, inputs: StepInputs, digest: str, why: str) -> None:
         """Take a step by its recipe; where its client or a server that is ours ends, again. Raises CmError."""
         for note in step.notes:
             say(f"{step.name}: {note}")
@@ -291,21 +298,24 @@ class Execution:
                     f"{step.name}: attempt {number} of {self.job.attempts} is INVALID, and the server is "
                     f"started again: {error.what.splitlines()[0]}"
                 )
-                self.server.replace(self.env)
+                self.server.replace(self.environment)
 
-    def _attempt(self, step: Step, inputs: Mapping[str, str], digest: str = "", why: str = "") -> None:
+    def _attempt(self, step: Step, inputs: StepInputs, digest: str = "", why: str = "") -> None:
         """Run the recipe of a step once, and enter how it began and how it ended. Raises what the recipe raises."""
         attempt, since = self.file.ledger.attempts(step.name) + 1, time.monotonic()
         self._enter(step, State.RUNNING, inputs=inputs, digest=digest, attempt=attempt, why=why)
         try:
-            exports = self.recipes(step.tags, {**self.env, **inputs})
+            exports = self.recipes(step.tags, self.environment.of_step(step, inputs))
             for check in step.checks:
-                CHECKS[check]({**self.env, **exports})
+                CHECKS[check](self.environment.read(Records, exports))
         except BaseException as error:
             state = State.FAILED if isinstance(error, Exception) else State.ABORTED
             with contextlib.suppress(CmError, OSError):  # whatever failed first is what is reported
                 left = set_aside(
-                    self.job.out, step.name, inputs, server_died=isinstance(error, ServerDied | ServerStuck)
+                    self.job.out,
+                    step.name,
+                    inputs.result_folder,
+                    server_died=isinstance(error, ServerDied | ServerStuck),
                 )
                 self._enter(
                     step,
@@ -326,8 +336,8 @@ class Execution:
         else:
             raise error
 
-    def _good(self, step: Step, state: State, exports: Mapping[str, str], **fields: Any) -> None:
-        self.env.update(exports)
+    def _good(self, step: Step, state: State, exports: Settings | Mapping[str, str], **fields: Any) -> None:
+        self.environment.take(exports)
         self.values.good.add(step.name)
         self._enter(step, state, **fields)
         self._note_minutes(step, fields.get("took_s"))
@@ -349,13 +359,9 @@ class Execution:
         self.minutes.measured(step, rate, (took_s or 0.0) - record.duration_s)
 
     def _enter(
-        self,
-        step: Step,
-        state: State,
-        *,
-        inputs: Mapping[str, str] | None = None,
-        took_s: float | None = None,
-        **fields: Any,
+        self, step: Step, state: State, *, inputs: StepInputs | None = None, took_s: float | None = None, **fields: Any
     ) -> None:
         took_s = None if took_s is None else round(took_s, 3)
-        self.file.enter(step.name, state, tags=step.tags, took_s=took_s, inputs=dict(inputs or {}), **fields)
+        self.file.enter(
+            step.name, state, tags=step.tags, took_s=took_s, inputs=step.env(inputs) if inputs else {}, **fields
+        )

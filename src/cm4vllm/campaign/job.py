@@ -4,20 +4,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
-from typing import Any
 
 from cm4vllm import __version__
 from cm4vllm.campaign.execution import Execution, run_schedule
 from cm4vllm.campaign.planning.minutes import Minutes
-from cm4vllm.campaign.planning.schedule import common_inputs, schedule
+from cm4vllm.campaign.planning.schedule import environment_of, schedule
+from cm4vllm.campaign.planning.step_environment import NOTHING, Names
 from cm4vllm.campaign.planning.steps import Recipes
+from cm4vllm.campaign.search.settings_job import SettingsExports
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import CmError, InvalidResult
 from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import write_record
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.records.searches.settings_search import CHOSEN, EVIDENCE
 from cm4vllm.report.explorer import published_index
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.summary import write_summary
@@ -26,19 +26,17 @@ from cm4vllm.results.judgement.published_rank import places_of
 from cm4vllm.submission.published_program import program_digest
 
 
-def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | None = None) -> Report:
+def run(job: Job, recipes: Recipes, command: str, typed: Mapping[str, str] = NOTHING) -> Report:
     """Execute the job's schedule and print its table. Raises CmError for what failed, after all that can be shown.
 
-    `command` is the line that started it, for the records; `given` the environment that recipes have beside what the
-    job gives them.
+    `command` is the line that started it, for the records; `typed` is what the user set by --env.
     """
     steps = schedule(job)
     return run_schedule(
         job,
         steps,
-        common_inputs(job),
+        environment_of(job, typed),
         recipes,
-        given or {},
         finish=partial(_report, job),
         record=partial(_record_campaign, job, command),
         minutes=Minutes(job, steps) if job.rehearsal else None,
@@ -47,8 +45,8 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
 
 def _record_campaign(job: Job, command: str, execution: Execution) -> bool:
     """Write the settings that the command resolved to, once system and model are known; say whether they are."""
-    system, model = execution.env.get("CM_SUT_NAME", ""), execution.env.get("CM_ML_MODEL_NAME", "")
-    if not (system and model):
+    names, search = execution.environment.read(Names), execution.environment.read(SettingsExports)
+    if not (names.system and names.model):
         return False
     write_record(
         job.out / CAMPAIGN_FILE,
@@ -64,11 +62,11 @@ def _record_campaign(job: Job, command: str, execution: Execution) -> bool:
             benchmark=job.benchmark.name,
             execution_mode=job.execution_mode,
             started_at=execution.started,
-            system=system,
-            model=model,
+            system=names.system,
+            model=names.model,
             simulated=job.settings.rehearse,
-            searched_options=execution.env.get(CHOSEN, ""),
-            search_evidence=execution.env.get(EVIDENCE, ""),
+            searched_options=search.chosen,
+            search_evidence=search.evidence,
         ),
     )
     return True

@@ -9,20 +9,32 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from cm4vllm import __version__
+from cm4vllm.accuracy.scorer_needs import ScoreInputs
+from cm4vllm.campaign.exports import (
+    CurveExports,
+    PointExports,
+    RunExports,
+    ScoresExports,
+    SearchExports,
+    VerdictExports,
+)
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
-from cm4vllm.campaign.planning.steps import Product, Step, key_of
-from cm4vllm.campaign.powered_run import lacks_session
-from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
+from cm4vllm.campaign.planning.steps import Product, ResultFolders, Step, StepInputs, key_of
+from cm4vllm.campaign.powered_run import PowerInputs, lacks_session
+from cm4vllm.campaign.search.settings_job import SettingsJob, exports_of, inputs_digest
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import altered_files
 from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import Settings
 from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.endpoints.curve_search import CurveInputs, curve_identity, earlier_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, point_setup
@@ -38,9 +50,8 @@ from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 
+S = TypeVar("S", bound=Settings)
 _CHANGED = "its inputs have changed"
-#: The inputs that name the folder of a step's result.
-_FOLDERS = ("CM_MLPERF_OUTPUT_DIR", "CM_MLPERF_ACCURACY_RESULTS_DIR", "CM_MLPERF_COMPLIANCE_RESULTS_DIR")
 #: The files that a killed and a failed run leave beside the folder of their result.
 _LEFT = (".partial", ".failed")
 
@@ -54,101 +65,104 @@ class KeptResult:
     """
 
     digest: str
-    exports: Mapping[str, str] | None = None
+    exports: Settings | None = None
     why_not: str = ""
 
 
-def kept_result(step: Step, inputs: Mapping[str, str], env: Mapping[str, str], known: str) -> KeptResult:
-    """Return the result that an earlier command left of a step.
+class Read(Protocol):
+    """Reads settings as the recipe of a step reads them."""
 
-    `env` is the environment that its recipe would get, with its `inputs`; `known` is the digest of the step's earlier
-    inputs, by the ledger.
+    def __call__(self, kind: type[S], /) -> S:
+        """Return settings of this class."""
+
+
+def kept_result(step: Step, inputs: StepInputs, environment: StepEnvironment, known: str) -> KeptResult:
+    """Return the result that an earlier command left of a step, whose `inputs` are its own with all values filled in.
+
+    `known` is the digest of the step's earlier inputs, by the ledger.
     """
+    own = step.env(inputs)
     if step.product in _KINDS:
         try:
-            return _KINDS[step.product](env, known)
+            return _KINDS[step.product](partial(environment.read, more=own), known)
         except CmError:
             pass  # something that it needs cannot be read: the step itself reports it
-    return KeptResult(_digest(step.tags, dict(inputs)))
+    return KeptResult(_digest(step.tags, own))
 
 
-def result_folder(inputs: Mapping[str, str]) -> Path | None:
-    """Return the folder of a step's result, None for a step without one."""
-    return next((Path(inputs[key]) for key in _FOLDERS if inputs.get(key)), None)
-
-
-def _run(env: Mapping[str, str], _known: str) -> KeptResult:
-    inputs = RunInputs.of(env)
+def _run(read: Read, _known: str) -> KeptResult:
+    inputs = read(RunInputs)
     settings = run_settings_of(inputs)
     earlier = earlier_run(inputs.folder, settings)
-    if earlier.record is not None and (why_not := lacks_session(inputs, env)):
+    if earlier.record is not None and read(PowerInputs).under_power and (why_not := lacks_session(inputs.folder)):
         return KeptResult(settings_sha256(settings), None, why_not)
-    exports = None if earlier.record is None else {"CM_MLPERF_RUN_RECORD": str(inputs.folder / RUN_FILE)}
+    exports = None if earlier.record is None else RunExports(record=str(inputs.folder / RUN_FILE))
     return KeptResult(settings_sha256(settings), exports, earlier.why_not)
 
 
-def _search(env: Mapping[str, str], known: str) -> KeptResult:
-    inputs = RunInputs.of(env)
+def _search(read: Read, known: str) -> KeptResult:
+    inputs = read(RunInputs)
     path = inputs.folder / SEARCH_FILE
     digest = settings_sha256(settings_of(replace(inputs, user_conf="")))
 
-    def exports() -> dict[str, str]:
+    def exports() -> SearchExports:
         read_record(path, SearchRecord)
-        return {"CM_MLPERF_SEARCH_RECORD": str(path), "CM_MLPERF_SEARCH_RESULT": ""}
+        return SearchExports(record=str(path))
 
     return _of_file(path, digest, known, exports)
 
 
-def _server_settings(env: Mapping[str, str], known: str) -> KeptResult:
-    path = Path(env["CM_MLPERF_OUTPUT_DIR"]).absolute() / SETTINGS_FILE
-    return _of_file(path, inputs_digest(env), known, lambda: exports_of(read_record(path, SettingsRecord)))
+def _server_settings(read: Read, known: str) -> KeptResult:
+    inputs = read(SettingsJob)
+    path = Path(inputs.asked.output_dir).absolute() / SETTINGS_FILE
+    return _of_file(path, inputs_digest(inputs), known, lambda: exports_of(read_record(path, SettingsRecord)))
 
 
-def _scores(env: Mapping[str, str], known: str) -> KeptResult:
-    folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"]).absolute()
+def _scores(read: Read, known: str) -> KeptResult:
+    folder = Path(read(ResultFolders).result_dir).absolute()
     run = read_record(folder / RUN_FILE, RunRecord)
     log = run.files[ACCURACY_LOG]
 
-    def exports() -> dict[str, str] | None:
+    def exports() -> Settings | None:
         record = read_record(folder / ACCURACY_FILE, AccuracyRecord)
         whole = record.log_sha256 == log and bool(record.files) and not altered_files(folder, record.files)
-        return {"CM_MLPERF_ACCURACY_RECORD": str(folder / ACCURACY_FILE)} if whole else None
+        return ScoresExports(record=str(folder / ACCURACY_FILE)) if whole else None
 
-    return _of_file(folder / ACCURACY_FILE, _digest(_content(run), log, env.get("CM_NLTK_DATA", "")), known, exports)
+    return _of_file(
+        folder / ACCURACY_FILE, _digest(_content(run), log, read(ScoreInputs).nltk_data or ""), known, exports
+    )
 
 
-def _verdict(env: Mapping[str, str], known: str) -> KeptResult:
-    folder = Path(env["CM_MLPERF_COMPLIANCE_RESULTS_DIR"]).absolute()
+def _verdict(read: Read, known: str) -> KeptResult:
+    folder = Path(read(ResultFolders).test_dir).absolute()
     run = read_record(folder / RUN_FILE, RunRecord)
     log = run.files[ACCURACY_LOG]
 
-    def exports() -> dict[str, str] | None:
+    def exports() -> Settings | None:
         record = read_record(folder / COMPLIANCE_FILE, ComplianceRecord)
         files = bool(record.files) and not altered_files(folder, record.files)
         whole = record.passed and record.log_sha256 == log and files
-        return {"CM_MLPERF_COMPLIANCE_RECORD": str(folder / COMPLIANCE_FILE)} if whole else None
+        return VerdictExports(record=str(folder / COMPLIANCE_FILE)) if whole else None
 
     return _of_file(folder / COMPLIANCE_FILE, _digest(_content(run), run.files), known, exports)
 
 
-def _curve(env: Mapping[str, str], _known: str) -> KeptResult:
-    inputs, point = CurveInputs.of(env), PointInputs.of(env)
+def _curve(read: Read, _known: str) -> KeptResult:
+    inputs, point = read(CurveInputs), read(PointInputs)
     earlier, why_not = earlier_curve(inputs, point)
     path = str(Path(inputs.output_dir).absolute() / CURVE_FILE)
-    return KeptResult(
-        curve_identity(inputs, point), None if earlier is None else {"CM_MLPERF_ENDPOINTS_CURVE": path}, why_not
-    )
+    return KeptResult(curve_identity(inputs, point), None if earlier is None else CurveExports(curve=path), why_not)
 
 
-def _point(env: Mapping[str, str], _known: str) -> KeptResult:
-    inputs = PointInputs.of(env)
+def _point(read: Read, _known: str) -> KeptResult:
+    inputs = read(PointInputs)
     earlier, why_not = earlier_point(inputs)
     path = str(Path(inputs.output_dir).absolute() / POINT_FILE)
-    exports = None if earlier is None else {"CM_MLPERF_ENDPOINTS_POINT_RECORD": path}
+    exports = None if earlier is None else PointExports(record=path)
     return KeptResult(point_setup(inputs).identity, exports, why_not)
 
 
-_KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], KeptResult]] = {
+_KINDS: Mapping[Product | None, Callable[[Read, str], KeptResult]] = {
     Product.RUN: _run,
     Product.SEARCH: _search,
     Product.SETTINGS: _server_settings,
@@ -159,7 +173,7 @@ _KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], KeptResult]] 
 }
 
 
-def _of_file(path: Path, digest: str, known: str, exports: Callable[[], dict[str, str] | None]) -> KeptResult:
+def _of_file(path: Path, digest: str, known: str, exports: Callable[[], Settings | None]) -> KeptResult:
     """Return the kept product in one file, which counts if it was made from the same inputs."""
     if not path.exists():
         return KeptResult(digest)
@@ -182,18 +196,18 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
-def set_aside(out: Path, step: str, inputs: Mapping[str, str], *, server_died: bool = False) -> str:
+def set_aside(out: Path, step: str, folder: Path | None, *, server_died: bool = False) -> str:
     """Move what an attempt of a step left to a folder among the attempts, with the log of a server that died.
 
-    Only what lies below `out` is moved, whatever the inputs say: those of the ledger of a copied folder may name the
-    folder that was copied, where another job works. Returns the folder's name below `out`, empty where nothing was
+    Only what lies below `out` is moved, wherever the `folder` of its result is: the ledger of a copied folder may name
+    the folder that was copied, where another job works. Returns the folder's name below `out`, empty where nothing was
     left. Raises OSError.
     """
     target = free_name(out / ATTEMPTS, key_of(step))
-    for folder in _remains(out, inputs):
-        place = target / folder.name if target.exists() else target
+    for left in _remains(out, folder):
+        place = target / left.name if target.exists() else target
         place.parent.mkdir(parents=True, exist_ok=True)
-        folder.rename(place)
+        left.rename(place)
     if server_died:
         for log in sorted((out / "server").rglob("*.log")):
             target.mkdir(parents=True, exist_ok=True)
@@ -202,15 +216,14 @@ def set_aside(out: Path, step: str, inputs: Mapping[str, str], *, server_died: b
     return str(target.relative_to(out)) if target.exists() else ""
 
 
-def forget_answers(inputs: Mapping[str, str]) -> None:
-    """Remove the answers that are kept of a run, whose folder is among the inputs of its step."""
-    if (folder := result_folder(inputs)) is not None:
+def forget_answers(folder: Path | None) -> None:
+    """Remove the answers that are kept of a run in this folder."""
+    if folder is not None:
         with contextlib.suppress(OSError):
             remove_answers(file_of(folder))
 
 
-def _remains(out: Path, inputs: Mapping[str, str]) -> Iterator[Path]:
-    folder = result_folder(inputs)
+def _remains(out: Path, folder: Path | None) -> Iterator[Path]:
     if folder is None or not _is_below(out, folder := out / folder):
         return
     for ending in _LEFT:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.campaign.planning.steps import Duration, Step
+from cm4vllm.campaign.planning.steps import Duration, ResultFolders, Step
 from cm4vllm.common.errors import DiskFull, translated_os_errors
 from cm4vllm.common.files import bytes_of, opened, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
@@ -77,6 +77,11 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
     took_s: float | None = None
     why: str = ""
     left: str = ""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the step's result, None where it has none."""
+        return ResultFolders.of(self.inputs).folder
 
 
 @dataclass(frozen=True)

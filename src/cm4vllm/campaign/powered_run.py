@@ -4,9 +4,9 @@ The session lies beside the folder of the run, with the settings and the wiring 
 when all is done: after a kill the step begins again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec.structs import replace
 
@@ -35,8 +35,6 @@ from cm4vllm.records.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.results.checks.power import session_findings
 from cm4vllm.rules import round_names, round_terms
 
-#: The environment key by which a step is asked to make its run under power: yes, or simulated.
-UNDER_POWER = "CM_MLPERF_UNDER_POWER"
 _SETTINGS, _TABLE = "power_settings", "analyzer_table.md"
 _NO_SESSION = "it has no power session"
 
@@ -44,10 +42,13 @@ Measure = Callable[[RunInputs], Path]
 
 
 class PowerInputs(SiteInputs, frozen=True, kw_only=True):
-    """The settings of a run under power: its servers, and the pages of the user on the system and the analyzer."""
+    """The settings of a run under power: its servers, and the pages of the user on the system and the analyzer.
+
+    `under_power` asks a step to make its run under power: yes, or simulated.
+    """
 
     power: input_types.Power = "no"
-    under_power: Annotated[str, Key(UNDER_POWER)] = ""
+    under_power: Annotated[str, Key("CM_MLPERF_UNDER_POWER")] = ""
     settings_file: input_types.PowerSettings = ""
     wiring_file: input_types.PowerWiring = ""
     supplies_file: input_types.PowerSupplies = ""
@@ -55,15 +56,14 @@ class PowerInputs(SiteInputs, frozen=True, kw_only=True):
 
     @property
     def own_site(self) -> Site:
-        return self.site(simulated="simulated" in (self.power, self.under_power))
+        return self.as_site(simulated="simulated" in (self.power, self.under_power))
 
 
-def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
+def require_power(asked: PowerInputs, *, tree: bool) -> None:
     """Refuse a job whose power cannot be measured, or of which no `tree` could be made, before anything is started.
 
     Raises UsageError, ServerUnreachable.
     """
-    asked = PowerInputs.of(env)
     if asked.power == "no":
         return
     if asked.num_analyzers != 1:
@@ -92,19 +92,12 @@ def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
     require_reachable(asked.own_site)
 
 
-def step_inputs(power: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the inputs of a step that makes its run under power; none without it. `settings` are the job's own."""
-    if power == "no":
-        return {}
-    return {UNDER_POWER: power, "CM_MLPERF_POWER_SOURCE": "<<<CM_MLPERF_POWER_SOURCE>>>", **settings}
-
-
-def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure) -> Path:
+def make_powered_run(inputs: RunInputs, asked: PowerInputs, measure: Measure) -> Path:
     """Make the session with `measure`, which makes one run and returns its record's path; return that of the second.
 
     Raises what `measure` and the session raise.
     """
-    asked, folder = PowerInputs.of(env), inputs.folder
+    folder = inputs.folder
     session, aside = folder.with_name(SESSION), folder.with_name(f"{folder.name}.under-power")
     kept_conf = folder.with_name("under-power.user.conf")
     discard(session)
@@ -153,16 +146,14 @@ def require_sound(session: PowerSession) -> None:
         )
 
 
-def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:
-    """Return the reason why a run that was to be made under power cannot be kept; empty where it can.
+def lacks_session(folder: Path) -> str:
+    """Return the reason why the run in a folder, which is to be made under power, cannot be kept; empty where it can.
 
     It has no session, or one with files that are missing, lack parts, or have another digest than the session states.
     """
-    if not env.get(UNDER_POWER):
-        return ""
-    if (session := session_beside(inputs.folder)) is None:
+    if (session := session_beside(folder)) is None:
         return _NO_SESSION
-    changed = dict.fromkeys([*session.missing, *session.unstated, *(name for name, *_ in session.changed())])
+    changed = dict.fromkeys([*session.missing, *session.missing_parts, *(name for name, *_ in session.changed_files())])
     return f"files of its power session have been changed or removed: {', '.join(changed)}" if changed else ""
 
 

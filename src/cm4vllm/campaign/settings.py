@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
-from cm4vllm.campaign.amendments import StepInput
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, asked_quantisation, sources
 from cm4vllm.campaign.job_checks.capabilities import (
     compliance_tests,
@@ -17,13 +16,14 @@ from cm4vllm.campaign.job_checks.capabilities import (
     require_scored,
 )
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
+from cm4vllm.campaign.planning.step_environment import values_of, with_values
+from cm4vllm.campaign.planning.steps import ScheduledJob, StepInput, reruns
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
 from cm4vllm.common import input_types
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.settings import GREATEST, Key, require_above_zero
+from cm4vllm.common.settings import Bounds, Key, Settings
 from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (
     BenchmarkTerms,
@@ -41,28 +41,14 @@ from cm4vllm.rules import (
     terms,
 )
 from cm4vllm.serving.installation.vllm_choice import DEVICES
+from cm4vllm.serving.launch_settings import LaunchSettings
 
+S = TypeVar("S", bound=Settings)
 #: The rule by which a division takes a benchmark's own model alone.
 _MODEL_RULE = "MODEL"
 IMPLEMENTATIONS = ("vllm", "reference")
-#: Above zero, and at most this: beyond it, LoadGen generates more queries than a machine's memory holds.
-_POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_count": 10**7} | dict.fromkeys(
-    (
-        "attempts",
-        "singlestream_target_latency",
-        "max_test_duration",
-        "rehearsal_minutes",
-        "search_minutes",
-        "num_workers",
-        "max_in_flight",
-        "replicas",
-        "tp_size",
-        "pp_size",
-        "dp_size",
-        "max_model_len",
-    ),
-    GREATEST,
-)
+#: Queries/s beyond which LoadGen generates more queries than a machine's memory holds.
+_RATES = Bounds(most=1e6)
 #: ms of an answer at least: a shorter one stands for a rate beyond that of the other scenarios.
 _LEAST_LATENCY = 1e-3
 
@@ -73,7 +59,10 @@ REHEARSAL_MINUTES = 15.0
 
 
 class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
-    """The flags and variations of the entry recipe, as given."""
+    """The flags and variations of the entry recipe, as given; `servers` holds those of servers that the job starts.
+
+    A value that both have goes by the job's own.
+    """
 
     round: input_types.Round = default_round()
     scenario: input_types.Scenario = ""
@@ -86,9 +75,11 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     submitter: input_types.Submitter = NO_SUBMITTER
     output_dir: input_types.JobOutputDir = "mlperf-results"
     livecodebench_path: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
-    offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
-    server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
-    singlestream_target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
+    offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS"), _RATES] = None
+    server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"), _RATES] = None
+    singlestream_target_latency: Annotated[
+        float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY"), Bounds()
+    ] = None
     find_target_qps: Annotated[bool | None, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = None
     search: input_types.Search = ""
     search_minutes: input_types.SearchMinutes = None
@@ -117,6 +108,32 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     power_wiring: input_types.PowerWiring = ""
     power_supplies: input_types.PowerSupplies = ""
     power_port: input_types.PowerPort = 4950
+    num_analyzers: input_types.NumAnalyzers = 1
+    power_src: input_types.PowerPrograms = ""
+    published: Annotated[str, Key("CM_MLPERF_PUBLISHED")] = ""
+    revision: input_types.ModelRevision = ""
+    calibration_samples: input_types.CalibrationSamples = 512
+    inference_src: input_types.InferenceSource = ""
+    grader_src: input_types.GraderSource = ""
+    nltk_data: input_types.SentenceSource = ""
+    hw_name: input_types.SystemName = ""
+    system_file: input_types.SystemFile = ""
+    rehearse_seed: input_types.RehearseSeed = 0
+    rehearse_faults: input_types.RehearseFaults = ""
+    accept_restarted_server: input_types.AcceptRestarted = False
+    vllm_index_url: input_types.VllmIndexUrl = ""
+    vllm_extra_index_url: input_types.VllmExtraIndexUrl = ""
+    vllm_wheel: input_types.VllmWheel = ""
+    servers: LaunchSettings = LaunchSettings()
+
+    def view(self, kind: type[S]) -> S:
+        """Return settings of a class that describes a part of the job, with the values that the job has for them."""
+        return with_values(kind(), values_of(self))
+
+    @property
+    def launch(self) -> LaunchSettings:
+        """The settings of the job's servers."""
+        return self.view(LaunchSettings)
 
     @property
     def targets(self) -> Mapping[Scenario, float | None]:
@@ -262,8 +279,6 @@ def _require_values(settings: CampaignSettings) -> None:
     _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
     if settings.device:
         _one_of("device", settings.device, DEVICES)
-    for flag, most in _POSITIVE.items():
-        require_above_zero(f"--{flag}", getattr(settings, flag), most)
     require_workers(settings.num_workers)
     _folder_name("submitter", settings.submitter)
     _one_rate(settings)

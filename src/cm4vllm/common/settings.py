@@ -118,40 +118,15 @@ class Settings(Record, frozen=True, kw_only=True):
     def env(self) -> dict[str, str]:
         """Return the fields that have a `Key` as environment values, as `of` reads them; None is left out."""
         values = ((key, getattr(self, field)) for field, key in env_keys(type(self)).items())
-        own = {key: _word(value) for key, value in values if value is not None}
+        own = {key: setting_text(value) for key, value in values if value is not None}
         return dict(ChainMap(own, *(getattr(self, field).env() for field in parts_of(type(self)))))
 
 
-def _word(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """Return a value as text of an environment; numbers keep their full precision."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return repr(value) if isinstance(value, float) else str(value)
-
-
-def require_above_zero(name: str, value: float | None, most: float = GREATEST) -> None:
-    """Raise UsageError for a number that is not above zero, or greater than `most`; None is one that is not given."""
-    if value is not None and not 0 < value <= most:
-        raise UsageError(
-            f"{name}={value:.15g} is not usable",
-            cause=f"it must be above zero, and {most:,.0f} at most",
-            remedy="give a value in this range, or leave it out",
-        )
-
-
-def require_share(name: str, value: float | None, of: str, *, zero: bool = False) -> None:
-    """Raise UsageError for a part of something that is not above 0, or 0 where `zero` allows it, and 1 at most.
-
-    A number up to 100 may be a percentage: the remedy has it as a part. None is a value that is not given.
-    """
-    if value is None or 0 < value <= 1 or (zero and value == 0):
-        return
-    percent = f"a percentage is divided by 100: give {name}={value / 100:.15g}"
-    raise UsageError(
-        f"{name}={value:.15g} is not usable",
-        cause=f"it is a part of {of}: {'0 or' if zero else 'above 0, and'} {'more, and ' if zero else ''}1 at most",
-        remedy=percent if 1 < value <= _PERCENT else "give a value in this range, or leave it out",
-    )
 
 
 def _plain_number(name: str, value: Any) -> str:

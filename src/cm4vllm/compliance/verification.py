@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
 from cm4vllm import REHEARSAL_NOTICE, compliance
 from cm4vllm.common import input_types
@@ -18,7 +17,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.common.folders.owned_folders import write_result_file
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Settings
 from cm4vllm.compliance.audit import require_applied
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.records.compliance import COMPLIANCE_FILE, ComplianceRecord
@@ -45,7 +44,7 @@ def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
     Raises RunFailed where the folder holds no such run, its log was changed, or LoadGen did not apply audit.config, and
     what the module of the test raises.
     """
-    run = _verifiable(folder)
+    run = _verifiable_record(folder)
     settings, log = run.settings, folder / ACCURACY_LOG
     test, rules = audit(settings.compliance_test, settings.benchmark), compliance_rules(settings.compliance_test)
     require_applied(read_detail_log(folder / DETAIL_LOG), test)
@@ -80,7 +79,7 @@ def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
     return record
 
 
-def _verifiable(folder: Path) -> RunRecord:
+def _verifiable_record(folder: Path) -> RunRecord:
     """Return the record of the run in `folder`. Raises UsageError, or RunFailed where its log was changed."""
     run, log = read_record(folder / RUN_FILE, RunRecord), folder / ACCURACY_LOG
     if run.settings.compliance_test not in verified_tests():
@@ -101,7 +100,7 @@ def _verifiable(folder: Path) -> RunRecord:
 class VerificationInputs(Settings, frozen=True, kw_only=True):
     """The folder of the run that is verified; `results_dir` is that of a job."""
 
-    test_dir: Annotated[str, Key("CM_MLPERF_COMPLIANCE_RESULTS_DIR")] = ""
+    test_dir: input_types.VerifiedDir = ""
     results_dir: input_types.ResultsDir = ""
     speech_packages: input_types.SpeechPackages = ""
 

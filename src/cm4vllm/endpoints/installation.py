@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.files import given_path, require_space
 from cm4vllm.common.git.git_source import copy_checkout, fetch_checkout, git_directory
@@ -38,8 +39,8 @@ class InstallationSettings(Settings, frozen=True, kw_only=True):
     """The inputs of get,mlperf,endpoints."""
 
     part: Annotated[Literal["client", "checker"], Key("CM_MLPERF_ENDPOINTS_PART")] = "client"
-    source: Annotated[str, Key("CM_MLPERF_ENDPOINTS_SOURCE_DIR")] = ""
-    python: Annotated[str, Key("CM_MLPERF_ENDPOINTS_PYTHON")] = ""
+    source: input_types.EndpointsSource = ""
+    python: input_types.EndpointsPython = ""
 
 
 def require_python(settings: InstallationSettings) -> None:

@@ -66,7 +66,7 @@ class PointInputs(Settings, frozen=True, kw_only=True):
     c_max: input_types.CurveMax = 0
     cohort: input_types.EndpointsCohort = "2026-11-C1"
     benchmark: input_types.EndpointsModel = "llama3_1-8b"
-    curve: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CURVE")] = ""
+    curve: input_types.EndpointsCurve = ""
     number: Annotated[int, Key("CM_MLPERF_ENDPOINTS_POINT_NUMBER")] = 0
     client: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CLIENT")] = ""
     model_record: input_types.ModelRecordPath = ""

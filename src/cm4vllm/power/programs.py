@@ -10,14 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import given_path
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Settings
 from cm4vllm.rules import PowerPrograms, default_round, round_terms
 
 URL = "https://github.com/mlcommons/power-dev"
@@ -58,7 +57,7 @@ class ProgramInputs(Settings, frozen=True, kw_only=True):
     """The round of the power programs, the newest where none is given, and a git repository that has them."""
 
     round: input_types.Round = ""
-    source: Annotated[str, Key("CM_MLPERF_POWER_SOURCE_GIT")] = ""
+    source: input_types.PowerPrograms = ""
 
     @property
     def programs(self) -> PowerPrograms:

@@ -39,7 +39,7 @@ class TreeSettings(Settings, frozen=True, kw_only=True):
     submitter: input_types.Submitter = ""
     round: input_types.Round = ""
     division: input_types.Division = ""
-    model: Annotated[str, Key("CM_ML_MODEL_NAME")] = ""
+    model: input_types.ModelName = ""
     introduction: Annotated[str, Key("CM_MLPERF_SUBMISSION_INTRODUCTION")] = ""
     remove: Annotated[str, Key("CM_MLPERF_SUBMISSION_REMOVE")] = ""
     add: Annotated[bool, Key("CM_MLPERF_SUBMISSION_ADD")] = False
@@ -47,7 +47,7 @@ class TreeSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def exists_before(self) -> bool:
-        """True where the tree exists before the recipe runs; that of results is built first."""
+        """Return True if the tree exists before the recipe runs; that of results is built first."""
         return bool(self.tree and not self.results)
 
 

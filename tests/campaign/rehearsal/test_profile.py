@@ -8,13 +8,15 @@ import pytest
 
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.step_environment import differing
 from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
 from cm4vllm.campaign.rehearsal.faults import Faults
-from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
+from cm4vllm.campaign.rehearsal.launch import SimulatedSettings, rehearsed_benchmark, require_rehearsal
 from cm4vllm.campaign.rehearsal.profile import Lengths, named_profiles, read_profile
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import benchmark_names, round_names
+from cm4vllm.serving.launch_settings import LaunchSettings
 from simulated.systems import simulated
 
 NAME = "4xh100-llama2-70b-fp8"
@@ -105,6 +107,11 @@ def test_faults_hold_for_their_time():
             Faults.parse(text)
 
 
+def refuse(env):
+    asked = CampaignSettings.of(env)
+    require_rehearsal(asked.view(SimulatedSettings), differing(asked), valid=asked.execution_mode == "valid")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -115,30 +122,31 @@ def test_faults_hold_for_their_time():
     ],
 )
 def test_what_has_no_meaning_on_a_simulated_server_is_refused(key, value, words):
-    require_rehearsal({"CM_MLPERF_REHEARSE": NAME, "CM_VLLM_SERVER_MAX_NUM_SEQS": "64"})
-    require_rehearsal({key: value})
+    refuse({"CM_MLPERF_REHEARSE": NAME, "CM_VLLM_SERVER_MAX_NUM_SEQS": "64"})
+    refuse({key: value})
     with pytest.raises(UsageError, match=words):
-        require_rehearsal({"CM_MLPERF_REHEARSE": NAME, key: value})
+        refuse({"CM_MLPERF_REHEARSE": NAME, key: value})
+
+
+def rehearsed(asked, profile=NAME):
+    return rehearsed_benchmark(profile, asked, LaunchSettings())
 
 
 def test_the_benchmark_is_that_of_the_profile():
-    asked = {"CM_MLPERF_REHEARSE": NAME, "CM_MLPERF_MODEL": "llama3.1-8b"}
-    assert rehearsal_env(asked) == {"CM_MLPERF_MODEL": "llama2-70b-99.9"}
-    assert rehearsal_env({**asked, "CM_MLPERF_MODEL": "llama2-70b-99.9"}) == {}
+    assert rehearsed("llama3.1-8b") == rehearsed("llama2-70b-99.9") == ("llama2-70b-99.9", NAME)
     with pytest.raises(UsageError, match="is not for --model=mixtral-8x7b"):
-        rehearsal_env({**asked, "CM_MLPERF_MODEL": "mixtral-8x7b"})
+        rehearsed("mixtral-8x7b")
 
 
 def test_pictures_are_not_simulated_not_even_by_a_profile_of_ones_own(tmp_path):
     refusal = "qwen3-vl-235b-a22b cannot be rehearsed on a simulated server"
-    asked = {"CM_MLPERF_REHEARSE": NAME, "CM_MLPERF_MODEL": "qwen3-vl-235b-a22b"}
     with pytest.raises(UsageError, match=refusal):
-        rehearsal_env(asked)
+        rehearsed("qwen3-vl-235b-a22b")
     own = tmp_path / "pictures.yaml"
     text = (files("cm4vllm.campaign.rehearsal") / "profiles" / f"{NAME}.yaml").read_text()
     own.write_text(text.replace("\nbenchmark: llama2-70b-99.9\n", "\nbenchmark: qwen3-vl-235b-a22b\n"))
     with pytest.raises(UsageError, match=refusal):
-        rehearsal_env({"CM_MLPERF_REHEARSE": str(own), "CM_MLPERF_MODEL": "llama3.1-8b"})
+        rehearsed("llama3.1-8b", str(own))
 
 
 def test_a_rehearsed_job_scores_nothing_makes_no_tree_and_describes_no_machine_of_its_own():

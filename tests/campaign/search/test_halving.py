@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
-from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
@@ -14,6 +14,7 @@ from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
 from cm4vllm.campaign.search.search_space import Space, shown
 from cm4vllm.campaign.search.server_bench import ServerBench
 from cm4vllm.campaign.search.settings_job import (
+    SettingsJob,
     _keep_what_was_made_from,
     _Noted,
     exports_of,
@@ -29,6 +30,7 @@ from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, Evaluation, Score, SettingsRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import LatencyLimits
+from cm4vllm.serving.options.arguments import ServerSettings
 from simulated.prober import SimulatedProber, offline_rate
 from simulated.settings_bench import SimulatedBench, configured, tokens_per_s
 from simulated.systems import Batching, Paged
@@ -113,9 +115,9 @@ def test_a_space_that_is_none_is_refused(text, words):
 )
 def test_an_option_that_is_given_is_not_searched_for(env, words):
     with pytest.raises(UsageError, match="--search varies") as error:
-        Space.parse(SPACE).require_free(env)
+        Space.parse(SPACE).require_free(ServerSettings.of(env))
     assert words in str(error.value)
-    Space.parse(SPACE).require_free({"CM_VLLM_SERVER_MAX_NUM_SEQS": "", "CM_VLLM_SERVER_EXTRA_ARGS": "--block-size=16"})
+    Space.parse(SPACE).require_free(ServerSettings(extra="--block-size=16"))
 
 
 # --- successive halving ----------------------------------------------------------------------------------------------
@@ -329,14 +331,14 @@ def test_the_table_has_each_candidate_once_the_chosen_one_first_and_why_one_was_
 
 
 def test_the_steps_after_it_get_the_options_chosen_with_those_given():
-    assert exports_of(record())["CM_VLLM_SERVER_EXTRA_ARGS"] == "--block-size=16 --max-num-seqs=16"
-    assert exports_of(record())["CM_VLLM_SEARCH_EVIDENCE"].startswith(
+    assert exports_of(record()).extra == "--block-size=16 --max-num-seqs=16"
+    assert exports_of(record()).evidence.startswith(
         "For 2 of 2 tried settings the records have no bound, as for the server as it is: its Offline value has no"
     )
     assert "1.168 times the server as it is" in record().summary
     assert record(simulated="a-machine").summary.startswith("SIMULATED, with the times of a-machine: ")
     as_it_is = record(chosen={}, words="", extra_args="")
-    assert exports_of(as_it_is)["CM_VLLM_SEARCHED_OPTIONS"] == "none: the server as it is was best"
+    assert exports_of(as_it_is).chosen == "none: the server as it is was best"
 
 
 def test_each_evaluation_is_an_entry_of_the_ledger_once(tmp_path):
@@ -368,17 +370,17 @@ def test_a_search_is_kept_while_what_it_was_made_from_is_the_same(tmp_path, make
         "CM_DATASET_RECORD": str(tmp_path / "dataset.json"),
     }
     step = Step(name="server settings search", tags="find", product=Product.SETTINGS)
-    known = inputs_digest(env)
-    assert kept_result(step, {}, env, known).exports is None
+    known = inputs_digest(SettingsJob.of(env))
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports is None
     (tmp_path / "search").mkdir()
     write_record(tmp_path / "search" / SETTINGS_FILE, record())
-    assert kept_result(step, {}, env, known).exports == exports_of(record())
+    assert kept_result(step, step.inputs, StepEnvironment(env), known).exports == exports_of(record())
     for changed in ({"CM_VLLM_SEARCH_MINUTES": "11"}, {"CM_VLLM_SERVER_DTYPE": "float32"}):
-        again = kept_result(step, {}, {**env, **changed}, known)
+        again = kept_result(step, step.inputs, StepEnvironment(env | changed), known)
         assert (again.exports, again.why_not) == (None, "its inputs have changed")
     machine = {"CM_MLPERF_REHEARSE": "2-core-cpu-tiny"}
-    seeds = {inputs_digest({**env, **machine, "CM_MLPERF_REHEARSE_SEED": seed}) for seed in ("0", "1")}
-    assert len({*seeds, inputs_digest(env)}) == 3, "another simulated server is another input"
+    seeds = {inputs_digest(SettingsJob.of({**env, **machine, "CM_MLPERF_REHEARSE_SEED": seed})) for seed in ("0", "1")}
+    assert len({*seeds, known}) == 3, "another simulated server is another input"
 
 
 # --- candidates measured on servers that are started for them: simulated ones, by real LoadGen runs
@@ -406,7 +408,8 @@ def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tm
     records = {f"{name}_record": str(tmp_path / f"{name}.json") for name in ("model", "dataset")}
     inputs = RunInputs(scenario="Offline", mode="performance", num_workers=1, **records)
     env = {"CM_MLPERF_REHEARSE": str(tmp_path / "machine.yaml"), "CM_ML_MODEL_RECORD": records["model_record"]}
-    bench = ServerBench(tmp_path / "search", launch.act, env, [inputs], inputs)
+    job = SettingsJob.of(env)
+    bench = ServerBench(tmp_path / "search", lambda *place: job.start(*place).record, "", [inputs], inputs)
     try:
         made = bench.measure(1, {"max-num-seqs": 2}, 0, 8.0)
         server = read_record(tmp_path / "search" / "candidate-001" / "server" / "server.json", ServerRecord)

@@ -8,6 +8,7 @@ from cm4vllm.accuracy.graders.catalogue import Grader, Origin, grader, grader_la
 from cm4vllm.accuracy.graders.judging import require_known
 from cm4vllm.accuracy.graders.problems import ProblemIndex, index_problems
 from cm4vllm.accuracy.graders.records import GRADER_FILE, PROBLEMS_FILE, GraderRecord
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import require_space, typed_path
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
@@ -23,7 +24,7 @@ class GraderInputs(Settings, frozen=True, kw_only=True):
     """The grader, a folder with git directories of its sources, and that of its tests; empty for none."""
 
     name: Annotated[str, Key("CM_MLPERF_GRADER_NAME")]
-    source_dir: Annotated[str, Key("CM_MLPERF_GRADER_SOURCE_DIR")] = ""
+    source_dir: input_types.GraderSource = ""
     problems_dir: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
 
     def provide(self, folder: Path, recipe: Path) -> GraderRecord:
@@ -68,6 +69,7 @@ def provide(
 
 
 def _official(origin: Origin, target: Path, folder: Path, at_hand: Path | None) -> None:
+    """Put the sources of an origin at its commit into `target`: those at hand, else fetched ones."""
     remedy = f"give a folder with a git directory of it, {origin.name}: --grader_src=FOLDER\n({origin.url})"
     git = git_directory(at_hand / origin.name) if at_hand else None
     if git is None:
@@ -84,6 +86,7 @@ def _official(origin: Origin, target: Path, folder: Path, at_hand: Path | None) 
 def _record(
     grader: Grader, official: Path, python: Path, requirements: Path, problems: Path, index: ProblemIndex | None
 ) -> GraderRecord:
+    """Return the record of a grader that was made ready: commits, digests and the paths of its parts."""
     commits = {origin.name: origin.commit for origin in grader.origins}
     if index:
         commits["code_generation_lite"] = hashlib.sha256(" ".join(index.files.values()).encode()).hexdigest()

@@ -6,10 +6,12 @@ from importlib import metadata
 from typing import Any
 
 from cm4vllm import __version__
-from cm4vllm.campaign.endpoints.schedule import common_inputs, schedule
+from cm4vllm.campaign.endpoints.schedule import environment_of, schedule
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.campaign.entry import planned_steps
 from cm4vllm.campaign.execution import Execution, run_schedule
+from cm4vllm.campaign.exports import JobExports
+from cm4vllm.campaign.planning.step_environment import NOTHING
 from cm4vllm.campaign.planning.steps import Recipes
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
@@ -32,23 +34,25 @@ from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 from cm4vllm.submission.published_program import program_digest
 
 
-def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
+def plan_job(asked: EndpointsSettings) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
-    job = _prepared(env)
+    job = _prepared(asked)
     for note in (*job.notes, *_curve_notes(job)):
         say(f"note: {note}")
-    return {"env": {**common_inputs(job), **_results(job)}, "steps": planned_steps(job.out, schedule(job))}
+    return {"env": environment_of(job).values | _results(job).env(), "steps": planned_steps(job.out, schedule(job))}
 
 
-def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str, str]:
-    """Execute the job and return what the recipe exports; `command` is the line that started it. Raises CmError."""
-    job = _prepared(env)
+def run_job(asked: EndpointsSettings, recipes: Recipes, command: str, typed: Mapping[str, str] = NOTHING) -> JobExports:
+    """Execute the job and return what the recipe exports. Raises CmError.
+
+    `command` is the line that started it, `typed` is what the user set by --env.
+    """
+    job = _prepared(asked)
     run_schedule(
         job,
         schedule(job),
-        common_inputs(job),
+        environment_of(job, typed),
         recipes,
-        dict(env),
         finish=partial(_report, job),
         record=partial(_record_command, job, command),
     )
@@ -72,9 +76,9 @@ def _record_command(job: EndpointsJob, command: str, execution: Execution) -> bo
     return True
 
 
-def _prepared(env: Mapping[str, Any]) -> EndpointsJob:
-    """Return the job that the environment asks for, checked. Raises CmError."""
-    job = EndpointsJob.of(EndpointsSettings.of(env))
+def _prepared(asked: EndpointsSettings) -> EndpointsJob:
+    """Return the job that the settings ask for, checked. Raises CmError."""
+    job = EndpointsJob.of(asked)
     _require_own_address(job.settings.api_server)
     path = job.settings.submitter_file
     stated = read_submitter_file(typed_path(path).absolute() if path else None)
@@ -145,5 +149,5 @@ def _foreseen(job: EndpointsJob) -> str:
     return foreseen_table(read_record(job.out / "curve" / CURVE_FILE, CurveRecord), measured) + "\n"
 
 
-def _results(job: EndpointsJob) -> dict[str, str]:
-    return {"CM_MLPERF_RESULTS_DIR": str(job.out), "CM_MLPERF_SUMMARY": str(job.out / "curve.html")}
+def _results(job: EndpointsJob) -> JobExports:
+    return JobExports(results_dir=str(job.out), summary=str(job.out / "curve.html"))

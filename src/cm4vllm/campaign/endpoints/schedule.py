@@ -1,23 +1,83 @@
 """The schedule of a job of MLPerf Endpoints: its steps in their order, as data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from cm4vllm.campaign.endpoints.settings import EndpointsJob
-from cm4vllm.campaign.planning.steps import Duration, Product, Step, point_name
+from cm4vllm.campaign.planning.step_environment import NOTHING, JobInputs, StepEnvironment
+from cm4vllm.campaign.planning.step_inputs import ServerStep, SystemStep
+from cm4vllm.campaign.planning.steps import Duration, Product, Step, StepInputs, point_name
+from cm4vllm.common import input_types
+from cm4vllm.common.settings import Settings
+from cm4vllm.endpoints.authoring import BundleInputs
+from cm4vllm.endpoints.curve_search import CurveInputs
+from cm4vllm.endpoints.inspection import EndpointsCheckSettings
+from cm4vllm.endpoints.point import PointInputs
 from cm4vllm.rules import endpoints_rules
 
 
-def common_inputs(job: EndpointsJob) -> dict[str, str]:
-    """Return the environment keys that every step of the job gets."""
-    return {
-        "CM_MLPERF_ENDPOINTS_MODEL": job.benchmark.name,
-        "CM_MLPERF_ENDPOINTS_COHORT": job.settings.cohort,
-        "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(job.pass_samples),
-        "CM_MLPERF_MODEL": job.benchmark.benchmark,
-        "CM_MLPERF_RUN_STYLE": str(job.execution_mode),
-        "CM_MLPERF_INFERENCE_API_SERVER": job.settings.api_server,
-        "CM_MLPERF_RESULTS_DIR": str(job.out),
-    }
+class CommonInputs(JobInputs, frozen=True, kw_only=True):
+    """What every step of the job gets, beside the settings that were given: the names that these stand for."""
+
+    benchmark: input_types.EndpointsModel
+    cohort: input_types.EndpointsCohort
+    pass_samples: input_types.PassSamples
+
+
+def environment_of(job: EndpointsJob, typed: Mapping[str, str] = NOTHING) -> StepEnvironment:
+    """Return the environment of the job's steps before the first; `typed` is what the user set by --env."""
+    common = CommonInputs(
+        benchmark=job.benchmark.name,
+        cohort=job.settings.cohort,
+        pass_samples=job.pass_samples,
+        model=job.benchmark.benchmark,
+        execution_mode=str(job.execution_mode),
+        api_server=job.settings.api_server,
+        results_dir=str(job.out),
+    )
+    return StepEnvironment(typed, job.settings, common=common)
+
+
+class CurveStep(StepInputs, frozen=True, kw_only=True):
+    """The probes that place the points of a curve."""
+
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (CurveInputs,)
+
+    output_dir: str
+    c_min: int
+    c_max: int
+    points: str
+    count: int
+    offline: str
+    rehearsal: bool
+
+
+class PointStep(StepInputs, frozen=True, kw_only=True):
+    """The run of a point of the curve."""
+
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (PointInputs,)
+
+    number: int
+    output_dir: str
+    curve: str = "<<<CM_MLPERF_ENDPOINTS_CURVE>>>"
+
+
+class BundleStep(StepInputs, frozen=True, kw_only=True):
+    """The bundle of the points."""
+
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (BundleInputs,)
+
+    points: str
+    output_dir: str
+
+
+class ChecksStep(StepInputs, frozen=True, kw_only=True):
+    """The checks of the bundle, and the errors that they may find."""
+
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (EndpointsCheckSettings,)
+
+    folder: str
+    allowed: str | None = None
 
 
 def schedule(job: EndpointsJob) -> tuple[Step, ...]:
@@ -49,7 +109,7 @@ def _served(job: EndpointsJob) -> Iterator[Step]:
     yield Step(
         name="system",
         tags="get,sut,description",
-        inputs={"CM_SUT_DIR": str(job.out / "system")},
+        inputs=SystemStep(folder=str(job.out / "system")),
         gives="system/system.json, system/machine.json",
     )
 
@@ -58,18 +118,16 @@ def _server(job: EndpointsJob, point: int = 0, options: str = "") -> Step:
     """Return the step that starts the server: of all points, or from a point on with further options of vLLM."""
     given = bool(job.settings.api_server)
     folder = f"server/point-{point}" if point else "server"
-    more = {"CM_VLLM_SERVER_EXTRA_ARGS": f"{job.settings.extra_args} {options}".strip()} if point else {}
     return Step(
         name=f"server from {point_name(point)} on" if point else "server",
         tags="run,vllm-server",
         gives=f"{folder}/server.json",
         product=None if given else Product.SERVER,
-        inputs={
-            **({} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}),
-            **more,
-            "CM_VLLM_SERVER_BACKGROUND": "yes",
-            "CM_VLLM_SERVER_DIR": str(job.out / folder),
-        },
+        inputs=ServerStep(
+            folder=str(job.out / folder),
+            model_name=None if given else "",
+            extra=f"{job.settings.extra_args} {options}".strip() if point else None,
+        ),
         notes=(f"another server: {options or 'without the options of the point before'}",) if point else (),
     )
 
@@ -82,15 +140,15 @@ def _curve(job: EndpointsJob) -> Iterator[Step]:
         tags="find,mlperf,endpoints,curve",
         gives="curve/curve.json",
         product=Product.CURVE,
-        inputs={
-            "CM_MLPERF_ENDPOINTS_CURVE_DIR": str(job.out / "curve"),
-            "CM_MLPERF_ENDPOINTS_C_MIN": str(job.c_min),
-            "CM_MLPERF_ENDPOINTS_C_MAX": str(job.c_max),
-            "CM_MLPERF_ENDPOINTS_POINTS_GIVEN": settings.points,
-            "CM_MLPERF_ENDPOINTS_POINT_COUNT": str(settings.count),
-            "CM_MLPERF_ENDPOINTS_OFFLINE_RESULT": settings.offline,
-            "CM_MLPERF_ENDPOINTS_REHEARSAL": "yes" if job.rehearsal else "no",
-        },
+        inputs=CurveStep(
+            output_dir=str(job.out / "curve"),
+            c_min=job.c_min,
+            c_max=job.c_max,
+            points=settings.points,
+            count=settings.count,
+            offline=settings.offline,
+            rehearsal=job.rehearsal,
+        ),
         notes=("short runs measure the server's rates, from which the points, their samples and minutes follow",),
     )
     seconds = min(rule.seconds for rule in endpoints_rules().durations)
@@ -107,11 +165,7 @@ def _curve(job: EndpointsJob) -> Iterator[Step]:
             gives=f"points/point-{number}",
             product=Product.POINT,
             duration=None if job.rehearsal else least,
-            inputs={
-                "CM_MLPERF_ENDPOINTS_CURVE": "<<<CM_MLPERF_ENDPOINTS_CURVE>>>",
-                "CM_MLPERF_ENDPOINTS_POINT_NUMBER": str(number),
-                "CM_MLPERF_OUTPUT_DIR": str(job.out / "points" / f"point-{number}"),
-            },
+            inputs=PointStep(number=number, output_dir=str(job.out / "points" / f"point-{number}")),
         )
 
 
@@ -120,19 +174,16 @@ def _bundle(job: EndpointsJob) -> Iterator[Step]:
         name="bundle",
         tags="generate,mlperf,endpoints,bundle",
         gives="bundle/",
-        inputs={
-            "CM_MLPERF_ENDPOINTS_POINTS": str(job.out / "points"),
-            "CM_MLPERF_ENDPOINTS_BUNDLE_DIR": str(job.out / "bundle"),
-        },
+        inputs=BundleStep(points=str(job.out / "points"), output_dir=str(job.out / "bundle")),
     )
     yield Step(
         name="checks",
         tags="check,mlperf,endpoints",
         gives="what our checks and the official checker find",
-        inputs={
-            "CM_MLPERF_ENDPOINTS_CHECKED": str(job.out / "bundle"),
+        inputs=ChecksStep(
+            folder=str(job.out / "bundle"),
             # The stand-in has a name of its own, which no checker knows.
-            **({"CM_MLPERF_ENDPOINTS_ALLOWED_ERRORS": "CURVE-MODEL,model-name-valid"} if job.is_stand_in else {}),
-        },
+            allowed="CURVE-MODEL,model-name-valid" if job.is_stand_in else None,
+        ),
         report_first=True,
     )

@@ -6,19 +6,20 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.settings import Settings, require_above_zero
+from cm4vllm.common.settings import Settings
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
 from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, endpoints_benchmark, endpoints_rules, regions, seed_set
+from cm4vllm.serving.launch_settings import LaunchSettings
 
 #: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
 _REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64
@@ -26,7 +27,7 @@ _FORM = "CONCURRENCY[,CONCURRENCY...]: OPTIONS[; ...], for example '23,40: --max
 
 
 class EndpointsSettings(Settings, frozen=True, kw_only=True):
-    """The inputs of the entry recipe."""
+    """The inputs of the entry recipe; `servers` holds those of servers that the job starts."""
 
     output_dir: input_types.JobOutputDir = "mlperf-results"
     execution_mode: input_types.ExecutionMode = "test"
@@ -48,6 +49,17 @@ class EndpointsSettings(Settings, frozen=True, kw_only=True):
     rerun: input_types.Rerun = "no"
     attempts: input_types.Attempts = 2
     serve: input_types.Serve = ""
+    submitter: input_types.Submitter = NO_SUBMITTER
+    dummy_layers: input_types.DummyLayers = None
+    revision: input_types.ModelRevision = ""
+    hw_name: input_types.SystemName = ""
+    system_file: input_types.SystemFile = ""
+    endpoints_python: input_types.EndpointsPython = ""
+    endpoints_src: input_types.EndpointsSource = ""
+    vllm_index_url: input_types.VllmIndexUrl = ""
+    vllm_extra_index_url: input_types.VllmExtraIndexUrl = ""
+    vllm_wheel: input_types.VllmWheel = ""
+    servers: LaunchSettings = LaunchSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +102,6 @@ class EndpointsJob(ScheduledJob):
         mode = ExecutionMode.parse(settings.execution_mode)
         benchmark = endpoints_benchmark(settings.benchmark)
         seed_set(settings.cohort)
-        require_above_zero("--attempts", settings.attempts)
         asset_sources = sources(
             AssetInputs(
                 model=benchmark.benchmark,

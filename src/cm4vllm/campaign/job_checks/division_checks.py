@@ -4,10 +4,8 @@ Each rule that can be known by then has a function here that says what is agains
 them; a rehearsal goes on, names them, and makes no submission tree.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cm4vllm.campaign.job_checks import of_division
 from cm4vllm.campaign.job_checks.of_division.facts import JobFacts
@@ -21,14 +19,14 @@ from cm4vllm.rules import division_rules
 _OF_THE_SYSTEM = frozenset({"DATACENTER", "SEPARATE"})
 
 
-def division_findings(job: Job, env: Mapping[str, Any], root: Path = Path("/")) -> tuple[Finding, ...]:
+def division_findings(job: Job, root: Path = Path("/")) -> tuple[Finding, ...]:
     """Return all that is known to be against the rules of a job's division; nothing in a division without rules.
 
     The job itself keeps the rules without a check: it asks for the lengths and runs the tests that they state, asks the
     nodes for their names before each run, and draws the diagram of the machines. `root` holds the /proc and /sys of
     this machine.
     """
-    facts, checks = JobFacts(job, env, root), checks_in(of_division.__name__)
+    facts, checks = JobFacts(job, root), checks_in(of_division.__name__)
     return tuple(
         replace(checks[code].finding(fault), rule=Rule(rule.text, rule.source))
         for code, rule in division_rules(job.division, job.category).items()

@@ -1,24 +1,20 @@
 """Dataset files that the flags name, read before anything is started: their samples, their prompts for the model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cm4vllm.assets.samples.dataset_files import Requirements, check_file, checked_rows
 from cm4vllm.assets.samples.prompt_tokens import misread, tokenised
+from cm4vllm.campaign.asset_sources import AssetInputs
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.rules import BenchmarkTerms, Mode, Terms, audit
 from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server
 from cm4vllm.serving.options.arguments import require_context
 
-#: The environment keys of the files.
-DATASET_FILE, PERFORMANCE_FILE = "CM_DATASET_FILE", "CM_PERFORMANCE_DATASET_FILE"
-COMPLIANCE_FILE = "CM_COMPLIANCE_DATASET_FILE"
-_SERVER = "CM_MLPERF_INFERENCE_API_SERVER"
-
 
 def require_given_datasets(
-    env: Mapping[str, Any],
+    assets: AssetInputs,
+    launch: LaunchSettings,
     benchmark: BenchmarkTerms,
     runs: Sequence[Terms],
     *,
@@ -32,7 +28,7 @@ def require_given_datasets(
     are made. Raises DatasetError, ModelError.
     """
     notes: list[str] = []
-    for path, required, modes in _given(env, benchmark, tests, valid=valid):
+    for path, required, modes in _given(assets, benchmark, tests, valid=valid):
         if benchmark.media is not None:
             check_file(path, required)
             continue
@@ -42,7 +38,7 @@ def require_given_datasets(
             rows = tokenised(rows, folder, path.name, why)
         answers = [run.generation.max_tokens for run in runs if run.mode in modes]
         if answers:
-            _require_room(env, folder, max(len(row["tok_input"]) for row in rows) + max(answers))
+            _require_room(launch, folder, max(len(row["tok_input"]) for row in rows) + max(answers))
     return tuple(notes)
 
 
@@ -56,15 +52,15 @@ def other_prompts(path: Path, model: str) -> str:
 
 
 def _given(
-    env: Mapping[str, Any], benchmark: BenchmarkTerms, tests: Sequence[str], *, valid: bool
+    assets: AssetInputs, benchmark: BenchmarkTerms, tests: Sequence[str], *, valid: bool
 ) -> Iterator[tuple[Path, Requirements, tuple[Mode, ...]]]:
     """Yield each file, its requirements, and the modes of the runs that read it."""
-    if name := env.get(DATASET_FILE):
+    if name := assets.dataset_path:
         modes = (Mode.ACCURACY,) if benchmark.performance_samples else tuple(Mode)
         yield Path(name), Requirements.evaluation(benchmark, valid), modes
-    if name := env.get(PERFORMANCE_FILE):
+    if name := assets.performance_dataset_path:
         yield Path(name), Requirements.performance(benchmark, valid), (Mode.PERFORMANCE,)
-    if name := env.get(COMPLIANCE_FILE):
+    if name := assets.compliance_dataset_path:
         own = [made for made in (audit(test, benchmark.name) for test in tests) if made.own_dataset]
         for required in [Requirements.compliance(made, benchmark) for made in own] or [Requirements()]:
             yield Path(name), required, (Mode.PERFORMANCE,)
@@ -76,12 +72,12 @@ def _folder(model: str) -> Path | None:
     return Path(location) if kind == "_path" else None
 
 
-def _require_room(env: Mapping[str, Any], folder: Path | None, longest: int) -> None:
+def _require_room(launch: LaunchSettings, folder: Path | None, longest: int) -> None:
     """Refuse a prompt that with its answer, together `longest` tokens, is longer than the context, where it is known.
 
     A given server reports its context when it is asked.
     """
-    context = chosen_server(LaunchSettings.of(env)).max_model_len
-    if context is None and folder is not None and not env.get(_SERVER):
+    context = chosen_server(launch).max_model_len
+    if context is None and folder is not None and not launch.api_server:
         context = read_checkpoint(folder).max_positions
     require_context(context, longest, folder.name if folder is not None else "")

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from cm4vllm.campaign.planning.run_targets import given_target, run_name
 from cm4vllm.campaign.rehearsal.profile import read_profile
@@ -16,19 +15,19 @@ from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES, user_conf
 from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes
 from cm4vllm.rules import Mode, Scenario
-from cm4vllm.serving.launch_settings import LaunchSettings, asked_options
+from cm4vllm.serving.launch_settings import asked_options
 from cm4vllm.serving.probing.server_requests import base_urls
 
 #: A rate that bounds nothing: where no rate is known, what does not depend on it is found with this one, in queries/s.
 _ANY_RATE = 1e9
 
 
-def machine_notes(env: Mapping[str, Any], job: Job, limits: MachineLimits) -> tuple[str, ...]:
+def machine_notes(job: Job, limits: MachineLimits) -> tuple[str, ...]:
     """Return the needs of the job's runs on the machine: those of the largest run, and the rates that fit.
 
     Raises LimitTooLow for a run that the machine's limits do not allow.
     """
-    options = _server_options(env, job)
+    options = _server_options(job)
     known: list[Demand] = []
     notes: list[str] = []
     for scenario in job.scenarios:
@@ -47,11 +46,11 @@ def machine_notes(env: Mapping[str, Any], job: Job, limits: MachineLimits) -> tu
     return tuple(notes)
 
 
-def _server_options(env: Mapping[str, Any], job: Job) -> dict[str, OptionValue]:
+def _server_options(job: Job) -> dict[str, OptionValue]:
     """Return the options of the servers that the job starts, none where they run already."""
     if job.settings.api_server:
         return {}
-    options = asked_options(LaunchSettings.of(env))
+    options = asked_options(job.settings.launch)
     if job.settings.rehearse:
         options = {"max-num-seqs": read_profile(job.settings.rehearse).server.max_num_seqs, **options}
     return options

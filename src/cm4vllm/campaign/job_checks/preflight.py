@@ -1,8 +1,10 @@
 """Early checks of plan and run: they refuse whatever a later recipe would refuse, before anything is started."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from cm4vllm.accuracy.graders.catalogue import grader
 from cm4vllm.accuracy.graders.problems import require_problem_files
@@ -10,16 +12,12 @@ from cm4vllm.accuracy.sentences import given_model
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.samples.dataset_files import Requirements, check_file
 from cm4vllm.assets.samples.published_formats import require_file
-from cm4vllm.campaign.job_checks.given_datasets import (
-    COMPLIANCE_FILE,
-    DATASET_FILE,
-    PERFORMANCE_FILE,
-    require_given_datasets,
-)
+from cm4vllm.campaign.asset_sources import AssetInputs
+from cm4vllm.campaign.job_checks.given_datasets import require_given_datasets
 from cm4vllm.campaign.ledger import LOCK_FILE
 from cm4vllm.campaign.locks import require_unlocked
-from cm4vllm.campaign.powered_run import require_power
-from cm4vllm.campaign.settings import Job
+from cm4vllm.campaign.powered_run import PowerInputs, require_power
+from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
 from cm4vllm.common.folders.replaceable_folders import require_replaceable
@@ -38,93 +36,100 @@ from cm4vllm.submission.tree_writer import tree_kind
 #: be as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.
 _SPACE_BYTES = 512 * 2**20
 
-#: The environment keys of files that are read hours later otherwise: in the dataset's format, and as system.yaml.
-_CALIBRATION = "CM_CALIBRATION_DATASET_FILE"
-_SYSTEM_FILE, _HW_NAME = "CM_MLPERF_SYSTEM_FILE", "CM_HW_NAME"
-_NLTK, _SOURCE = "CM_NLTK_DATA_SOURCE", "CM_MLPERF_INFERENCE_SOURCE_DIR"
-_PUBLISHED = "CM_MLPERF_PUBLISHED_RESULTS"
-_DATASETS = (DATASET_FILE, _CALIBRATION, PERFORMANCE_FILE, COMPLIANCE_FILE)
-_PROBLEMS = "CM_LIVECODEBENCH_DIR"
-_FOLDERS = (_SOURCE, _NLTK, _PROBLEMS, "CM_MLPERF_GRADER_SOURCE_DIR")
-_POWER = (
-    "CM_MLPERF_POWER_SETTINGS",
-    "CM_MLPERF_POWER_WIRING",
-    "CM_MLPERF_POWER_SUPPLIES",
-    "CM_MLPERF_POWER_SOURCE_GIT",
+#: Fields of settings that name files and folders of the user.
+_PATHS = (
+    *("dataset_path", "calibration_path", "performance_dataset_path", "compliance_dataset_path", "livecodebench_path"),
+    *("inference_src", "grader_src", "nltk_data", "power_src", "system_file"),
+    *("power_settings", "power_wiring", "power_supplies"),
 )
-_PATHS = (*_DATASETS, *_FOLDERS, *_POWER, _SYSTEM_FILE, "CM_MLPERF_INFERENCE_API_SERVER_CA")
-#: A hub's id, a name of the catalogue, or a folder; with a server that runs, the name that it gives the model.
-_MODEL, _SERVER = "CM_VLLM_SERVER_MODEL_NAME", "CM_MLPERF_INFERENCE_API_SERVER"
+#: Those that are read hours later otherwise, in the dataset's format.
+_DATASETS = _PATHS[:4]
+A = TypeVar("A", bound=AssetInputs)
 
 
-def absolute_paths(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the paths that the flags name as they are from anywhere: later recipes work in folders of their own."""
-    paths = {key: typed_path(env[key]) for key in _PATHS if env.get(key)}
-    if (name := env.get(_MODEL)) and not env.get(_SERVER) and (folder := typed_path(name)).is_dir():
-        paths[_MODEL] = folder
-    absolute = {key: str(path.absolute()) for key, path in paths.items()}
-    if given := env.get(_PUBLISHED):
-        absolute[_PUBLISHED] = ",".join(map(str, typed_paths(given)))
-    return absolute
+def with_absolute_paths(asked: A) -> A:
+    """Return settings whose paths are those from anywhere: later recipes work in folders of their own.
+
+    A model goes by a hub's id, a name of the catalogue, or a folder; with a server that runs, by the name that it has
+    there.
+    """
+    named = {field: str(getattr(asked, field, "")) for field in _PATHS}
+    paths = {field: str(typed_path(name).absolute()) for field, name in named.items() if name}
+    if asked.vllm_model_name and not asked.api_server and (folder := typed_path(asked.vllm_model_name)).is_dir():
+        paths["vllm_model_name"] = str(folder.absolute())
+    return replace(asked, **paths)
 
 
-def require_files(env: Mapping[str, Any]) -> None:
+def of_anywhere(asked: CampaignSettings) -> CampaignSettings:
+    """Return a job's settings whose paths are those from anywhere, also of lists and of the server's certificates."""
+    settings, ca = with_absolute_paths(asked), asked.servers.api_server_ca
+    published = ",".join(map(str, typed_paths(asked.published_results))) if asked.published_results else ""
+    servers = replace(asked.servers, api_server_ca=str(typed_path(ca).absolute()) if ca else "")
+    return replace(settings, published_results=published, servers=servers)
+
+
+def require_files(asked: CampaignSettings) -> None:
     """Refuse small files that are not what they should be, and large ones that do not exist.
 
     Raises UsageError, DatasetError, SubmissionError.
     """
-    check_stated(env.get(_SYSTEM_FILE, ""), env.get(_HW_NAME, ""))
-    for key in _DATASETS:
+    check_stated(asked.system_file, asked.hw_name)
+    for field in _DATASETS:
         # A folder is read by the benchmark's own rules, below (require_given_datasets).
-        if (name := env.get(key)) and not Path(name).is_dir():
+        if (name := getattr(asked, field)) and not Path(name).is_dir():
             require_file(Path(name))
-    if given := env.get(_PUBLISHED):
+    if asked.published_results:
         from cm4vllm.results.result_index import require_published  # with every check of a tree: few jobs name results
 
-        require_published(typed_paths(given))
+        require_published(typed_paths(asked.published_results))
 
 
-def preflight(env: Mapping[str, Any], job: Job) -> tuple[str, ...]:
+def preflight(job: Job) -> tuple[str, ...]:
     """Read the files that the flags name, see whether the servers they ask for have room here, and return notes.
 
     Raises UsageError, ModelError, DatasetError, SourceUnavailable, InstallError, PortInUse, DiskFull, NotWritable.
     """
-    check_source(job.sources.model, job.settings.dummy_layers)
+    settings = job.settings
+    check_source(job.sources.model, settings.dummy_layers)
     runs = [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes]
     notes = require_given_datasets(
-        env, job.benchmark, runs, model=job.sources.model, valid=not job.rehearsal, tests=job.tests
+        settings,
+        settings.launch,
+        job.benchmark,
+        runs,
+        model=job.sources.model,
+        valid=not job.rehearsal,
+        tests=job.tests,
     )
-    if name := env.get(_CALIBRATION):
-        check_file(Path(name), Requirements())
-    if (name := env.get(_SOURCE)) and job.settings.run_checker:
-        open_source(Path(name))
-    if (name := env.get(_NLTK)) and job.needs_sentence_model:
-        given_model(Path(name))
+    if settings.calibration_path:
+        check_file(Path(settings.calibration_path), Requirements())
+    if settings.inference_src and settings.run_checker:
+        open_source(Path(settings.inference_src))
+    if settings.nltk_data and job.needs_sentence_model:
+        given_model(Path(settings.nltk_data))
     for files in filter(None, (grader(name).problems for name in job.graders)):
-        require_problem_files(Path(job.settings.livecodebench_path), files)
-    require_server(env, runs)
-    require_power(env, tree=not job.no_tree)
+        require_problem_files(Path(settings.livecodebench_path), files)
+    require_server(settings.launch, runs, simulated=bool(settings.rehearse))
+    require_power(settings.view(PowerInputs), tree=not job.no_tree)
     require_results_folder(job.out, job.out / LOCK_FILE)
     if not job.no_tree:
-        require_replaceable(job.out / SUBMISSION, tree_kind(job.settings.submitter, "--output_dir"))
+        require_replaceable(job.out / SUBMISSION, tree_kind(settings.submitter, "--output_dir"))
     return notes
 
 
-def require_server(env: Mapping[str, Any], runs: Sequence[Terms]) -> None:
+def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: bool) -> None:
     """Refuse settings with which no server can be started or asked for `runs` on this machine.
 
     Raises UsageError, InstallError, PortInUse, ServerUnsuitable.
     """
-    given, device = env.get(_SERVER), env.get("CM_MLPERF_DEVICE")
-    if device and not given:
-        require_device(device)
-    settings = LaunchSettings.of(env)
-    require_usable(settings)
-    if given:
+    if launch.device and not launch.api_server:
+        require_device(launch.device)
+    require_usable(launch)
+    if launch.api_server:
         return
-    if not env.get("CM_MLPERF_REHEARSE") and not env.get("CM_VLLM_CONTAINER"):  # a container has its own
+    if not simulated and not launch.container:  # a container has its own
         require_shared_memory()
-    _require_room(settings.max_model_len, runs)
+    _require_room(launch.max_model_len, runs)
 
 
 def _require_room(max_model_len: int | None, runs: Sequence[Terms]) -> None:

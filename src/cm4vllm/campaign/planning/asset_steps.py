@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
 from cm4vllm.campaign.asset_sources import needs_calibration
-from cm4vllm.campaign.planning.steps import FOLDER, Check, Condition, Duration, Need, Product, Step
+from cm4vllm.campaign.planning.step_inputs import PreflightStep, ServerStep, SettingsSearchStep, SystemStep
+from cm4vllm.campaign.planning.steps import Check, Condition, Duration, Need, Product, Step
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, STEP
@@ -37,10 +38,7 @@ def steps_before(job: Job) -> Iterator[Step]:
                 seconds=20 if simulated else 70, source="two runs of seconds, and the pauses of a session"
             ),
             condition=None if again else Condition(need=Need.NO_SESSION, of=places),
-            inputs={
-                "CM_MLPERF_POWER_SOURCE": "<<<CM_MLPERF_POWER_SOURCE>>>",
-                "CM_MLPERF_POWER_BEFORE_TREE": "" if job.no_tree else "yes",
-            },
+            inputs=PreflightStep(before_tree=not job.no_tree),
         )
     for name in job.graders:
         yield Step(
@@ -90,7 +88,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
     yield Step(
         name="system",
         tags="get,sut,description",
-        inputs={"CM_SUT_DIR": str(job.out / "system")},
+        inputs=SystemStep(folder=str(job.out / "system")),
         gives="system/system.json, system/machine.json",
     )
 
@@ -122,7 +120,6 @@ def _quantised(job: Job) -> Iterator[Step]:
     yield Step(
         name="quantisation",
         tags=f"quantize,ml-model,{job.quantisation}",
-        inputs={} if calibrated else {"CM_ML_MODEL_QUANTIZATION_CALIBRATED": "no"},
         gives="the quantised model's folder and its record",
     )
     if job.proves_model:
@@ -166,7 +163,6 @@ def _identity(name: str) -> Step:
 def _server(job: Job) -> Step:
     """Return the step that checks the given server, or starts one for the model that the steps before provide."""
     given = bool(job.settings.api_server)
-    named = {} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}
     return Step(
         name="server",
         tags="run,simulated-vllm-server" if job.settings.rehearse else "run,vllm-server",
@@ -176,7 +172,7 @@ def _server(job: Job) -> Step:
         else (),
         product=None if given else Product.SERVER,
         checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
-        inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")},
+        inputs=ServerStep(folder=str(job.out / "server"), model_name=None if given else ""),
     )
 
 
@@ -189,13 +185,12 @@ def _settings_search(job: Job, space: Space) -> Step:
         gives=f"{folder}/{SETTINGS_FILE}",
         product=Product.SETTINGS,
         duration=Duration(seconds=60 * job.search_minutes, source="at most (--search_minutes)"),
-        inputs={
-            FOLDER: str(job.out / folder),
-            "CM_VLLM_SEARCH": job.settings.search,
-            "CM_VLLM_SEARCH_MINUTES": str(job.search_minutes),
-            "CM_MLPERF_SEARCH_SCENARIOS": ",".join(job.scenarios),
-            "CM_VLLM_SERVER_MODEL_NAME": "",
-        },
+        inputs=SettingsSearchStep(
+            output_dir=str(job.out / folder),
+            search=job.settings.search,
+            minutes=job.search_minutes,
+            scenarios=",".join(job.scenarios),
+        ),
         notes=(
             f"{space.size} candidates, and the server as it is where it is none of them: each takes a start of the "
             "server; the best third is measured three times as long, and so on",

@@ -9,11 +9,13 @@ from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.planning.computed_targets import SEARCH_RUNS
 from cm4vllm.campaign.planning.minutes import Minutes, Rate
 from cm4vllm.campaign.planning.run_sizes import run_size, run_terms
-from cm4vllm.campaign.planning.run_targets import FOUND_BY_SEARCH, MODE, SCENARIO, TARGET
+from cm4vllm.campaign.planning.run_targets import FOUND_BY_SEARCH
+from cm4vllm.campaign.planning.step_inputs import run_of
 from cm4vllm.campaign.planning.step_values import measured_rate
-from cm4vllm.campaign.planning.steps import FOLDER, Duration, MeasuredTarget, Product, Step
+from cm4vllm.campaign.planning.steps import Duration, MeasuredTarget, Product, Step
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import CmError
+from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.loadgen.user_conf import rehearsal_queries
 from cm4vllm.rules import ExecutionMode, Mode, Scenario
 
@@ -62,11 +64,13 @@ def _full_length(job: Job, step: Step, rates: dict[bool, Rate]) -> Step:
     """
     if step.product not in (Product.RUN, Product.SEARCH) or step.duration == FOUND_BY_SEARCH:
         return step
-    terms, target = run_terms(job, step), step.inputs.get(TARGET)
+    terms, run = run_terms(job, step), run_of(step)
     if (rate := rates.get(terms.one_by_one)) is None:
         return step
-    is_searched = step.product is Product.SEARCH or (isinstance(target, MeasuredTarget) and target.searched)
-    size = run_size(job, step, rate.value, {**step.inputs, TARGET: str(rate.value)} if is_searched else step.inputs)
+    is_searched = step.product is Product.SEARCH or (
+        isinstance(run.target_qps, MeasuredTarget) and run.target_qps.searched
+    )
+    size = run_size(job, step, rate.value, replace(run, target_qps=rate.value) if is_searched else run)
     seconds = max(size.seconds, step.duration.seconds if step.duration and step.product is Product.RUN else 0.0)
     source = f"{size.queries:,} queries by {rate.words} in the rehearsal"
     if step.product is Product.SEARCH:
@@ -86,11 +90,11 @@ def _rehearsed_rates(job: Job, steps: tuple[Step, ...]) -> dict[bool, Rate]:
         return {}
     rates: dict[bool, Rate] = {}
     for name, state in ledger.states.items():
-        inputs = state.last.inputs
-        if not state.good or not inputs.get(SCENARIO) or not inputs.get(MODE) or not inputs.get(FOLDER):
+        if not state.good:
             continue
         with contextlib.suppress(CmError, OSError, KeyError):
-            terms = job.terms(Scenario.parse(inputs[SCENARIO]), Mode.parse(inputs[MODE]))
+            run = RunInputs.of(state.last.inputs)  # raises UsageError for a step that makes no run
+            terms = job.terms(Scenario.parse(run.scenario), Mode.parse(run.mode))
             if not terms.paced:
-                rates[terms.one_by_one] = Rate(float(measured_rate(folder / inputs[FOLDER])), name)
+                rates[terms.one_by_one] = Rate(float(measured_rate(folder / run.output_dir)), name)
     return rates

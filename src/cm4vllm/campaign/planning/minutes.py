@@ -11,13 +11,12 @@ from itertools import dropwhile
 from types import MappingProxyType
 
 from cm4vllm.campaign.planning.run_sizes import BESIDE_S, LEAST, RunSize, divided, fitting, run_size, run_terms
+from cm4vllm.campaign.planning.step_inputs import RunStep, Shortened, run_of
 from cm4vllm.campaign.planning.steps import Duration, Product, Step
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.units import SamplesPerSecond, four_digits
 from cm4vllm.rules import Mode
 
-#: The keys of a shortened run: its number of queries, the reason in words, and the minutes that it was computed from.
-COUNT, SHORTENED, MINUTES = "CM_TEST_QUERY_COUNT", "CM_MLPERF_SHORTENED", "CM_MLPERF_REHEARSAL_MINUTES"
 #: Seconds kept for each step that is no run: scores, the tree, the checkers.
 _OTHER_S = 5.0
 #: The part of the minutes that the start of a server may take from the runs.
@@ -121,12 +120,10 @@ class Minutes:
 
     # --- the size of a run ---
 
-    def sized(
-        self, step: Step, inputs: Mapping[str, str], estimate: Estimate, before: Mapping[str, str]
-    ) -> dict[str, str]:
-        """Return the inputs by which a run keeps to its part of the minutes; none where it need not be shorter.
+    def sized(self, step: Step, inputs: RunStep, estimate: Estimate, before: Shortened | None) -> Shortened | None:
+        """Return by what a run keeps to its part of the minutes; None where it need not be shorter.
 
-        `inputs` are those of its step with all values filled in, `before` those that an earlier command gave it.
+        `inputs` are those of its step with all values filled in, `before` is what an earlier command shortened it by.
         """
         part, size, rate = self._part(step, inputs)
         if not self._is_given(step) and size is None:
@@ -134,23 +131,21 @@ class Minutes:
             part, size, rate = self._part(step, inputs)
         self._planned[step.name] = math.inf if size is None else max(part, size.seconds)
         if size is None or rate is None or size.fixed or self._is_given(step) or size.seconds <= part:
-            return {}
+            return None
         count = fitting(size, part, rate.certainty)
-        stopped = self._size(step, {**inputs, **before}) if before else None
+        stopped = self._size(step, inputs.shorter(before)) if before else None
         if stopped is not None and stopped.seconds <= _STILL_FITS * part:
             self._planned[step.name] = max(part, stopped.seconds)
-            return dict(before)
-        cut = run_size(self._job, step, rate.value, {**inputs, COUNT: count}, self._beside_s)
+            return before
+        why = self._why(size, count, rate)
+        shortened = Shortened(test_query_count=count, shortened=why, rehearsal_minutes=self.minutes)
+        cut = run_size(self._job, step, rate.value, inputs.shorter(shortened), self._beside_s)
         self._planned[step.name] = max(part, cut.seconds)
-        return {COUNT: str(count), MINUTES: f"{self.minutes:g}", SHORTENED: self._why(size, count, rate)}
+        return shortened
 
-    def as_before(self, inputs: Mapping[str, str]) -> dict[str, str]:
-        """Return the inputs that made a run shorter in an earlier command, of the `inputs` that the ledger has of it.
-
-        None where the job has more minutes now.
-        """
-        made = {key: inputs[key] for key in (COUNT, MINUTES, SHORTENED) if key in inputs}
-        return made if MINUTES in made and float(made[MINUTES]) >= self.minutes else {}
+    def as_before(self, made: Shortened) -> Shortened | None:
+        """Return by what an earlier command shortened a run, `made`; None where there are more minutes now."""
+        return made if made.rehearsal_minutes is not None and made.rehearsal_minutes >= self.minutes else None
 
     def expected(self, step: Step) -> Duration | None:
         """Return how long a run is expected to take, by the rates so far; None where nothing is known."""
@@ -158,7 +153,7 @@ class Minutes:
             return None
         if step.name in self._planned and math.isfinite(self._planned[step.name]):
             return Duration(seconds=self._planned[step.name], source=self._words)
-        part, size, rate = self._part(step, step.inputs)
+        part, size, rate = self._part(step, run_of(step))
         if size is None or rate is None:
             return None
         seconds = size.seconds if size.fixed or self._is_given(step) else min(part, size.seconds)
@@ -170,7 +165,7 @@ class Minutes:
         performance = self._terms[step.name].mode is Mode.PERFORMANCE
         return settings.test_query_count is not None or (settings.max_test_duration is not None and performance)
 
-    def _estimate(self, step: Step, inputs: Mapping[str, str], estimate: Estimate) -> None:
+    def _estimate(self, step: Step, inputs: RunStep, estimate: Estimate) -> None:
         """Estimate the rate with more and more requests at a time, while it is too low for the run and time is left."""
         terms, longest_s, spent_s = self._terms[step.name], _ESTIMATE_PART * 60 * self.minutes, 0.0
         count, at_a_time = (_FIRST_ROUND, _FIRST_ROUND) if terms.at_once or terms.paced else (LEAST, 1)
@@ -192,7 +187,7 @@ class Minutes:
                 return
             count = at_a_time = min(_NEXT_ROUND * count, size.queries)
 
-    def _part(self, step: Step, inputs: Mapping[str, object]) -> tuple[float, RunSize | None, Rate | None]:
+    def _part(self, step: Step, inputs: RunStep) -> tuple[float, RunSize | None, Rate | None]:
         """Return a run's part of the seconds left, its size as it would be, and the rate by which this is computed.
 
         Each run gets the least that it can take, one whose length is given or fixed all that it takes; the rest is
@@ -207,7 +202,7 @@ class Minutes:
             if other.product is not Product.RUN:
                 left -= self._other_s(other)
                 continue
-            size = self._size(other, inputs if other.name == step.name else other.inputs)
+            size = self._size(other, inputs if other.name == step.name else run_of(other))
             wanted[other.name] = math.inf if size is None else size.seconds
             least[other.name] = BESIDE_S if size is None else size.seconds
             if size is not None and not size.fixed and not self._is_given(other):
@@ -217,7 +212,7 @@ class Minutes:
         part = least[step.name] + parts[step.name]
         return part, self._size(step, inputs), self._rates.get(self._terms[step.name].one_by_one)
 
-    def _size(self, step: Step, inputs: Mapping[str, object]) -> RunSize | None:
+    def _size(self, step: Step, inputs: RunStep) -> RunSize | None:
         rate = self._rates.get(self._terms[step.name].one_by_one)
         return None if rate is None else run_size(self._job, step, rate.value, inputs, self._beside_s)
 

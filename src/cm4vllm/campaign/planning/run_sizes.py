@@ -1,16 +1,16 @@
 """The size of a LoadGen run: its queries, and how long a server of a known rate takes for them. Pure arithmetic."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cm4vllm.campaign.planning.computed_targets import SERVER_SHARE
-from cm4vllm.campaign.planning.run_targets import MODE, SCENARIO, TARGET, TEST
+from cm4vllm.campaign.planning.step_inputs import RunStep, run_of
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Product, Step
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.settings import Job
 from cm4vllm.loadgen.user_conf import UserConf, user_conf, verdict_queries
-from cm4vllm.rules import Mode, Scenario, Terms, audit
+from cm4vllm.rules import Mode, Terms, audit
 
 #: Seconds of a run beside its queries: LoadGen's process starts, the client checks itself, the logs are read.
 BESIDE_S = 5.0
@@ -52,19 +52,20 @@ class RunSize:
 
 def run_terms(job: Job, step: Step) -> Terms:
     """Return the terms of the LoadGen run that a step makes."""
-    return job.terms(Scenario.parse(str(step.inputs[SCENARIO])), Mode.parse(str(step.inputs[MODE])))
+    run = run_of(step)
+    return job.terms(run.scenario, run.mode)
 
 
-def run_size(job: Job, step: Step, rate: float, inputs: Mapping[str, object], beside_s: float = BESIDE_S) -> RunSize:
+def run_size(job: Job, step: Step, rate: float, inputs: RunStep, beside_s: float = BESIDE_S) -> RunSize:
     """Return the size of a run on a server that answers `rate` samples/s, with the `inputs` of its step as known.
 
     A scenario whose queries follow one another has a rate of its own.
     """
     terms = run_terms(job, step)
-    target = _target(inputs.get(TARGET), rate)
+    target = _target(inputs.target_qps, rate)
     pace = min(target, rate) if target is not None and terms.paced else rate
     times = 2 if job.settings.power != "no" and step.product is Product.RUN and terms.mode is Mode.PERFORMANCE else 1
-    if test := str(inputs.get(TEST) or ""):
+    if test := inputs.compliance_test:
         count = audit(test, job.benchmark.name).audit.get("min_query_count")
         if count is not None:
             return RunSize(int(count), pace, beside_s=beside_s, fixed=True)
@@ -82,22 +83,21 @@ def run_size(job: Job, step: Step, rate: float, inputs: Mapping[str, object], be
     )
 
 
-def _target(value: object, rate: float) -> float | None:
+def _target(value: float | MeasuredTarget | None, rate: float) -> float | None:
     """Return the target rate of a run, as given or as expected; None where it has none."""
     if isinstance(value, MeasuredTarget):
         return rate * (SERVER_SHARE if value.searched else value.share)
-    return float(value) if isinstance(value, str) and value else None
+    return value
 
 
-def _conf(job: Job, terms: Terms, target: float, inputs: Mapping[str, object]) -> UserConf:
-    count, longest = inputs.get("CM_TEST_QUERY_COUNT"), inputs.get("CM_MLPERF_MAX_DURATION_TEST")
+def _conf(job: Job, terms: Terms, target: float, inputs: RunStep) -> UserConf:
     settings = job.settings
     return user_conf(
         terms,
         job.execution_mode,
         target_qps=target,
-        test_query_count=int(str(count)) if count else settings.test_query_count,
-        max_test_duration_s=settings.max_test_duration if longest is None else None,
+        test_query_count=inputs.test_query_count or settings.test_query_count,
+        max_test_duration_s=settings.max_test_duration if inputs.max_test_duration is None else None,
     )
 
 

@@ -1,5 +1,7 @@
 """Targets of a schedule's LoadGen runs, given, or by the step that measures or finds them; and how long runs take."""
 
+from typing import NamedTuple
+
 from cm4vllm.campaign.planning.computed_targets import (
     LATENCY_SHARE,
     OFFLINE_MARGIN,
@@ -15,13 +17,18 @@ from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
 from cm4vllm.records.campaign import TARGET_FLAGS
 from cm4vllm.rules import Mode, RateUse, Scenario
 
-SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
-TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
-TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"
+
+class Target(NamedTuple):
+    """What a run aims at, in queries/s, with its source: None where it aims at nothing."""
+
+    qps: float | MeasuredTarget | None
+    source: str | None = None
+
+
 #: The step that measures the server's rate where no accuracy run gives it.
 RATE_STEP = "Offline rate"
-NO_TARGET = {TARGET: "1", TARGET_SOURCE: "unused: every sample is sent at once"}
-NO_LATENCY = {TARGET: "", TARGET_SOURCE: "unused: each query follows the answer before it"}
+NO_TARGET = Target(1.0, "unused: every sample is sent at once")
+NO_LATENCY = Target(None, "unused: each query follows the answer before it")
 #: Seconds of the run that follows a search: mostly the search has made it.
 FOUND_BY_SEARCH = Duration(
     seconds=0.0, source="the search has made it, or the length by the rules where it confirms no rate", at_least=True
@@ -107,15 +114,16 @@ def given_target(job: Job, scenario: Scenario) -> float | None:
     return 1000 / target if is_one_by_one(job, scenario) and target is not None else target
 
 
-def target_inputs(job: Job, scenario: Scenario, rate: str) -> dict[str, str | MeasuredTarget]:
-    """Return the inputs that say what a scenario's runs aim at: as given, or by what the step `rate` measures."""
+def target_of_runs(job: Job, scenario: Scenario, rate: str) -> Target:
+    """Return what a scenario's runs aim at: as given, or by what the step `rate` measures."""
     given, one_by_one = given_target(job, scenario), is_one_by_one(job, scenario)
     if given is not None:
-        return {TARGET: str(given), TARGET_SOURCE: f"given by --{TARGET_FLAGS[scenario]}"}
+        return Target(given, f"given by --{TARGET_FLAGS[scenario]}")
     kept = run_place(scenario, Mode.PERFORMANCE) if keeps_target(job, scenario) else ""
     if is_searched(job, scenario):
-        return {TARGET: MeasuredTarget(step=search_name(scenario), searched=True, kept_from=kept)}
-    return {TARGET: MeasuredTarget(step=rate, share=target_share(job, scenario), kept_from=kept, one_by_one=one_by_one)}
+        return Target(MeasuredTarget(step=search_name(scenario), searched=True, kept_from=kept))
+    share = target_share(job, scenario)
+    return Target(MeasuredTarget(step=rate, share=share, kept_from=kept, one_by_one=one_by_one))
 
 
 def target_share(job: Job, scenario: Scenario) -> float:

@@ -1,23 +1,23 @@
 """The schedule of a job: its steps in their order, as data. The job executes this list, and --plan prints it."""
 
 from collections.abc import Iterator, Mapping
+from typing import Self
 
-import msgspec
+from msgspec.structs import replace
 
 from cm4vllm import SIMULATED_POWER_NOTICE
+from cm4vllm.accuracy.rouge import expected_seconds
+from cm4vllm.accuracy.scoring import scorer_of
 from cm4vllm.campaign.amendments import amended
 from cm4vllm.campaign.planning.asset_steps import asset_steps, steps_before
 from cm4vllm.campaign.planning.computed_targets import LATENCY_QUERIES
 from cm4vllm.campaign.planning.run_targets import (
     FOUND_BY_SEARCH,
-    MODE,
     NO_LATENCY,
     NO_TARGET,
     RATE_STEP,
-    SCENARIO,
     SYSTEM,
-    TARGET,
-    TEST,
+    Target,
     given_target,
     is_at_once,
     is_one_by_one,
@@ -33,48 +33,56 @@ from cm4vllm.campaign.planning.run_targets import (
     run_place,
     search_duration,
     search_name,
-    target_inputs,
+    target_of_runs,
     target_share,
 )
-from cm4vllm.campaign.planning.steps import FOLDER, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
-from cm4vllm.campaign.powered_run import step_inputs
+from cm4vllm.campaign.planning.step_environment import NOTHING, JobInputs, StepEnvironment
+from cm4vllm.campaign.planning.step_inputs import RunStep, ScoresStep, TreeStep, VerdictStep
+from cm4vllm.campaign.planning.steps import Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.settings import Job
+from cm4vllm.common import input_types
+from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
-from cm4vllm.rules import Division, Mode, Scenario
+from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms
+from cm4vllm.serving.installation.vllm_choice import Choice
 
-#: yes: a stopped accuracy run continues with the answers that it had, as in the open division.
-KEEP = "CM_MLPERF_KEEP_ANSWERS"
 #: The number of times that a full-length run which misses a limit at the rate found is made again at a lower rate.
 BACK_OFFS = 2
 #: Seconds that a power session adds to its two runs: 57 s and 83 s in published ones, 40 s with a simulated analyzer.
 SESSION_S = 90
 
 
-def common_inputs(job: Job) -> dict[str, str]:
-    """Return the environment keys that every step of the job gets."""
-    settings = job.settings
-    inputs = {
-        "CM_MLPERF_ROUND": job.round.name,
-        "CM_MLPERF_MODEL": job.benchmark.name,
-        "CM_MLPERF_RUN_STYLE": str(job.execution_mode),
-        "CM_MLPERF_SUBMISSION_DIVISION": str(job.division),
-        "CM_MLPERF_SUBMISSION_SYSTEM_TYPE": str(job.category),
-        "CM_MLPERF_SUBMITTER": settings.submitter,
-        "CM_MLPERF_INFERENCE_API_SERVER": settings.api_server,
-        "CM_MLPERF_RESULTS_DIR": str(job.out),
-    }
-    if settings.rehearse:
-        inputs["CM_MLPERF_REHEARSE"] = settings.rehearse
-    if settings.device and not settings.api_server:
-        inputs["CM_VLLM_VARIANT"] = settings.device
-    for key, value in (
-        ("CM_TEST_QUERY_COUNT", settings.test_query_count),
-        ("CM_MLPERF_MAX_DURATION_TEST", settings.max_test_duration),
-    ):
-        if value is not None:
-            inputs[key] = str(value)
-    return inputs
+class CommonInputs(JobInputs, frozen=True, kw_only=True):
+    """What every step of the job gets, beside the settings that were given: the names that these stand for."""
+
+    round: input_types.Round
+    model: input_types.Benchmark
+    division: input_types.Division
+    category: input_types.Category
+    submitter: input_types.Submitter
+
+    @classmethod
+    def of_job(cls, job: Job) -> Self:
+        """Return the inputs of all steps of a job."""
+        settings = job.settings
+        return cls(
+            round=job.round.name,
+            model=job.benchmark.name,
+            execution_mode=str(job.execution_mode),
+            division=str(job.division),
+            category=str(job.category),
+            submitter=settings.submitter,
+            api_server=settings.api_server,
+            results_dir=str(job.out),
+        )
+
+
+def environment_of(job: Job, typed: Mapping[str, str] = NOTHING) -> StepEnvironment:
+    """Return the environment of the job's steps before the first; `typed` is what the user set by --env."""
+    settings, given = job.settings, bool(job.settings.api_server)
+    variant = Choice(variant="" if given else settings.device)
+    return StepEnvironment(typed, variant, settings, common=CommonInputs.of_job(job))
 
 
 def schedule(job: Job) -> tuple[Step, ...]:
@@ -83,7 +91,7 @@ def schedule(job: Job) -> tuple[Step, ...]:
     Raises UsageError for an input of --adr that the job itself gives.
     """
     steps = (*steps_before(job), *asset_steps(job), *_runs(job), *_submission(job))
-    return tuple(msgspec.structs.replace(step, inputs=amended(step, job.step_inputs)) for step in steps)
+    return tuple(replace(step, amended=amended(step, job.step_inputs)) for step in steps)
 
 
 # --- the LoadGen runs ------------------------------------------------------------------------------------------------
@@ -104,11 +112,11 @@ def _runs(job: Job) -> Iterator[Step]:
             yield from _search(job, scenario, rate)
         if measured := lacks_latency(job, scenario):
             yield from _latency(job, scenario)
-        target = target_inputs(job, scenario, latency_name(scenario) if measured else rate)
+        target = target_of_runs(job, scenario, latency_name(scenario) if measured else rate)
         if Mode.PERFORMANCE in job.modes:
             yield from _performance(job, scenario, target, searched=searched)
             if searched and not job.rehearsal:
-                yield from _backed_off(job, scenario, target)
+                yield from _backed_off(job, scenario)
         if not at_once and Mode.ACCURACY in job.modes:
             needs_rate = job.terms(scenario, Mode.ACCURACY).needs_rate
             yield from _accuracy(job, scenario, target if needs_rate else NO_LATENCY)
@@ -121,13 +129,14 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
     condition = _without_earlier(job, scenarios)
     at_once = next(scenario for scenario in job.benchmark.scenarios if is_at_once(job, scenario))
     mode = Mode.PERFORMANCE if job.sources.performance else Mode.ACCURACY
-    inputs = {**_run(at_once, mode, str(job.out / "rate")), **NO_TARGET, "CM_MLPERF_RUN_STYLE": "test"}
+    inputs = _run(at_once, mode, str(job.out / "rate"), NO_TARGET)
     if mode is Mode.PERFORMANCE:  # of so many samples, however long they take
-        count = job.settings.test_query_count or REHEARSAL_SAMPLES
-        inputs |= {"CM_TEST_QUERY_COUNT": str(count), "CM_MLPERF_MAX_DURATION_TEST": ""}
+        inputs = replace(
+            inputs, test_query_count=job.settings.test_query_count or REHEARSAL_SAMPLES, max_test_duration=""
+        )
     yield _measurement(
         RATE_STEP,
-        inputs,
+        replace(inputs, execution_mode=ExecutionMode.TEST),
         "rate/run.json",
         condition=condition,
         notes=("no target QPS was given, and no accuracy run before gives the server's rate",),
@@ -146,12 +155,11 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
     """Yield the short run of its own that measures the mean latency, from which LoadGen computes how long a run is."""
     condition = _without_earlier(job, [scenario])
     folder = f"latency/{scenario}"
-    inputs = {
-        **_run(scenario, Mode.PERFORMANCE, str(job.out / folder)),
-        **NO_LATENCY,
-        "CM_MLPERF_RUN_STYLE": "test",
-        "CM_TEST_QUERY_COUNT": str(LATENCY_QUERIES),
-    }
+    inputs = replace(
+        _run(scenario, Mode.PERFORMANCE, str(job.out / folder), NO_LATENCY),
+        execution_mode=ExecutionMode.TEST,
+        test_query_count=LATENCY_QUERIES,
+    )
     yield _measurement(
         latency_name(scenario),
         inputs,
@@ -161,10 +169,11 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
     )
 
 
-def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
+def _accuracy(job: Job, scenario: Scenario, target: Target) -> Iterator[Step]:
     name, folder = run_name(scenario, Mode.ACCURACY), run_folder(job, scenario, Mode.ACCURACY)
     gives = shown(run_place(scenario, Mode.ACCURACY))
-    inputs = {**_run(scenario, Mode.ACCURACY, folder), **target, KEEP: "yes" if job.division is Division.OPEN else "no"}
+    # A stopped run continues with the answers that it had where the division permits it.
+    inputs = replace(_run(scenario, Mode.ACCURACY, folder, target), keep_answers=job.division is Division.OPEN)
     yield _measurement(name, inputs, f"{gives}/run.json")
     if not job.scores:
         return
@@ -173,47 +182,51 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
         tags="process,mlperf,accuracy",
         gives=f"{gives}/accuracy.json",
         product=Product.SCORES,
-        inputs={
-            "CM_MLPERF_ACCURACY_RESULTS_DIR": folder,
-            "CM_MLPERF_GRADERS": ",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders),
-        },
+        duration=None if job.rehearsal else _scoring_time(job.terms(scenario, Mode.ACCURACY)),
+        inputs=ScoresStep(
+            result_dir=folder, graders=",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders)
+        ),
     )
 
 
-def _performance(
-    job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget], *, searched: bool
-) -> Iterator[Step]:
+def _scoring_time(terms: Terms) -> Duration | None:
+    """Return how long ROUGE of a whole dataset takes on this machine; None where nothing is scored by it."""
+    types, tokens = scorer_of(terms).rouge, terms.mean_tokens or terms.generation.max_tokens
+    if not types or not tokens:
+        return None
+    answers = f"{terms.samples:,} answers of {tokens:,.0f} tokens on {usable_processors()} cores"
+    seconds = expected_seconds(terms.samples, tokens, types)
+    return Duration(seconds=seconds, source=f"estimated for ROUGE of {answers}")
+
+
+def _performance(job: Job, scenario: Scenario, target: Target, *, searched: bool) -> Iterator[Step]:
     """Yield the performance run, and once more where a target that we chose may let it end too early to be valid."""
     name, folder = run_name(scenario, Mode.PERFORMANCE), run_folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
-    inputs = {**_run(scenario, Mode.PERFORMANCE, folder), **target, **_power(job)}
+    inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, target), under_power=_under_power(job))
     duration = _with_power(job, run_duration(job, scenario))
     first = FOUND_BY_SEARCH if searched and not job.rehearsal else duration
     yield _measurement(name, inputs, gives, duration=first, notes=_power_notes(job))
     if is_sized(job, scenario) and given_target(job, scenario) is None and not job.rehearsal:
-        again = {
-            **inputs,
-            TARGET: MeasuredTarget(
-                step=name, share=target_share(job, scenario), one_by_one=is_one_by_one(job, scenario)
-            ),
-        }
+        measured = MeasuredTarget(step=name, share=target_share(job, scenario), one_by_one=is_one_by_one(job, scenario))
+        again = replace(inputs, target_qps=measured)
         yield _measurement(
             f"{name} again", again, gives, duration=duration, condition=Condition(need=Need.TOO_SHORT, of=(name,))
         )
 
 
-def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
+def _compliance(job: Job, scenario: Scenario, test: str, target: Target) -> Iterator[Step]:
     """Yield the run of a compliance test and its verification; a test that fails ends the job after the report."""
     name, place = f"{scenario} {test}", f"runs/{SYSTEM}/{scenario}/{test}"
     folder, gives = f"{job.out}/{place}", shown(place)
-    inputs = {**_run(scenario, Mode.PERFORMANCE, folder), TEST: test, **target}
+    inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, target), compliance_test=test)
     yield _measurement(name, inputs, f"{gives}/run.json")
     yield Step(
         name=f"{name}: verification",
         tags="process,mlperf,compliance",
         gives=f"{gives}/compliance.json",
         product=Product.VERDICT,
-        inputs={"CM_MLPERF_COMPLIANCE_RESULTS_DIR": folder},
+        inputs=VerdictStep(test_dir=folder),
         report_first=True,
     )
 
@@ -222,11 +235,10 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
     """Yield the search for the highest rate that keeps the scenario's limits, from the rate on that `rate` measures."""
     condition = _without_earlier(job, [scenario])
     folder = f"search/{scenario}"
-    inputs: dict[str, str | MeasuredTarget] = {
-        **_run(scenario, Mode.PERFORMANCE, str(job.out / folder)),
-        "CM_MLPERF_SEARCH_RESULT_DIR": run_folder(job, scenario, Mode.PERFORMANCE),
-        TARGET: MeasuredTarget(step=rate),
-    }
+    inputs = replace(
+        _run(scenario, Mode.PERFORMANCE, str(job.out / folder), Target(MeasuredTarget(step=rate))),
+        search_result_dir=run_folder(job, scenario, Mode.PERFORMANCE),
+    )
     yield Step(
         name=search_name(scenario),
         tags="find,mlperf,inference,target-qps",
@@ -242,18 +254,15 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
     )
 
 
-def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
+def _backed_off(job: Job, scenario: Scenario) -> Iterator[Step]:
     """Yield the runs at lower rates that follow where one at the rate found misses a limit at full length."""
     before = run_name(scenario, Mode.PERFORMANCE)
     gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
     for times in range(1, BACK_OFFS + 1):
         name = f"{run_name(scenario, Mode.PERFORMANCE)} again{f' ({times})' if times > 1 else ''}"
-        inputs = {
-            **_run(scenario, Mode.PERFORMANCE, run_folder(job, scenario, Mode.PERFORMANCE)),
-            **target,
-            **_power(job),
-            TARGET: MeasuredTarget(step=search_name(scenario), searched=True, lowered=times),
-        }
+        lowered = Target(MeasuredTarget(step=search_name(scenario), searched=True, lowered=times))
+        folder = run_folder(job, scenario, Mode.PERFORMANCE)
+        inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, lowered), under_power=_under_power(job))
         yield _measurement(
             name,
             inputs,
@@ -263,18 +272,9 @@ def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | Measure
         )
 
 
-def _power(job: Job) -> dict[str, str]:
-    """Return the inputs by which a performance run is made under power; none where power is not measured."""
-    settings = job.settings
-    stated = {
-        "CM_MLPERF_POWER_SERVER_ADDRESS": settings.power_server,
-        "CM_MLPERF_POWER_NTP_SERVER": settings.ntp_server,
-        "CM_MLPERF_POWER_SETTINGS": settings.power_settings,
-        "CM_MLPERF_POWER_WIRING": settings.power_wiring,
-        "CM_MLPERF_POWER_SUPPLIES": settings.power_supplies,
-        "CM_MLPERF_POWER_SERVER_PORT": str(settings.power_port),
-    }
-    return step_inputs(settings.power, stated)
+def _under_power(job: Job) -> str | None:
+    """Return how a performance run is made under power; None where power is not measured."""
+    return None if job.settings.power == "no" else job.settings.power
 
 
 def _power_notes(job: Job) -> tuple[str, ...]:
@@ -294,7 +294,7 @@ def _with_power(job: Job, duration: Duration | None) -> Duration | None:
 
 def _measurement(
     name: str,
-    inputs: Mapping[str, str | MeasuredTarget],
+    inputs: RunStep,
     gives: str,
     *,
     duration: Duration | None = None,
@@ -314,9 +314,11 @@ def _measurement(
     )
 
 
-def _run(scenario: Scenario, mode: Mode, folder: str) -> dict[str, str]:
-    """Return the inputs of every LoadGen run: what it measures, and where its logs go."""
-    return {SCENARIO: str(scenario), MODE: str(mode), FOLDER: folder}
+def _run(scenario: Scenario, mode: Mode, folder: str, target: Target) -> RunStep:
+    """Return the inputs of every LoadGen run: what it measures and aims at, and where its logs go."""
+    return RunStep(
+        scenario=scenario, mode=mode, output_dir=folder, target_qps=target.qps, target_qps_source=target.source
+    )
 
 
 # --- the submission --------------------------------------------------------------------------------------------------
@@ -326,12 +328,7 @@ def _submission(job: Job) -> Iterator[Step]:
     """Yield the steps that build the tree and check it, where one is made."""
     if job.no_tree:
         return
-    yield Step(
-        name="submission",
-        tags="generate,mlperf,inference,submission",
-        inputs={"CM_MLPERF_SUBMISSION_IN_JOB": "yes"},
-        gives="submission/",
-    )
+    yield Step(name="submission", tags="generate,mlperf,inference,submission", inputs=TreeStep(), gives="submission/")
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")
     if job.settings.run_checker:
         source = Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None

@@ -4,12 +4,15 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from msgspec.structs import asdict, replace
+
 from cm4vllm.assets.samples.media_files import require_media
 from cm4vllm.assets.samples.published_formats import rows_of
 from cm4vllm.assets.tiny.stand_ins import stand_in_named
 from cm4vllm.campaign.planning.computed_targets import TargetQps, target_of
-from cm4vllm.campaign.planning.run_targets import TARGET_SOURCE
-from cm4vllm.campaign.planning.steps import FOLDER, Check, Condition, MeasuredTarget, Need, Step
+from cm4vllm.campaign.planning.step_environment import Records, StepEnvironment
+from cm4vllm.campaign.planning.step_inputs import RunStep, run_of
+from cm4vllm.campaign.planning.steps import Check, Condition, MeasuredTarget, Need, Step, StepInputs
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import OtherSchema, read_record
@@ -30,27 +33,25 @@ _EXPORTED = re.compile(r"<<<(\w+)>>>")
 
 
 class Values:
-    """`env` holds the inputs of the whole job and what the steps taken so far have exported.
+    """The values that steps take from earlier ones, in the `environment` of the job.
 
     `good` are the names of the steps that have ended well. The results of the job are in the folder `out`.
     """
 
-    def __init__(self, out: Path, env: Mapping[str, str], steps: Mapping[str, Step]) -> None:
+    def __init__(self, out: Path, environment: StepEnvironment, steps: Mapping[str, Step]) -> None:
         self.out = out
-        self.env = dict(env)
+        self.environment = environment
         self.good: set[str] = set()
         self._steps = steps
         self._said: set[str] = set()
 
-    def inputs(self, step: Step) -> dict[str, str]:
+    def inputs(self, step: Step) -> StepInputs:
         """Return a step's inputs with every value filled in."""
-        inputs: dict[str, str] = {}
-        for key, value in step.inputs.items():
-            if isinstance(value, MeasuredTarget):
-                target = self.target(value)
-                inputs |= {key: str(target.value), TARGET_SOURCE: target.source}
-            else:
-                inputs[key] = self._filled(value)
+        values = asdict(step.inputs).items()
+        inputs = replace(step.inputs, **{field: self._filled(text) for field, text in values if type(text) is str})
+        if isinstance(inputs, RunStep) and isinstance(inputs.target_qps, MeasuredTarget):
+            target = self.target(inputs.target_qps)
+            return replace(inputs, target_qps=target.value, target_qps_source=target.source)
         return inputs
 
     def holds(self, condition: Condition) -> bool:
@@ -63,17 +64,17 @@ class Values:
         return earlier or target_of(self.rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
 
     def _filled(self, value: str) -> str:
-        return _EXPORTED.sub(lambda match: self.env.get(match[1], ""), value)
+        return _EXPORTED.sub(lambda match: self.environment.exported(match[1]), value)
 
     def _searched_target(self, wanted: MeasuredTarget) -> TargetQps:
         search = read_record(self._folder(wanted.step) / SEARCH_FILE, SearchRecord)
-        rate = search.lowered(wanted.lowered)
+        rate = search.lowered_rate(wanted.lowered)
         below = f"; lowered to {rate:g}, since a run missed a limit" if wanted.lowered else ""
         return TargetQps(rate, f"{wanted.step}: {search.words}{below}")
 
     def _folder(self, name: str) -> Path:
         """Return the folder of the LoadGen run that the step `name` makes."""
-        return Path(self._filled(str(self._steps[name].inputs[FOLDER])))
+        return Path(self._filled(run_of(self._steps[name]).output_dir))
 
     def run(self, name: str) -> RunRecord:
         """Return the record of the run that a step made."""
@@ -149,9 +150,9 @@ def measured_rate(folder: Path) -> SamplesPerSecond:
     return read_performance(folder).samples_per_second if performance else record.samples_per_second
 
 
-def _require_stand_in(env: Mapping[str, str]) -> None:
+def _require_stand_in(records: Records) -> None:
     """Raise UsageError unless a server for which no model was named serves a stand-in."""
-    server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
+    server = read_record(Path(records.server_record), ServerRecord)
     if not stand_in_named(Path(server.model_name).name):
         raise UsageError(
             f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
@@ -163,29 +164,26 @@ def _require_stand_in(env: Mapping[str, str]) -> None:
         )
 
 
-def _require_vocabulary(env: Mapping[str, str]) -> None:
-    server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
-    model = read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord)
-    require_division(server, Division.parse(env["CM_MLPERF_SUBMISSION_DIVISION"]))
+def _require_vocabulary(records: Records) -> None:
+    server = read_record(Path(records.server_record), ServerRecord)
+    model = read_record(Path(records.model_record), ModelRecord)
+    require_division(server, Division.parse(records.division))
     check_vocabulary(server, model)
     check_tokenizer(server, model)
 
 
-def _require_media(env: Mapping[str, str]) -> None:
-    dataset = read_record(Path(env["CM_DATASET_RECORD"]), DatasetRecord)
+def _require_media(records: Records) -> None:
+    dataset = read_record(Path(records.dataset_record), DatasetRecord)
     require_media(Path(dataset.media_folder), rows_of(Path(dataset.path)))
 
 
-#: The records of the datasets whose prompts are checked.
-_DATASETS = ("CM_DATASET_RECORD", "CM_PERFORMANCE_DATASET_RECORD", "CM_COMPLIANCE_DATASET_RECORD")
-
-
-def _require_published_prompts(env: Mapping[str, str]) -> None:
+def _require_published_prompts(records: Records) -> None:
     """Refuse a result, and name for a rehearsal, prompts that are not as the rules of the division ask for them."""
-    division = Division.parse(env["CM_MLPERF_SUBMISSION_DIVISION"])
-    rule = division_rules(division, Category.parse(env["CM_MLPERF_SUBMISSION_SYSTEM_TYPE"])).get(_DATASET_RULE)
-    valid = ExecutionMode.parse(env["CM_MLPERF_RUN_STYLE"]) is ExecutionMode.VALID
-    for path in filter(None, map(env.get, _DATASETS)) if rule else ():
+    division = Division.parse(records.division)
+    rule = division_rules(division, Category.parse(records.category)).get(_DATASET_RULE)
+    valid = ExecutionMode.parse(records.execution_mode) is ExecutionMode.VALID
+    datasets = (records.dataset_record, records.performance_dataset_record, records.compliance_dataset_record)
+    for path in filter(None, datasets) if rule else ():
         dataset = read_record(Path(path), DatasetRecord)
         if dataset.tokenised_again and valid:
             raise DatasetError(
@@ -197,8 +195,8 @@ def _require_published_prompts(env: Mapping[str, str]) -> None:
             warn(f"{division} division, a valid run would be refused: {dataset.name}: {dataset.tokenised_again}")
 
 
-#: The checks after a step; each gets the keys that all steps so far have exported, and raises CmError.
-CHECKS: Mapping[Check, Callable[[Mapping[str, str]], None]] = {
+#: The checks after a step; each gets the records that all steps so far have left, and raises CmError.
+CHECKS: Mapping[Check, Callable[[Records], None]] = {
     Check.NAMED_MODEL: _require_stand_in,
     Check.VOCABULARY: _require_vocabulary,
     Check.PROMPTS: _require_published_prompts,

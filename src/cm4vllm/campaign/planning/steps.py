@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, ClassVar
 
 from cm4vllm.campaign.live.page_address import Address
+from cm4vllm.common import input_types
 from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Settings, env_keys, setting_text
 from cm4vllm.common.units import four_digits
 from cm4vllm.rules import ExecutionMode
-
-#: The environment key of the folder that a step leaves its product in.
-FOLDER = "CM_MLPERF_OUTPUT_DIR"
 
 #: The recipes that steps run, by the names that `--adr` changes them by; the public recipes' names where they have one.
 RECIPES = {
@@ -169,19 +169,71 @@ class Brings(Record, frozen=True, kw_only=True):
     source: str = ""
 
 
+class ResultFolders(Settings, frozen=True, kw_only=True):
+    """The folder of a step's result, by the key of its kind."""
+
+    output_dir: input_types.OutputDir = ""
+    result_dir: input_types.ScoredDir = ""
+    test_dir: input_types.VerifiedDir = ""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, None where none is given."""
+        given = self.output_dir or self.result_dir or self.test_dir
+        return Path(given) if given else None
+
+
+class StepInputs(Record, frozen=True, kw_only=True):
+    """What a step's recipe gets beside the inputs of the whole job; none here, the others are subclasses.
+
+    A field is written under the key that it has in the recipe's own settings, `READ_BY`; None is left out. `<<<KEY>>>`
+    in a text stands for what an earlier step exports under that key.
+    """
+
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = ()
+
+    @property
+    def result_folder(self) -> Path | None:
+        """The folder of the step's result, None for a step without one."""
+        return ResultFolders.of(self.env()).folder
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that are given, by the keys that the recipe reads them from."""
+        keys = {field: key for settings in self.READ_BY for field, key in env_keys(settings).items()}
+        values = {keys[field]: getattr(self, field) for field in self.__struct_fields__}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def env(self) -> dict[str, str]:
+        """Return the inputs as the recipe reads them, without a target that only the run can give."""
+        known = {key: value for key, value in self.given.items() if not isinstance(value, MeasuredTarget)}
+        return {key: setting_text(value) for key, value in known.items()}
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """An input of the steps named `name` that --adr gives, by its flag and its environment key."""
+
+    name: str
+    flag: str
+    key: str
+    value: str
+
+
 class Step(Record, frozen=True, kw_only=True):
     """One recipe that the job runs, by its `tags`.
 
-    `inputs` are environment keys, beside those of the whole job (`schedule.common_inputs`). `<<<KEY>>>` in one stands
-    for what an earlier step exports under that key. `gives` says what it leaves among the results, or provides.
-    `duration` is None where it is not known. A step that fails ends the job: at once, or with `report_first` after the
-    report. Where `without` says what the job then lacks, it goes on if only the source of something cannot be reached.
-    A step without `product` is taken by each command: it takes seconds, or its recipe keeps what it made.
+    `inputs` are those beside the inputs of the whole job, `amended` those that --adr adds. `gives` says what it leaves
+    among the results, or provides. `duration` is None where it is not known. A step that fails ends the job: at once,
+    or with `report_first` after the report. Where `without` says what the job then lacks, it goes on if only the source
+    of something cannot be reached. A step without `product` is taken by each command: it takes seconds, or its recipe
+    keeps what it made.
     """
 
     name: str
     tags: str
-    inputs: Mapping[str, str | MeasuredTarget] = {}
+    inputs: StepInputs = StepInputs()
+    amended: tuple[StepInput, ...] = ()
     gives: str = ""
     brings: tuple[Brings, ...] = ()
     duration: Duration | None = None
@@ -201,6 +253,10 @@ class Step(Record, frozen=True, kw_only=True):
     def key(self) -> str:
         """The step's name as --rerun takes it: server.performance."""
         return key_of(self.name)
+
+    def env(self, inputs: StepInputs | None = None) -> dict[str, str]:
+        """Return the inputs as the recipe reads them; `inputs` are the step's own with all values filled in."""
+        return (inputs or self.inputs).env() | {amendment.key: amendment.value for amendment in self.amended}
 
 
 def point_name(number: int) -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from cm4vllm.campaign.planning.step_environment import differing, with_values
 from cm4vllm.campaign.published.published_fit import fit_lines
 from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import UsageError, nearest
@@ -14,13 +14,10 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.installation.install import OLDEST_RELEASE
+from cm4vllm.serving.installation.vllm_choice import Choice
 from cm4vllm.serving.options.arguments import ServerSettings
 
 _FOLDER = Path(__file__).with_name("published_runs")
-#: The environment key of --published, and that of the release of vLLM.
-_NAME, _VLLM = "CM_MLPERF_PUBLISHED", "CM_VLLM_WANTED_VERSION"
-_SERVER = "CM_MLPERF_INFERENCE_API_SERVER"
-_ROUND = env_keys(CampaignSettings)["round"]
 
 
 class PublishedResult(Record, frozen=True, kw_only=True):
@@ -108,40 +105,40 @@ def published_run(name: str) -> PublishedRun:
     return published_runs()[name]
 
 
-def published_env(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of the published result that `env` names, where `env` has no value of its own.
+def published_settings(asked: CampaignSettings) -> CampaignSettings:
+    """Return settings with those of the published result that they name, where they have no value of their own.
 
     A value that is a setting's default counts as none. A server that runs already has its options. Raises UsageError.
     """
-    if not (name := str(env.get(_NAME) or "")):
-        return {}
-    run, campaign, server = published_run(name), env_keys(CampaignSettings), env_keys(ServerSettings)
-    defaults = {key: str(getattr(CampaignSettings(), field)) for field, key in campaign.items()}
-    values = {
-        _ROUND: run.round,
-        **{campaign.get(field) or server[field]: setting_text(value) for field, value in run.settings.items()},
+    if not asked.published:
+        return asked
+    run, campaign, server = published_run(asked.published), env_keys(CampaignSettings), env_keys(ServerSettings)
+    values: dict[str, bool | int | float | str] = {
+        campaign["round"]: run.round,
+        **{campaign.get(field) or server[field]: value for field, value in run.settings.items()},
     }
-    if source := str(env.get(campaign["model_source"]) or ""):  # another model in its place
+    if asked.model_source:  # another model in its place
         values.pop(campaign["vllm_model_name"], None)
-        if source.startswith("_dummy"):  # which has no weights to quantise
+        if asked.model_source.startswith("_dummy"):  # which has no weights to quantise
             values.pop(campaign["quantize"], None)
-    if env.get(_SERVER):
+    if asked.api_server:
         # It has its release and its options already.
         values = {
             key: value
             for key, value in values.items()
-            if key in (campaign["vllm_model_name"],) or key not in server.values()
+            if key == campaign["vllm_model_name"] or key not in server.values()
         }
     elif _can_be_measured(run.vllm):
-        values[_VLLM] = run.vllm
-    return {key: value for key, value in values.items() if str(env.get(key) or "") in ("", defaults.get(key, ""))}
+        values[env_keys(Choice)["version"]] = run.vllm
+    given = differing(asked)
+    return with_values(asked, {key: value for key, value in values.items() if key not in given})
 
 
-def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the published facts of the result that `env` names, and the differences of a run with its settings."""
-    if not (name := str(env.get(_NAME) or "")):
+def published_notes(asked: CampaignSettings) -> tuple[str, ...]:
+    """Return the published facts of the result that is asked for, and the differences of a run with its settings."""
+    if not asked.published:
         return ()
-    run = published_run(name)
+    run = published_run(asked.published)
     return (
         f"published: {run.submitter}, {run.hardware}, {run.software}, {run.round}, "
         f"{run.division} division ({run.source})",
@@ -149,7 +146,7 @@ def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
         *run.notes,
         *(
             ["published in the closed division; here it is run in the open one"]
-            if run.division != str(env.get(env_keys(CampaignSettings)["division"]) or "open")
+            if run.division != asked.division
             else []
         ),
     )
@@ -157,8 +154,3 @@ def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _can_be_measured(release: str) -> bool:
     return bool(release) and tuple(map(int, release.split("."))) >= OLDEST_RELEASE
-
-
-def setting_text(value: bool | int | float | str) -> str:
-    """Return the value of a setting as it is typed."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

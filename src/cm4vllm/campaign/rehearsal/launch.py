@@ -2,9 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
 
 from msgspec.structs import replace
 
@@ -14,23 +13,21 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import GREATEST, Key, Settings, env_keys, require_above_zero
+from cm4vllm.common.settings import Settings, env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api, Simulation
 from cm4vllm.rules import catalogue
-from cm4vllm.serving.launch import DEFAULT_FOLDER, started
+from cm4vllm.serving.launch import DEFAULT_FOLDER, LaunchExports, started
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, media_of
 from cm4vllm.serving.probing.media_apis import MEDIA_APIS
 from cm4vllm.serving.server import SERVER_FILE
 
-#: The environment key of --rehearse.
-PROFILE = "CM_MLPERF_REHEARSE"
 _START = Path(__file__).with_name("start.py")
 #: What a simulated server answers (server.py) beside text.
 _MEDIA_APIS = frozenset({Api.TRANSCRIPTIONS})
-_MODEL, _DEFAULT_MODEL = "CM_MLPERF_MODEL", "llama3.1-8b"
+_DEFAULT_MODEL = "llama3.1-8b"
 #: Options of a server that a simulated one has, too.
 _KNOWN = ("model", "name", "port", "max_num_seqs", "max_num_batched_tokens")
 #: Further keys of the environment that cannot be given, with their flags.
@@ -56,9 +53,9 @@ class SimulatedSettings(Settings, frozen=True, kw_only=True):
     `searched` are options by a search over server settings, which come after the others and so are used.
     """
 
-    profile: input_types.Rehearse
-    seed: Annotated[int, Key("CM_MLPERF_REHEARSE_SEED")] = 0
-    faults: Annotated[str, Key("CM_MLPERF_REHEARSE_FAULTS")] = ""
+    profile: input_types.Rehearse = ""
+    seed: input_types.RehearseSeed = 0
+    faults: input_types.RehearseFaults = ""
     model_record: input_types.ModelRecordPath = ""
     folder: input_types.ServerDir = ""
     action: input_types.ServerAction = "start"
@@ -66,54 +63,41 @@ class SimulatedSettings(Settings, frozen=True, kw_only=True):
     max_num_seqs: input_types.MaxNumSeqs = None
     max_num_batched_tokens: input_types.MaxNumBatchedTokens = None
     searched: input_types.ExtraArgs = ""
+    launch: LaunchSettings = LaunchSettings()
 
 
-def act(env: Mapping[str, str]) -> dict[str, str]:
-    """Start a simulated server, or describe the one that would be started. Returns what the recipe exports."""
-    settings = _settings(env)
+def act(settings: SimulatedSettings) -> LaunchExports:
+    """Start a simulated server, or describe the one that would be started. Return what the recipe exports."""
+    _require_possible(settings)
     profile = read_profile(settings.profile)
-    simulation = simulation_of(env)
+    simulation = simulation_of(settings)
     folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
-    asked = replace(LaunchSettings.of(env), benchmark=profile.benchmark)
+    asked = replace(settings.launch, benchmark=profile.benchmark)
     planned = _planned(settings, profile, asked_api(asked, None))
     if settings.action == "describe":
         path = folder / PLANNED_FILE
         write_record(path, replace(described(planned), simulated=simulation, packages={}))
-        return {"CM_VLLM_SERVER_PLANNED": str(path)}
+        return LaunchExports(planned=str(path))
     # The packages of this machine are not those of the one that it stands for.
     record = replace(started(planned, folder, timeout_s=60), packages={})
     write_record(folder / SERVER_FILE, record)
-    return {
-        "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
-        "CM_VLLM_SERVER_RECORD": str(folder / SERVER_FILE),
-        "CM_VLLM_SERVER_MODEL_FOLDER": "",
-    }
+    return LaunchExports(endpoint=record.endpoint, record=str(folder / SERVER_FILE), model_folder="")
 
 
-def simulation_of(env: Mapping[str, str]) -> Simulation:
+def simulation_of(settings: SimulatedSettings) -> Simulation:
     """Return the note on a simulated server of these settings, for its records. Raises UsageError."""
-    settings = _settings(env)
+    _require_possible(settings)
     return read_profile(settings.profile).simulation(settings.seed, settings.faults)
 
 
-def _settings(env: Mapping[str, Any]) -> SimulatedSettings:
-    """Return the settings of a simulated server. Raises UsageError, also for numbers and faults that none can have."""
-    settings = SimulatedSettings.of(env)
-    require_above_zero("--max_num_seqs", settings.max_num_seqs)
-    require_above_zero("--max_num_batched_tokens", settings.max_num_batched_tokens)
-    if not 0 <= settings.seed <= GREATEST:
-        raise UsageError(
-            f"--rehearse_seed={settings.seed} is not usable",
-            cause=f"it must be 0 or more, and {GREATEST:,} at most",
-            remedy="give a value in this range, or leave it out",
-        )
+def _require_possible(settings: SimulatedSettings) -> None:
+    """Raise UsageError for an action or faults that no simulated server can have."""
     if settings.action not in ("start", "describe"):
         raise UsageError(
             f"a simulated server has no action {settings.action}",
             remedy=f"use that of run,vllm-server: its _{settings.action} variation shows simulated servers, too",
         )
     Faults.parse(settings.faults)
-    return settings
 
 
 def _planned(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
@@ -138,49 +122,50 @@ def _planned(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned
     return Planned(Path(sys.executable), [part], words)
 
 
-def rehearsal_env(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys that --rehearse changes: the benchmark of its profile, the profile's path. Raises UsageError."""
-    if not (name := str(env.get(PROFILE) or "")):
-        return {}
-    profile, asked = read_profile(name), str(env.get(_MODEL) or _DEFAULT_MODEL)
+def rehearsed_benchmark(name: str, asked: str, launch: LaunchSettings) -> tuple[str, str]:
+    """Return the benchmark that the profile `name` is for, where `asked` may stand for it, and the profile's path.
+
+    The profiles of cm4vllm go by their names. Raises UsageError.
+    """
+    profile = read_profile(name)
     for benchmark in (asked, profile.benchmark):
-        _require_simulated(benchmark, env)
-    changed = {} if profile.name == name else {PROFILE: str(typed_path(name).absolute())}
+        _require_simulated(benchmark, launch)
+    place = name if profile.name == name else str(typed_path(name).absolute())
     models = {catalogue().benchmark(benchmark).model for benchmark in (profile.benchmark, asked) if benchmark}
     if asked == _DEFAULT_MODEL:
-        return {**changed, _MODEL: profile.benchmark}
+        return profile.benchmark, place
     if len(models) > 1:
         raise UsageError(
             f"--rehearse={name} is not for --model={asked}",
             cause=f"its times are those of {profile.benchmark}, whose model is another",
             remedy=f"leave --model out, or write a profile for {asked} (docs/rehearse.md)",
         )
-    return changed
+    return asked, place
 
 
-def _require_simulated(benchmark: str, env: Mapping[str, Any]) -> None:
+def _require_simulated(benchmark: str, launch: LaunchSettings) -> None:
     """Raise UsageError for a benchmark whose samples carry media that no simulated server takes."""
-    media = media_of(replace(LaunchSettings.of(env), benchmark=benchmark))
+    media = media_of(replace(launch, benchmark=benchmark))
     if media and (api := MEDIA_APIS[media].api) not in _MEDIA_APIS:
         raise UsageError(
             f"{benchmark} cannot be rehearsed on a simulated server",
             cause=f"its samples carry media ({media}), and a simulated server has no {api.path}",
-            remedy="leave --rehearse out: a tiny model is trained here in minutes and served by vLLM",
+            remedy="leave --rehearse out: the tiny model of cm4vllm is served by vLLM",
         )
 
 
-def require_rehearsal(env: Mapping[str, Any]) -> None:
-    """Refuse what has no meaning with --rehearse. Raises UsageError."""
-    if not env.get(PROFILE):
+def require_rehearsal(settings: SimulatedSettings, given: Collection[str], *, valid: bool) -> None:
+    """Refuse what has no meaning with --rehearse; `given` are the keys of all that was given. Raises UsageError."""
+    if not settings.profile:
         return
-    _settings(env)
-    settings = {key: f"--{field}" for field, key in env_keys(ServerSettings).items() if field not in _KNOWN}
-    given = [flag for key, flag in (_REFUSED | settings).items() if str(env.get(key) or "")]
-    if str(env.get("CM_MLPERF_RUN_STYLE") or "test").lower() == "valid":
-        given.insert(0, "--execution_mode=valid")
-    if given:
+    _require_possible(settings)
+    own = {key: f"--{field}" for field, key in env_keys(ServerSettings).items() if field not in _KNOWN}
+    flags = [flag for key, flag in (_REFUSED | own).items() if key in given]
+    if valid:
+        flags.insert(0, "--execution_mode=valid")
+    if flags:
         raise UsageError(
-            f"{given[0]} cannot be given with --rehearse",
+            f"{flags[0]} cannot be given with --rehearse",
             cause="the server is simulated: nothing that it gives is a result, and its profile says what machine it is",
-            remedy=f"leave {', '.join(given)} out; --max_num_seqs and --max_num_batched_tokens are options of it, too",
+            remedy=f"leave {', '.join(flags)} out; --max_num_seqs and --max_num_batched_tokens are options of it, too",
         )

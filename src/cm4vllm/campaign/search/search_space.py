@@ -7,9 +7,13 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.records.vllm.given_options import given_options
+from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.options.presets import option_words
 from cm4vllm.serving.options.searchable_options import SearchableOption, searchable_options, searched_name
 
@@ -97,17 +101,18 @@ class Space:
                 near[place] = min(near[place], math.dist(at[place], at[furthest]))
         return tuple(ordered)
 
-    def require_free(self, env: Mapping[str, object]) -> None:
+    def require_free(self, server: ServerSettings) -> None:
         """Refuse an option whose value the user or a published result has given. Raises UsageError."""
+        given = {key: getattr(server, field) for field, key in env_keys(ServerSettings).items()}
         try:
-            extra = given_options(shlex.split(str(env.get("CM_VLLM_SERVER_EXTRA_ARGS") or "")))
+            extra = given_options(shlex.split(server.extra))
         except ValueError:  # what starts the server says why
             extra = {}
         for axis in self.axes:
             name, key = axis.option.option, axis.option.key
-            if key and env.get(key) not in (None, ""):
+            if key and given[key] not in (None, ""):
                 raise UsageError(
-                    f"--search varies {name}, which is given: --{axis.option.input}={env[key]}",
+                    f"--search varies {name}, which is given: --{axis.option.input}={given[key]}",
                     cause="an option is either searched for or given; --published gives those of the published result",
                     remedy=f"leave one of them out: --{axis.option.input}, or {name} in --search",
                 )
@@ -147,6 +152,25 @@ def asked_space(search: str, minutes: float | None, *, given: bool, simulated: b
             remedy=f"leave {', '.join(unknown)} out of --search, or leave --rehearse out",
         )
     return space
+
+
+class SettingsInputs(Settings, frozen=True, kw_only=True):
+    """Inputs that the recipe reads from its environment, beside those of a server and of a run."""
+
+    search: input_types.Search = ""
+    minutes: input_types.SearchMinutes = None
+    scenarios: Annotated[str, Key("CM_MLPERF_SEARCH_SCENARIOS")] = ""
+    results_dir: input_types.ResultsDir = ""
+    output_dir: input_types.OutputDir = ""
+    dataset_record: input_types.DatasetRecordPath = ""
+    performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
+    model_record: input_types.ModelRecordPath = ""
+    rehearse: input_types.Rehearse = ""
+
+    @property
+    def most_minutes(self) -> float:
+        """The minutes after which no further evaluation begins."""
+        return SEARCH_MINUTES if self.minutes is None else self.minutes
 
 
 def words_of(candidate: Candidate) -> list[str]:

@@ -9,7 +9,7 @@ whose queries follow each other is the rate in answers/s.
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -47,9 +47,8 @@ from cm4vllm.records.searches.settings_search import EVALUATION_FILE, TRIAL, Eva
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import stop
 
-#: The environment keys of further options for `vllm serve`, and of the folder of a server's files.
-EXTRA, SERVER_FOLDER = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_VLLM_SERVER_DIR"
-Start = Callable[[Mapping[str, str]], Mapping[str, str]]
+#: Starts a server whose files go to a folder, with further options for `vllm serve`; returns the path of its record.
+Start = Callable[[Path, str], str]
 #: The errors that drop a candidate: its server does not start, ends, or cannot be measured, as with more sequences than
 #: the machine allows open files. Any other error ends the search.
 _DROPPED = (
@@ -72,16 +71,14 @@ _FIRST_PASSES, _MORE = 16, 2.0
 class ServerBench:
     """Starts servers in folders below `folder`, and measures them in `runs`: one for each scenario.
 
-    `start` starts the server of an environment, and returns what the recipe of such a server exports. `at_once` are
+    `start` starts a server in a folder with options beside the `extra` ones, and returns its record. `at_once` are
     the inputs of a run that gives a server's rate, from which a paced scenario starts.
     """
 
-    def __init__(
-        self, folder: Path, start: Start, env: Mapping[str, str], runs: Sequence[RunInputs], at_once: RunInputs
-    ) -> None:
+    def __init__(self, folder: Path, start: Start, extra: str, runs: Sequence[RunInputs], at_once: RunInputs) -> None:
         self._folder = folder
         self._start = start
-        self._env = env
+        self._extra = extra
         self._runs = runs
         self._at_once = at_once
         self._record: ServerRecord | None = None
@@ -149,10 +146,8 @@ class ServerBench:
             return 0.0
         self.close()
         begin = time.monotonic()
-        extra = " ".join(filter(None, (self._env.get(EXTRA, ""), *words_of(candidate))))
-        folder = self._folder / f"candidate-{number:03d}" / "server"
-        exported = self._start({**self._env, EXTRA: extra, SERVER_FOLDER: str(folder)})
-        self._server_path = exported["CM_VLLM_SERVER_RECORD"]
+        extra = " ".join(filter(None, (self._extra, *words_of(candidate))))
+        self._server_path = self._start(self._folder / f"candidate-{number:03d}" / "server", extra)
         self._record, self.serving = read_record(Path(self._server_path), ServerRecord), number
         return time.monotonic() - begin
 

@@ -2,19 +2,22 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.campaign.ledger import LEDGER_FILE, LedgerFile, State, read_ledger
+from cm4vllm.campaign.planning.step_environment import differing
 from cm4vllm.campaign.rehearsal import launch as simulated
+from cm4vllm.campaign.rehearsal.launch import SimulatedSettings
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
-from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Candidate, Space, shown, words_of
-from cm4vllm.campaign.search.server_bench import EXTRA, SERVER_FOLDER, ServerBench, Start
+from cm4vllm.campaign.search.search_space import Candidate, SettingsInputs, Space, shown, words_of
+from cm4vllm.campaign.search.server_bench import ServerBench
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
@@ -22,53 +25,72 @@ from cm4vllm.common.folders.owned_folders import discard
 from cm4vllm.common.folders.ownership_notes import Note
 from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import read_record, remove_record, write_record
-from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.common.settings import Settings, env_keys
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.measurement import RunInputs, require_given
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
-from cm4vllm.records.searches.settings_search import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, STEP, Evaluation, SettingsRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
-from cm4vllm.serving.launch import act
+from cm4vllm.serving.launch import LaunchExports, act
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.planned_servers import PLANNED_FILE
 
+ServerAction = Literal["start", "describe"]
 #: The file with the digest of what the evaluations in a folder were made from.
 _INPUTS_FILE = "inputs.sha256"
 
 
-class SettingsInputs(Settings, frozen=True, kw_only=True):
-    """Inputs that the recipe reads from its environment, beside those of a server and of a run."""
+class AnyRun(RunInputs, frozen=True, kw_only=True):
+    """A performance run of a scenario that is chosen later."""
 
-    search: input_types.Search
-    minutes: input_types.SearchMinutes = None
-    scenarios: Annotated[str, Key("CM_MLPERF_SEARCH_SCENARIOS")]
-    results_dir: input_types.ResultsDir = ""
-    output_dir: input_types.OutputDir = ""
-    dataset_record: input_types.DatasetRecordPath = ""
-    performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
-    model_record: input_types.ModelRecordPath = ""
-    rehearse: input_types.Rehearse = ""
-
-    @property
-    def most_minutes(self) -> float:
-        """The minutes after which no further evaluation begins."""
-        return SEARCH_MINUTES if self.minutes is None else self.minutes
+    scenario: input_types.Scenario = ""
+    mode: input_types.RunMode = "performance"
 
 
-def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
+class SettingsJob(Settings, frozen=True, kw_only=True):
+    """All inputs of the search: its own, and those of its servers and runs."""
+
+    asked: SettingsInputs = SettingsInputs()
+    launch: LaunchSettings = LaunchSettings()
+    simulated: SimulatedSettings = SimulatedSettings()
+    run: AnyRun = AnyRun()
+
+    def runs(self, scenarios: Sequence[str] = ()) -> list[RunInputs]:
+        """Return a performance run of each scenario, those of the search where none are named. Raises UsageError."""
+        fixed = replace(self.run, mode=str(Mode.PERFORMANCE), user_conf="", target_qps=1.0)
+        names = scenarios or self.asked.scenarios.split(",")
+        return [replace(fixed, scenario=str(Scenario.parse(name))) for name in names]
+
+    def start(self, folder: Path, extra: str, action: ServerAction = "start") -> LaunchExports:
+        """Start a server with further options for `vllm serve`, or describe it; return the exports of its recipe."""
+        if self.asked.rehearse:
+            return simulated.act(replace(self.simulated, folder=str(folder), searched=extra, action=action))
+        server = replace(self.launch.server, extra=extra)
+        return act(replace(self.launch, folder=str(folder), server=server, action=action))
+
+
+class SettingsExports(Settings, frozen=True, kw_only=True):
+    """The options of the server that the search chose, in words too, and how much better others may be."""
+
+    extra: input_types.ExtraArgs = ""
+    chosen: input_types.SearchedOptions = ""
+    evidence: input_types.SearchEvidence = ""
+
+
+def search_server_settings(job: SettingsJob) -> SettingsExports:
     """Search; return what the recipe exports. Raises UsageError, ServerUnsuitable and the errors of a run."""
-    inputs = SettingsInputs.of(env)
+    inputs = job.asked
     space = Space.parse(inputs.search)
     require_given(output_dir=inputs.output_dir)
     folder = writable_folder(Path(inputs.output_dir).absolute())
-    _keep_what_was_made_from(folder, inputs_digest(env))
-    start = simulated.act if inputs.rehearse else _start
-    runs, at_once = _runs(env)
-    candidates = space.candidates(_as_it_is(space, start, env, folder))
-    bench = ServerBench(folder, start, env, runs, at_once)
+    _keep_what_was_made_from(folder, inputs_digest(job))
+    runs, at_once = _runs(job)
+    extra = job.launch.server.extra
+    candidates = space.candidates(_as_it_is(space, job, folder))
+    bench = ServerBench(folder, lambda place, words: job.start(place, words).record or "", extra, runs, at_once)
     noted = _Noted(inputs.results_dir)
     say(
         f"search over server settings: {space.size} candidates, "
@@ -85,7 +107,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
             chosen = halve(candidates, bench, HalvingPlan(60 * inputs.most_minutes), seen)
     finally:
         bench.close()
-    record = _record(chosen, inputs, str(env.get(EXTRA) or ""), space.size)
+    record = _record(chosen, inputs, extra, space.size)
     write_record(folder / SETTINGS_FILE, record)
     say_text(table(record))
     say(f"search over server settings: {record.summary}")
@@ -93,23 +115,15 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     return exports_of(record)
 
 
-def _start(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Start a server with these settings; return the exports of its recipe."""
-    return act(LaunchSettings.of(env)).env()
+def exports_of(record: SettingsRecord) -> SettingsExports:
+    """Return what the steps after the search get: the options of the server, and the record's words."""
+    chosen = record.words or "none: the server as it is was best"
+    return SettingsExports(extra=record.extra_args, chosen=chosen, evidence=record.evidence)
 
 
-def exports_of(record: SettingsRecord) -> dict[str, str]:
-    """Return the keys for the steps after the search: the options of the server, and the record's words."""
-    return {
-        EXTRA: record.extra_args,
-        CHOSEN: record.words or "none: the server as it is was best",
-        EVIDENCE: record.evidence,
-    }
-
-
-def inputs_digest(env: Mapping[str, str]) -> str:
+def inputs_digest(job: SettingsJob) -> str:
     """Return a digest of a search's inputs: its space and time, the model, the dataset, the server's settings."""
-    inputs = SettingsInputs.of(env)
+    inputs = job.asked
     require_given(model_record=inputs.model_record)
     model = read_record(Path(inputs.model_record), ModelRecord)
     datasets = [
@@ -118,8 +132,9 @@ def inputs_digest(env: Mapping[str, str]) -> str:
         if path
     ]
     keys = sorted({*env_keys(ServerSettings).values(), "CM_VLLM_SERVER_PRESET", "CM_VLLM_SERVER_REPLICAS"})
-    server = {key: str(env.get(key) or "") for key in keys}
-    machine = [simulated.simulation_of(env)] if inputs.rehearse else []
+    given = differing(job.launch)
+    server = {key: given.get(key, "") for key in keys}
+    machine = [simulated.simulation_of(job.simulated)] if inputs.rehearse else []
     asked = (inputs.search, inputs.most_minutes, inputs.scenarios)
     parts = (__version__, *asked, model.sha256, datasets, server, *machine)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
@@ -184,20 +199,9 @@ class _Noted:
             self._file.enter(name, state, took_s=evaluation.took_s, why=words(evaluation))
 
 
-def searched_envs(env: Mapping[str, Any], scenarios: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return the environment of a performance run of each scenario, those of the search where none are named.
-
-    Raises UsageError for an unknown scenario.
-    """
-    keys = env_keys(RunInputs)
-    asked = scenarios or str(env.get("CM_MLPERF_SEARCH_SCENARIOS") or "").split(",")
-    fixed = {keys["mode"]: str(Mode.PERFORMANCE), keys["user_conf"]: "", keys["target_qps"]: "1"}
-    return [{**env, **fixed, keys["scenario"]: str(Scenario.parse(name))} for name in asked]
-
-
-def _runs(env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
+def _runs(job: SettingsJob) -> tuple[list[RunInputs], RunInputs]:
     """Return the inputs of a performance run of each scenario, and of one that LoadGen issues at once."""
-    asked = [RunInputs.of(run) for run in searched_envs(env)]
+    asked = job.runs()
     first = asked[0]
     at_once = next(
         scenario
@@ -205,12 +209,12 @@ def _runs(env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
         if terms(first.round, first.model, scenario, Mode.PERFORMANCE).at_once
     )
     ordered = sorted(asked, key=lambda run: run.scenario != str(at_once))
-    return ordered, RunInputs.of(searched_envs(env, [str(at_once)])[0])
+    return ordered, job.runs([str(at_once)])[0]
 
 
-def _as_it_is(space: Space, start: Start, env: Mapping[str, str], folder: Path) -> Candidate:
+def _as_it_is(space: Space, job: SettingsJob, folder: Path) -> Candidate:
     """Return the values that the server has without the search, of the options whose values its command line states."""
-    start({**env, "CM_VLLM_SERVER_ACTION": "describe", SERVER_FOLDER: str(folder)})
+    job.start(folder, job.launch.server.extra, "describe")
     given = read_record(folder / PLANNED_FILE, ServerRecord).options
     return {
         name: value for axis in space.axes if isinstance(value := given.get(name := axis.option.option), int | float)

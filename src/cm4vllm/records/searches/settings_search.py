@@ -7,10 +7,8 @@ from cm4vllm.common.records import Record
 
 #: The file with the record of a search, and the file with the record of one evaluation.
 SETTINGS_FILE, EVALUATION_FILE = "settings.json", "evaluation.json"
-#: The step of a job, whose evaluations are entries of the ledger, too; and the environment key of what it chose.
-STEP, CHOSEN = "server settings search", "CM_VLLM_SEARCHED_OPTIONS"
-#: The environment key for how much better another tried candidate may be.
-EVIDENCE = "CM_VLLM_SEARCH_EVIDENCE"
+#: The step of a job, whose evaluations are entries of the ledger, too.
+STEP = "server settings search"
 #: The number of the round that only says what a start takes, and where probes begin.
 TRIAL = -1
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import bytes_of, sha256_of_tree, typed_path
 from cm4vllm.common.git.git_objects import GitObjects, changed_files, objects_of, require_own
@@ -41,7 +42,7 @@ class Source:
 class SourceInputs(Settings, frozen=True, kw_only=True):
     """The folder of the sources that the user names, and that of the recipe which provides them."""
 
-    given_dir: Annotated[str, Key("CM_MLPERF_INFERENCE_SOURCE_DIR")] = ""
+    given_dir: input_types.InferenceSource = ""
     provided_dir: Annotated[str, Key("CM_MLPERF_INFERENCE_SOURCE")] = ""
 
     @property

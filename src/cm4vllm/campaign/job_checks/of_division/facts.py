@@ -1,9 +1,8 @@
-"""The job that is checked before it begins, and the environment and the machine that it is checked in."""
+"""The job that is checked before it begins, and the machine that it is checked on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.files import typed_path
@@ -11,8 +10,6 @@ from cm4vllm.hardware.system_file import read_system_file
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.system_records import runs_here
 
-#: The environment keys that are checked here and are not settings of the campaign.
-EXTRA, _SYSTEM_FILE = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_MLPERF_SYSTEM_FILE"
 #: The rules are data, with their sources.
 SOURCE = "cm4vllm.rules, division_rules"
 #: Why a rule that the machines of a system keep cannot be known from LoadGen's.
@@ -21,16 +18,15 @@ NOT_SHOWN = "; vLLM's HTTP API, by which alone LoadGen's machine asks it, does n
 
 @dataclass(frozen=True)
 class JobFacts:
-    """The job, and the environment and the machine that it is checked in."""
+    """The job, and the machine that it is checked on."""
 
     job: Job
-    env: Mapping[str, Any]
     root: Path
 
     @property
     def stated(self) -> Mapping[str, str]:
         """The statements of the system file, empty without one."""
-        path = str(self.env.get(_SYSTEM_FILE) or "")
+        path = self.job.settings.system_file
         return read_system_file(typed_path(path)).stated if path else {}
 
     @property

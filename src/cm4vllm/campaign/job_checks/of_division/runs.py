@@ -8,7 +8,7 @@ from cm4vllm.assets.model_identity import differences, is_from
 from cm4vllm.assets.samples.audio_dataset import digest_of_clips
 from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.job_checks.given_datasets import other_prompts
-from cm4vllm.campaign.job_checks.of_division.facts import EXTRA, NOT_SHOWN, SOURCE, JobFacts
+from cm4vllm.campaign.job_checks.of_division.facts import NOT_SHOWN, SOURCE, JobFacts
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.files import digest_of, typed_path
 from cm4vllm.rules import Mode, audit, catalogue, over_network, speculation
@@ -28,7 +28,7 @@ def model(facts: JobFacts) -> Iterator[Fault]:
             remedy="" if over_network(job.division) else f"leave --api_server out; {remedy}",
         )
     elif source == catalogue().benchmark(job.benchmark.name).stand_in:
-        yield Fault("the model is the stand-in, a tiny model that is trained here", remedy=remedy)
+        yield Fault("the model is the stand-in, a tiny model that comes with cm4vllm", remedy=remedy)
     elif job.sources.dummy:
         yield Fault("the model has random weights (_dummy)", remedy=remedy)
     elif source == "path":
@@ -118,7 +118,7 @@ def speculative_decoding(facts: JobFacts) -> Iterator[Fault]:
             else "leave --api_server out: a server that is started has no speculative decoding",
         )
     try:
-        given = speculative_options(shlex.split(str(facts.env.get(EXTRA) or "")))
+        given = speculative_options(shlex.split(facts.job.settings.servers.server.extra))
     except ValueError:  # what starts the server says why
         return
     listed = [

@@ -1,0 +1,100 @@
+"""The environment of CM in which the steps of a job run: the only place where a job writes it, and reads it again."""
+
+from collections import ChainMap
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+from msgspec.structs import replace
+
+from cm4vllm.campaign.planning.steps import Step, StepInputs
+from cm4vllm.common import input_types
+from cm4vllm.common.settings import Key, Settings, env_keys, parts_of
+
+S = TypeVar("S", bound=Settings)
+#: Nothing is set by --env.
+NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_SETTINGS = Settings()
+
+
+class JobInputs(Settings, frozen=True, kw_only=True):
+    """What every step of a job gets: the benchmark, its server, and the folder of the job's results."""
+
+    model: input_types.Benchmark
+    execution_mode: input_types.ExecutionMode
+    api_server: input_types.ApiServer
+    results_dir: input_types.ResultsDir
+
+
+class Records(Settings, frozen=True, kw_only=True):
+    """The records that the steps so far have left, by which later ones find model, datasets and server."""
+
+    model_record: input_types.ModelRecordPath = ""
+    dataset_record: input_types.DatasetRecordPath = ""
+    performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
+    compliance_dataset_record: input_types.ComplianceDatasetRecordPath = ""
+    server_record: input_types.ServerRecordPath = ""
+    division: input_types.Division = "open"
+    category: input_types.Category = ""
+    execution_mode: input_types.ExecutionMode = "test"
+
+
+class Names(Settings, frozen=True, kw_only=True):
+    """The names of the system and of the model, by which results are filed; empty before they are known."""
+
+    system: Annotated[str, Key("CM_SUT_NAME")] = ""
+    model: input_types.ModelName = ""
+
+
+class StepEnvironment:
+    """What the steps of a job find in their environment: the job's settings, and what the steps so far have exported.
+
+    `typed` is what the user set by --env, `given` are settings, of which those count that differ from their defaults,
+    and `common` is what they stand for.
+    """
+
+    def __init__(self, typed: Mapping[str, str] = NOTHING, *given: Settings, common: Settings = NO_SETTINGS) -> None:
+        self._values = dict(typed)
+        for settings in given:
+            self._values |= differing(settings)
+        self._values |= common.env()
+
+    def take(self, exports: Settings | Mapping[str, str]) -> None:
+        """Add what a step has exported."""
+        self._values.update(exports.env() if isinstance(exports, Settings) else exports)
+
+    def of_step(self, step: Step, inputs: StepInputs) -> dict[str, str]:
+        """Return the environment of a step, whose `inputs` are its own with all values filled in."""
+        return {**self._values, **step.env(inputs)}
+
+    def read(self, kind: type[S], more: Mapping[str, str] | None = None) -> S:
+        """Return settings as the recipes of the steps read them, with `more` values. Raises UsageError."""
+        return kind.of({**self._values, **(more or {})})
+
+    @property
+    def values(self) -> dict[str, str]:
+        """All values so far, for the plan of the engine."""
+        return dict(self._values)
+
+    def exported(self, key: str) -> str:
+        """Return the value of a key, empty where no step has exported it."""
+        return self._values.get(key, "")
+
+
+def values_of(settings: Settings) -> dict[str, Any]:
+    """Return the values of settings by their keys; a value of their own goes before that of a part."""
+    own = {key: getattr(settings, field) for field, key in env_keys(type(settings)).items()}
+    return dict(ChainMap(own, *(values_of(getattr(settings, field)) for field in parts_of(type(settings)))))
+
+
+def with_values(settings: S, values: Mapping[str, Any]) -> S:
+    """Return settings, and their parts, with the values that others have under the same keys."""
+    own = {field: values[key] for field, key in env_keys(type(settings)).items() if key in values}
+    parts = {field: with_values(getattr(settings, field), values) for field in parts_of(type(settings))}
+    return replace(settings, **own, **parts)
+
+
+def differing(settings: Settings) -> dict[str, str]:
+    """Return the settings that differ from their defaults as environment values: recipes know the defaults."""
+    values, defaults = values_of(settings), values_of(type(settings)())
+    return {key: text for key, text in settings.env().items() if values[key] != defaults[key]}
