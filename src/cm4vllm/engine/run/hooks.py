@@ -45,12 +45,12 @@ def working_in(folder: str) -> Iterator[None]:
 
 @contextmanager
 def reworded(script: ScriptMeta, request: Request) -> Iterator[None]:
-    """Have an error that names a key which a flag gave name the flag instead."""
+    """Have an error that names a key which a flag, or a change by --adr, gave name the flag instead."""
     try:
         yield
     except CmError as error:
         for typed, key in script.input_mapping.items():
-            if typed in request.inputs:
+            if typed in request.inputs or request.inputs.get("adr"):
                 error.reworded(f"{key}=", f"--{typed}=")
         raise
 
