@@ -49,7 +49,12 @@ def is_path_replaced(call: ast.Call) -> bool:
 PLACES = {
     "accuracy/graders/inside/mbxp.py": ({"kill": 1}, "a worker that it started", "its Popen object"),
     "accuracy/graders/sandbox.py": ({"killpg": 1}, "the process group of a grader that it started", "its Popen object"),
-    "assets/environment_worker.py": ({"kill": 1}, "a process that it started", "its Popen object"),
+    "assets/quantization.py": ({"kill": 1}, "a process that it started", "its Popen object"),
+    "serving/installation/install.py": (
+        {"unlink": 2},
+        "the record of an environment that generates no token; the note that an environment is not proved",
+        "the note tmp-not-proved, which install wrote into the same folder",
+    ),
     "assets/downloads/hub.py": (
         {"unlink": 3},
         "a file of the hub's cache with wrong content, with its link; unfinished files that came during our download",

@@ -16,3 +16,13 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     say_choice(choice)
     i["env"].update(choose(choice))
     return {"return": 0}
+
+
+def postprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from pathlib import Path
+
+    from cm4vllm.serving.installation.install import PROVED_BY, require_proof
+
+    if not i["env"].get(PROVED_BY):
+        require_proof(Path(i["env"]["CM_VLLM_INSTALLATION"]))
+    return {"return": 0}

@@ -1,15 +1,24 @@
 """A model folder with a tokenizer of words, and an accuracy run whose answers are known."""
 
+import argparse
+import ast
+import contextlib
+import io
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
+from nltk.tokenize.punkt import PunktSentenceTokenizer
+from rouge_score.rouge_scorer import RougeScorer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
@@ -137,3 +146,35 @@ class AccuracyRun:
 @pytest.fixture
 def accuracy_run(tmp_path, model_folder):
     return AccuracyRun(tmp_path, model_folder)
+
+
+def _rouge(predictions, references, use_stemmer, use_aggregator):
+    """Return what the `rouge` metric of the package evaluate returns, which wraps rouge-score."""
+    scorer = RougeScorer(list(TYPES), use_stemmer=use_stemmer)
+    scores = [scorer.score(wanted, given) for wanted, given in zip(references, predictions, strict=True)]
+    return {type_: [score[type_].fmeasure for score in scores] for type_ in TYPES}
+
+
+@pytest.fixture(scope="session")
+def printed_by(official_file):
+    """The numbers that the main program of a reference script prints, with `names` in the place of what it imports."""
+
+    def printed(commit, script, arguments, **names):
+        tree = ast.parse(official_file(commit, script))
+        tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        names = {
+            "np": np,
+            "json": json,
+            "argparse": argparse,
+            "nltk": SimpleNamespace(download=lambda name: None, sent_tokenize=PunktSentenceTokenizer().tokenize),
+            "evaluate": SimpleNamespace(load=lambda name: SimpleNamespace(compute=_rouge)),
+            **names,
+        }
+        exec(compile(tree, script, "exec"), names)
+        out = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+            patch.setattr(sys, "argv", [script, *arguments])
+            names["main"]()
+        return eval(out.getvalue().strip().splitlines()[-1], {"np": np})  # with numpy's own numbers
+
+    return printed

@@ -1,26 +1,31 @@
 """A whole accuracy run scored: accuracy.txt, accuracy.json, and what is refused."""
 
+import contextlib
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy import scorer_needs
 from cm4vllm.accuracy.answer_texts import Detokenizer
 from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.scorer_needs import ScoreInputs, ready_graders, score_needs
-from cm4vllm.accuracy.scoring import score_run
-from cm4vllm.common.errors import CmError, DatasetError, ModelError, RunFailed, UsageError
+from cm4vllm.accuracy.scoring import require_scorable, score_run
+from cm4vllm.common.errors import CmError, DatasetError, InstallError, ModelError, RunFailed, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import AccuracyRecord
+from cm4vllm.records.run import RunRecord
 from cm4vllm.rules import Mode, Scenario, terms
 
 OUTPUTS = ["the ship from Riga landed . ", "the ship sailed on Monday .", "ten tons of salt"]
@@ -125,6 +130,60 @@ def test_another_dataset_than_the_runs_is_refused(accuracy_run):
     (folder / "dataset.json").write_text('[{"output": "x"}]')
     with pytest.raises(DatasetError, match="dataset.json has changed since its record was made"):
         score_run(folder)
+
+
+def test_what_scoring_would_lack_is_reported_before_the_run(accuracy_run, tmp_path, monkeypatch):
+    import nltk.data
+
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "none")])
+    folder = accuracy_run.write(["salt"], [(0, "salt")], sentences="punkt_tab")
+    with pytest.raises(InstallError, match="punkt_tab"):
+        require_scorable(read_record(folder / "run.json", RunRecord).settings)
+    accuracy_run.write(["salt"], [(0, "salt")], tokenizer_sha256="0" * 64)
+    with pytest.raises(ModelError, match="tokenizer"):
+        require_scorable(read_record(folder / "run.json", RunRecord).settings)
+
+
+@pytest.mark.parametrize(
+    ("round_name", "benchmark", "script", "more"),
+    [
+        ("v6.1", "llama3.1-8b", "language/llama3.1-8b/evaluation.py", []),
+        ("v5.1", "llama2-70b-99", "language/llama2-70b/evaluate-accuracy.py", ["--checkpoint-path=x"]),
+    ],
+)
+def test_a_run_has_the_scores_that_its_reference_script_prints(
+    accuracy_run, printed_by, model_folder, round_name, benchmark, script, more
+):
+    import pandas
+
+    draw = random.Random(3)
+    words = "the ship from Riga Oslo landed . sailed late ten tons of salt ! silk timber on Monday".split()
+    outputs = [" ".join(draw.choices(words, k=draw.randint(1, 40))) for _ in range(80)]
+    answers = [(index, " ".join(draw.choices(words, k=draw.randint(0, 40)))) for index in draw.sample(range(80), 80)]
+    folder = accuracy_run.write(outputs, [*answers, *answers[:5]])
+    accuracy_run.change(terms=terms(round_name, benchmark, Scenario.OFFLINE, Mode.ACCURACY))
+    record = score_run(folder)
+    pandas.DataFrame({"output": outputs}).to_pickle(folder / "dataset.pkl")
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    decode = SimpleNamespace(eos_token="", batch_decode=lambda ids, **how: tokenizer.decode_batch(ids, **how))
+    files = [
+        f"--dataset-file={folder / 'dataset.pkl'}",
+        f"--mlperf-accuracy-file={folder / 'mlperf_log_accuracy.json'}",
+    ]
+    printed = printed_by(
+        "b66003e1",
+        script,
+        [*files, "--dtype=int32", *more],
+        pd=pandas,
+        Dataset=lambda **_: SimpleNamespace(targets=outputs),
+        AutoTokenizer=SimpleNamespace(from_pretrained=lambda *_, **__: decode),
+        Pool=lambda count: contextlib.nullcontext(SimpleNamespace(map=lambda call, chunks: list(map(call, chunks)))),
+        cpu_count=lambda: 3,
+    )
+    assert {label: float(value) for label, value in printed.items()} == {
+        label: record.values[label] for label in printed
+    }
+    assert {"rouge1", "rouge2", "rougeL", "rougeLsum", "gen_len", "gen_num"} <= printed.keys()
 
 
 # --- the dependencies by which a run is scored alone: those that its scorer uses, on this machine
@@ -247,7 +306,7 @@ def test_a_run_is_scored(cm, accuracy_run):
     assert code == 0, output
     record = read_record(folder / "accuracy.json", AccuracyRecord)
     assert record.values["rouge1"] == 50.0
-    assert record.verified == 2
+    assert record.scorer.endswith(", rouge-score 0.1.2")
 
 
 def test_a_missing_sentence_model_is_told(cm, accuracy_run, tmp_path):

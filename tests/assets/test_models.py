@@ -18,13 +18,11 @@ from cm4vllm.assets.model_identity import _published, differences, identified, i
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check, check_unchanged, model_exports, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize
 from cm4vllm.assets.samples.dataset_files import DatasetSettings
-from cm4vllm.assets.tiny.stand_ins import STAND_INS
-from cm4vllm.assets.tiny.training import STAND_IN
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
-from cm4vllm.common.errors import InstallError, ModelError, UsageError
+from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_record
-from cm4vllm.records.assets import DUMMY_SOURCE, IDENTITY, ModelRecord, QuantizationRecord
+from cm4vllm.records.assets import DUMMY_SOURCE, IDENTITY, STAND_IN_SOURCE, ModelRecord, QuantizationRecord
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import CatalogueDataset, CatalogueModel, benchmark_terms, catalogue, published_digests, round_names
 from cm4vllm.rules import assets as catalogue_module
@@ -70,13 +68,13 @@ def test_a_folder_called_as_a_benchmark_does_not_become_its_model(model, entry):
 def test_the_weights_of_the_tiny_model_are_known_under_any_name(model, entry):
     assert not local(model, entry).is_stand_in
     config = model / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **STAND_IN}))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "cm4vllm_stand_in": True}))
     folder = model.rename(model.with_name("Llama-2-70b-chat-hf-FP8"))
     record = local(folder, entry)
     assert record.is_stand_in and record.name == folder.name and record.min_tokens == 2
     served = provide(ModelSettings(source="served", location="owner/Big-Model", served_folder=str(folder)), entry)
     assert served.is_stand_in and served.name == "Big-Model" and served.path == str(folder)
-    assert served.source.startswith("served as owner/Big-Model from the folder Llama-2-70b-chat-hf-FP8; trained here")
+    assert served.source == f"served as owner/Big-Model from the folder {folder.name}; {STAND_IN_SOURCE}"
 
 
 def test_a_model_served_under_a_benchmarks_name_is_not_that_benchmarks(model, entry):
@@ -115,33 +113,6 @@ def test_a_folder_without_a_model_leaves_no_record(tmp_path, entry):
     with pytest.raises(ModelError):
         local(tmp_path / "none", entry)
     assert not (entry / MODEL_FILE).exists()
-
-
-def test_without_vllm_the_tiny_model_says_how_it_is_trained_once(entry):
-    with pytest.raises(ModelError) as caught:
-        provide(ModelSettings(source="tiny"), entry)
-    assert "cm run script --tags=get,ml-model,_tiny" in caught.value.remedy
-
-
-def test_a_python_without_torch_is_told(entry, tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\"\nexit 1\n")
-    python.chmod(0o755)
-    with pytest.raises(InstallError) as caught:
-        provide(ModelSettings(source="tiny", python=str(python)), entry)
-    assert "No module named 'torch'" in caught.value.cause
-    assert not (entry / STAND_INS["tiny"].name).exists()
-
-
-def test_a_training_that_is_killed_leaves_no_model(entry, tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'step 100/1050 loss 2.0 3 s'\nkill -9 $$\n")
-    python.chmod(0o755)
-    with pytest.raises(ModelError, match="training") as caught:
-        provide(ModelSettings(source="tiny", python=str(python)), entry)
-    assert "killed by SIGKILL" in caught.value.cause
-    assert "step 100/1050" in caught.value.cause
-    assert not (entry / STAND_INS["tiny"].name).exists()
 
 
 def test_an_unknown_source_and_an_impossible_name_are_refused(entry):

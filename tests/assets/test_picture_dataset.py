@@ -10,6 +10,7 @@ import pytest
 from cm4vllm.assets.samples.media_files import require_media
 from cm4vllm.assets.samples.picture_dataset import check_catalogue, write_products
 from cm4vllm.assets.tiny import product_pictures
+from cm4vllm.assets.tiny.stand_ins import MODELS
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.rules import chat_prompts
 
@@ -42,22 +43,10 @@ def test_pictures_differ_by_colour_and_are_files_that_pillow_can_read(tmp_path):
     assert not np.array_equal(red, product_pictures.picture("Red", (64, 64), 1))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+@pytest.fixture
+def model():
     """A folder in which the prompts of products can be counted."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-
-    from cm4vllm.assets.tiny.vision_training import CHAT_TEMPLATE, SPECIAL
-
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    settings = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 1024, "longest_edge": 262144}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return folder
+    return MODELS / "cm4vllm-tiny-vision"
 
 
 def test_rows_have_the_tokens_of_each_rounds_prompt_with_those_of_the_picture(tmp_path, model):

@@ -1,6 +1,7 @@
 """Prompts that were tokenised for another model are found by their text, and tokenised again for the model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cm4vllm.assets.samples.chat_templates import ChatTokens, PictureGrid
 from cm4vllm.assets.samples.dataset_files import DatasetSettings
 from cm4vllm.assets.samples.prompt_tokens import message, misread
 from cm4vllm.assets.samples.published_formats import rows_of
-from cm4vllm.assets.tiny.vision_training import CHAT_TEMPLATE, SPECIAL
+from cm4vllm.assets.tiny.stand_ins import MODELS
 from cm4vllm.common.errors import DatasetError, ModelError
 
 ARTICLES = [
@@ -258,9 +259,11 @@ def model(tmp_path):
     """A folder with a tokenizer of words, and the chat template of the stand-in."""
     tokenizer = Tokenizer(models.WordLevel({"?": 0, "system": 1, "user": 2, "assistant": 3}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
+    vision = MODELS / "cm4vllm-tiny-vision"
+    marks = json.loads((vision / "tokenizer_config.json").read_text())["additional_special_tokens"]
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in marks])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    shutil.copy(vision / "chat_template.jinja", tmp_path)
     return processor(tmp_path)
 
 

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED, Split, examples, reference_of, split_of
-from cm4vllm.assets.tiny.tiny_model import STAGES, training_data
 from cm4vllm.rules import benchmark_names, benchmark_terms
 
 SHIP = re.compile(r"^\w+ ship (\w+) \|", re.MULTILINE)
@@ -33,12 +32,6 @@ def test_the_sets_do_not_overlap_even_for_the_same_seed(seed):
     assert not {example.input for example in training} & {example.input for example in evaluation}
     assert {split_of(example.input) for example in training} == {Split.TRAINING}
     assert {split_of(example.input) for example in evaluation} == {Split.EVALUATION}
-
-
-def test_what_the_model_is_trained_on_is_not_evaluated():
-    stages = training_data()
-    assert [len(stage) for stage in stages] == [count for _, count in STAGES]
-    assert {split_of(prompt) for stage in stages for prompt, _ in stage} == {Split.TRAINING}
 
 
 def test_prompts_differ_and_hold_one_to_four_records():

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
 import pytest
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign import job as module
+from cm4vllm.campaign.execution import recipes_of
 from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE, JobState, StatusRecord
@@ -23,7 +24,7 @@ from cm4vllm.campaign.planning.step_values import Values
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Product, Step
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
+from cm4vllm.common.errors import EnvironmentBroken, ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import env_keys
@@ -457,3 +458,16 @@ def test_the_run_of_a_test_is_known_by_the_benchmarks_own_audit(tmp_path):
     assert settings.audit_config == audit_config("TEST01", "whisper") != ""
     step = Step(name="Offline TEST01", tags="app,mlperf,inference,vllm", product=Product.RUN)
     assert kept_result(step, step.inputs, StepEnvironment(env), "").digest == settings_sha256(settings)
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_an_environment_that_is_found_broken_is_made_again_once(broken):
+    """The recipe raises EnvironmentBroken where the second one is broken, too."""
+    codes = iter([EnvironmentBroken.exit_code] * broken + [0])
+
+    def run(asked):
+        return {"return": next(codes), "error": "no token", "new_env": {"CM_SERVER": "yes"}}
+
+    recipes = recipes_of(run)
+    with pytest.raises(EnvironmentBroken) if broken > 1 else nullcontext():
+        assert recipes("run,vllm-server", {}) == {"CM_SERVER": "yes"}

@@ -255,6 +255,16 @@ def test_answers_that_a_grader_judges_are_scored_with_its_record_where_it_can_ru
     assert any("not scored: mbxp" in note for note in job_notes(job)) is not bool(wanted)
 
 
+def test_the_scores_of_a_valid_run_have_their_expected_time_in_the_plan():
+    def duration(**fields):
+        steps = {step.name: step for step in schedule(Job.of(CampaignSettings(execution_mode="valid", **fields)))}
+        return steps["Offline accuracy: scores"].duration
+
+    words = duration(vllm_model_name="owner/name").words
+    assert re.fullmatch(r"[\d.]+ s, estimated for ROUGE of 13,368 answers of \d+ tokens on \d+ cores", words)
+    assert duration(model="qwen3-vl-235b-a22b", vllm_model_name="owner/name") is None
+
+
 # --- `--adr` of the main job: settings of the job, inputs of its steps, and what the engine applies
 
 

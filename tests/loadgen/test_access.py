@@ -66,17 +66,17 @@ def test_a_run_sends_key_header_and_prefix_with_each_request(tmp_path, secured, 
 def test_no_command_line_holds_the_key(tmp_path, secured):
     seen = []
 
-    def look(_):
+    def look():
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile, or is a zombie
                 seen.append(" ".join(child.cmdline()))
 
     with (
         # While the last answers are missing the worker is there to be seen.
-        FakeVllm(Behaviour(held=lambda number, _: number >= 60 and not seen)) as server,
+        FakeVllm(Behaviour(held=lambda number, _: number >= 60 and look())) as server,
         Gateway(server.endpoint, "", SECRET, {"X-Tenant": TENANT}) as gateway,
     ):
-        run(secured(gateway, "Offline"), tmp_path / "run", on_answers=look)
+        run(secured(gateway, "Offline"), tmp_path / "run")
     assert any("cm4vllm.loadgen.client.worker" in words for words in seen)
     assert not any(SECRET in words or TENANT in words for words in seen)
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_vllm import Behaviour, FakeVllm, expected_tokens, prompt
+from fake_vllm import Behaviour, FakeVllm
 
 from campaign_records import campaign_record
-from cm4vllm.common import progress
-from cm4vllm.common.errors import ResultsDiffer, ServerDied, UsageError
+from cm4vllm.common.errors import ModelError, ResultsDiffer, ServerDied, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.identity import settings_sha256
@@ -26,7 +25,6 @@ from cm4vllm.loadgen.measurement import (
     settings_of,
     write_user_conf,
 )
-from cm4vllm.loadgen.process.run_status import PartialScores
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.settings import in_flight_of
 from cm4vllm.records.assets import ModelRecord
@@ -89,21 +87,15 @@ def serve(tmp_path, server):
     )
 
 
-def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0)
-    seen = {}
+def test_settings_that_are_refused_beforehand_are_not_measured(env, tmp_path):
+    def refuse(settings):
+        raise ModelError(f"nothing can score {settings.mode}")
 
-    def note(answers):
-        seen.update(answers)
-        return PartialScores(problem="as seen by the test")
-
-    # The process reports once a second: the last answers are not there before it has.
-    with FakeVllm(Behaviour(held=lambda number, _: number >= 60 and not seen)) as server:
+    with FakeVllm() as server:
         serve(tmp_path, server)
-        record, _ = measure(inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy"), lambda settings: note)
-        measure(inputs(env, CM_MLPERF_OUTPUT_DIR=str(tmp_path / "p")), lambda settings: pytest.fail("not measured"))
-    assert seen == {index: expected_tokens(prompt(index), 128, 2) for index in range(record.settings.samples)}
-    assert "tokens/s so far; no partial scores: as seen by the test\n" in capsys.readouterr().out
+        with pytest.raises(ModelError, match="nothing can score accuracy"):
+            measure(inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy"), refuse)
+        assert not server.bodies
 
 
 def test_the_records_become_a_run(env, tmp_path):

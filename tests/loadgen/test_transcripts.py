@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from media_server import MediaServer
 from msgspec.structs import replace
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cm4vllm.assets.samples.audio_dataset import audio_rows, write_clips
 from cm4vllm.assets.samples.picture_dataset import write_products
 from cm4vllm.assets.tiny import tone_speech
-from cm4vllm.assets.tiny.vision_training import CHAT_TEMPLATE, SPECIAL
+from cm4vllm.assets.tiny.stand_ins import MODELS
 from cm4vllm.common.errors import DatasetError, RunFailed, ServerUnsuitable, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.process.runner import run
@@ -257,8 +257,8 @@ def test_clips_from_a_cache_make_a_run_invalid():
     )
     means = dict.fromkeys(("interval_s", "running_mean", "waiting_mean", "kv_cache_usage_max"), 0.0)
     metrics = ServerMetrics(**counts, **means, prompt_tokens=9, generation_tokens=9)
-    assert metrics.reused == ""
-    assert "vllm:mm_cache_hits_total" in replace(metrics, media_cache_hits=3).reused
+    assert metrics.reason_of_reuse == ""
+    assert "vllm:mm_cache_hits_total" in replace(metrics, media_cache_hits=3).reason_of_reuse
 
 
 # --- runs whose samples have a picture: what is sent, counted and logged, and which servers are refused
@@ -295,16 +295,8 @@ class PicturePeer(MediaServer):
 
 
 @pytest.fixture(scope="module")
-def picture_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    settings = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 1024, "longest_edge": 262144}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return ModelRecord(name="words", path=str(folder), source="made by the test", sha256="")
+def picture_model():
+    return ModelRecord(name="words", path=str(MODELS / "cm4vllm-tiny-vision"), source="made by the test", sha256="")
 
 
 @pytest.fixture(scope="module")

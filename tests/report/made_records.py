@@ -163,7 +163,6 @@ def accuracy_record(values: dict[str, float], run: RunRecord, log: Path) -> Accu
         ],
         tokens=run.client.completion_tokens,
         scorer="rouge-score 0.1.2",
-        verified=100,
         sentences="punkt-untrained",
         sentences_sha256="",
         log_sha256=sha256_of(log),

@@ -6,7 +6,7 @@ import wave
 from cm4vllm.assets.tiny import tone_speech
 from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED
 
-#: vLLM's installation and the model's training included, where nothing of it is there yet.
+#: vLLM's installation included, where nothing of it is there yet.
 FIRST_START_S = 1200
 
 

@@ -15,7 +15,7 @@ from cm4vllm.common.errors import Interrupted, ServerDied
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-1")]
 
-#: Seconds that a first run may take until its server is ready: vLLM's installation and the model's training included.
+#: Seconds that a first run may take until its server is ready: vLLM's installation included.
 FIRST_START_S = 900
 #: A job that comes to the Server performance run at once: without the runs before it.
 SERVER_ALONE = ("--output_dir=results", "--scenario=Server", "--server_target_qps=20")

@@ -8,7 +8,7 @@ import pytest
 from tests.script.main_job import EXPORTS, JOB, ROOT, asked, executed, planned
 
 from cm4vllm.campaign.ledger import State, read_ledger
-from cm4vllm.common.errors import CmError, ModelError, UsageError
+from cm4vllm.common.errors import CmError, UsageError
 from gpu_replay import Replay
 
 #: A Python that can train the tiny model: none is installed where a server is given.
@@ -93,10 +93,11 @@ def test_the_runs_of_a_job_start_no_server_of_their_own(tmp_path, files):
     assert tags and not [each for each in tags if each.startswith("run,vllm-server")]
 
 
-def test_the_tiny_model_that_a_given_server_serves_has_to_be_made_before_and_the_plan_says_so(tmp_path, files):
-    with pytest.raises(ModelError, match="the tiny model has not been made yet") as refused:
-        planned(tmp_path, asked(tmp_path, "_vllm,_tiny", {"api_server": "http://127.0.0.1:1"}, files))
-    assert "--tags=get,ml-model,_tiny" in refused.value.remedy
+def test_the_tiny_model_of_a_given_server_is_copied_and_nothing_is_installed(tmp_path, files):
+    steps = planned(tmp_path, asked(tmp_path, "_vllm,_tiny", {"api_server": "http://127.0.0.1:1"}, files))
+    brought = [each.what for step in steps for node, _ in step.walk() for each in node.brings]
+    assert "a copy of the tiny model of cm4vllm" in brought
+    assert not [words for words in brought if words.startswith("vLLM")]
 
 
 @pytest.mark.parametrize(("given", "downloads"), [("", True), ("punkt_tab.zip", False), ("nltk_data", False)])

@@ -11,7 +11,7 @@ from cm4vllm.serving.fit.layout import GIB, kv_cache_tokens
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.xdist_group("vllm-2")]
 
-#: vLLM's and llm-compressor's installation and the model's training included, where nothing of it is there yet.
+#: the installation of vLLM and llm-compressor included, where nothing of it is there yet.
 FIRST_START_S = 1200
 
 

@@ -24,7 +24,7 @@ from cm4vllm.serving.server import SERVER_FILE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-2")]
 
-#: Seconds that a first start may take: vLLM's installation and the model's training included.
+#: Seconds that a first start may take: vLLM's installation included.
 FIRST_START_S = 900
 
 

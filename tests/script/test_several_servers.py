@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers of vLLM's CPU backend need two cores"),
 ]
 
-#: Seconds that a first run may take until its servers are ready: vLLM's installation and the model's training included.
+#: Seconds that a first run may take until its servers are ready: vLLM's installation included.
 FIRST_START_S = 900
 
 

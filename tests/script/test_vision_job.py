@@ -18,7 +18,7 @@ from cm4vllm.rules import chat_prompts
 from cm4vllm.serving.probing.media_apis import picture_chat
 from cm4vllm.serving.probing.server_requests import Site, ask
 
-#: vLLM's installation and the model's training included, where nothing of it is there yet.
+#: vLLM's installation included, where nothing of it is there yet.
 FIRST_START_S = 1200
 SAMPLES = 48289
 BENCHMARK = "qwen3-vl-235b-a22b"

@@ -14,15 +14,23 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.common.errors import CmError, DiskFull, InstallError, UsageError
+from cm4vllm.common.errors import CmError, DiskFull, EnvironmentBroken, InstallError, UsageError
 from cm4vllm.common.programs import environments
 from cm4vllm.common.records import read_record
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.hardware.gpus.vendors import amd, nvml
 from cm4vllm.hardware.machine_facts import gpu_env
-from cm4vllm.records.vllm.options import OPTIONS_FILE
+from cm4vllm.records.vllm.options import OPTIONS_FILE, read_options, stored_options
 from cm4vllm.serving.installation import install as module
-from cm4vllm.serving.installation.install import VARIANTS, VLLM_FILE, InstallSettings, VllmRecord, check, install
+from cm4vllm.serving.installation.install import (
+    VARIANTS,
+    VLLM_FILE,
+    InstallSettings,
+    VllmRecord,
+    check,
+    install,
+    require_proof,
+)
 from cm4vllm.serving.installation.vllm_choice import Choice, choose, require_device, system_vllm
 from gpu_replay import Replay
 
@@ -175,6 +183,24 @@ def test_a_vllm_that_serves_no_token_is_no_installation(tmp_path, index, lock, m
         install(CPU, tmp_path, lock)
     assert words in caught.value.cause
     assert not (tmp_path / VLLM_FILE).exists()
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_an_environment_that_the_first_server_proves_is_noted_as_not_proved(tmp_path, index, lock, monkeypatch, works):
+    monkeypatch.setattr(module, "STORED_RELEASE", "1.0.0")
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]" if works else "[]")))
+    record = install(InstallSettings(variant="cpu", proved_by="server"), tmp_path, lock)
+    noted = tmp_path / "tmp-not-proved"
+    assert (record.device, record.packages["vllm"]) == ("cpu", "1.0.0+cpu")
+    assert noted.read_text().startswith("not proved") and not (tmp_path / "proof.log").exists()
+    assert read_options(tmp_path / VLLM_FILE) == stored_options()
+    if works:
+        require_proof(tmp_path / VLLM_FILE)
+        assert not noted.exists() and (tmp_path / VLLM_FILE).exists()
+    else:
+        with pytest.raises(EnvironmentBroken, match="does not generate a token"):
+            require_proof(tmp_path / VLLM_FILE)
+        assert noted.exists() and not (tmp_path / VLLM_FILE).exists(), "it is not made again"
 
 
 @pytest.fixture

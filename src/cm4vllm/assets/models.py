@@ -1,4 +1,4 @@
-"""Models: the tiny one that is trained here, a local folder, one of the Hugging Face hub or of MLCommons' storage."""
+"""Models: a stand-in, a local folder, one of the Hugging Face hub or of MLCommons' storage, or one without weights."""
 
 import fnmatch
 import os
@@ -12,14 +12,14 @@ import msgspec
 
 from cm4vllm.assets import dummy
 from cm4vllm.assets.downloads import hub, mlcommons
-from cm4vllm.assets.tiny.stand_ins import STAND_INS, stand_in_of, variation_of
+from cm4vllm.assets.tiny.stand_ins import STAND_INS, variation_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DownloadError, ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.records.assets import DUMMY_SOURCE, ModelRecord
+from cm4vllm.records.assets import DUMMY_SOURCE, STAND_IN_SOURCE, ModelRecord
 from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.rules import CatalogueModel, benchmark_names, catalogue, published_digests
 
@@ -35,8 +35,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a
     name of the catalogue, which goes before all others. With `verify` files that were proved before are read again.
-    `python` is one that has torch, to train the tiny model with; where a server is given, at `api_server`, none is
-    installed. `layers` are those of a dummy, None for all.
+    `layers` are those of a dummy, None for all.
     """
 
     source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
@@ -51,13 +50,13 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
 
 
 def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
-    """Have the model and write its record to `folder`; a tiny one is trained there too.
+    """Provide the model and write its record to `folder`; a stand-in is copied there too.
 
-    Raises ModelError, DownloadError, InstallError, DiskFull, UsageError.
+    Raises ModelError, DownloadError, DiskFull, UsageError.
     """
     source, where = ("catalogue", settings.name) if settings.name else (settings.source, settings.location)
     sources: dict[str, Callable[[], ModelRecord]] = {
-        **{variation: partial(_trained, variation, settings.python, folder) for variation in STAND_INS},
+        **{variation: partial(_stand_in, variation, folder) for variation in STAND_INS},
         "dummy": lambda: _dummy(where, settings.layers, folder),
         "path": lambda: _local(given_path(where)),
         "hf": lambda: _hub(where, settings.revision),
@@ -74,8 +73,6 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
 
 def check(settings: ModelSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises ModelError, UsageError."""
-    if settings.api_server and not settings.name and settings.source in STAND_INS:
-        _require_python(settings.python, f"_{settings.source}")
     check_source(
         f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}", settings.layers
     )
@@ -144,22 +141,11 @@ def check_unchanged(record: ModelRecord) -> None:
         )
 
 
-def _trained(variation: str, python: str, folder: Path) -> ModelRecord:
-    """Train a stand-in into a folder of its name."""
+def _stand_in(variation: str, folder: Path) -> ModelRecord:
+    """Copy a stand-in into a folder of its name."""
     stand_in = STAND_INS[variation]
-    _require_python(python, f"_{variation}")
-    stand_in.train(Path(python), folder / stand_in.name)
-    return _described(folder / stand_in.name, stand_in.name, stand_in.source, recipe=dict(stand_in.recipe))
-
-
-def _require_python(python: str, variation: str) -> None:
-    if not python:
-        raise ModelError(
-            "the tiny model has not been made yet, and nothing is installed when a server is given",
-            cause="it is trained with the packages of vLLM's environment",
-            remedy=f"train it once: cm run script --tags=get,ml-model,{variation}\n"
-            "or use the model that the server serves: add its folder to the tags, as _path.<folder>",
-        )
+    stand_in.copy_to(folder / stand_in.name)
+    return _described(folder / stand_in.name, stand_in.name, STAND_IN_SOURCE, recipe={"task": stand_in.task})
 
 
 def _dummy(name: str, layers: int | None, folder: Path) -> ModelRecord:
@@ -256,9 +242,8 @@ def _hosted(name: str) -> CatalogueModel | None:
 
 def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) -> ModelRecord:
     checkpoint = read_checkpoint(folder)
-    made_here = stand_in_of(checkpoint.architecture)
-    if checkpoint.stand_in and made_here.source not in source:
-        source += f"; {made_here.source}"
+    if checkpoint.stand_in and STAND_IN_SOURCE not in source:
+        source += f"; {STAND_IN_SOURCE}"
     if checkpoint.dummy and DUMMY_SOURCE not in source:
         source += f"; {DUMMY_SOURCE}"
     return ModelRecord(
@@ -269,7 +254,7 @@ def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) 
         parameters=checkpoint.parameters,
         architecture=checkpoint.architecture,
         weight_data_types=checkpoint.weight_data_types,
-        min_tokens=made_here.min_tokens if checkpoint.stand_in else 1,
+        min_tokens=STAND_INS[variation_of(checkpoint.architecture)].min_tokens if checkpoint.stand_in else 1,
         recipe={**recipe, "files": fingerprint(folder)},
     )
 

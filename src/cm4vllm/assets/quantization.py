@@ -1,7 +1,9 @@
 """Quantised models: calibrated on the benchmark's calibration set, and described as a submission needs it."""
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -9,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cm4vllm.assets.environment_worker import run_worker
 from cm4vllm.assets.models import MODEL_FILE, check_unchanged
 from cm4vllm.assets.samples.published_formats import rows_of
 from cm4vllm.common import input_types
@@ -17,8 +18,8 @@ from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest
 from cm4vllm.common.files import require_space, sha256_of_tree, write_text
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.folders.temporary_folders import scratch_folder
-from cm4vllm.common.programs.processes import exit_in_words
-from cm4vllm.common.progress import step
+from cm4vllm.common.programs.processes import die_with_parent, exit_in_words, safe_environment
+from cm4vllm.common.progress import Step, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.assets import DatasetRecord, ModelRecord, QuantizationRecord
@@ -28,6 +29,8 @@ _SCHEMES = Path(__file__).with_name("quantization_schemes.yaml")
 _COMPRESSION = Path(__file__).with_name("compression.py")
 _PROGRESS = re.compile(r"(\((\d+)/(\d+)\): Calibrating|Calibrating weights|Compressing model):\s+(\d+)%")
 _SPARE_BYTES = 256 * 2**20
+#: The lines of a failed worker that are kept.
+_KEPT_LINES = 40
 #: The name of fp8 keys and values, which go with any scheme.
 KV_FP8 = "kv-fp8"
 #: The quantisation of keys and values, in the words of calibration.md, and its method.
@@ -165,8 +168,6 @@ def require_scheme(settings: QuantizationSettings) -> None:
             f"the scheme {settings.scheme} alone quantises nothing",
             remedy=f"add {KV_FP8}, or take another scheme: fp8-dynamic",
         )
-    if settings.samples < 1:
-        raise UsageError(f"--calibration_samples={settings.samples} is not usable", cause="it must be above zero")
 
 
 def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:
@@ -200,7 +201,7 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
         if samples:
             write_text(scratch / "samples.json", json.dumps(samples))
             words.append(f"--samples={scratch / 'samples.json'}")
-        status, lines = run_worker(words, progress, _PROGRESS, r"\1 \4 %")
+        status, lines = _run_worker(words, progress)
         facts = _printed_facts(status, lines, f"{model.name} cannot be quantised to {method}")
         if unset := unset_scales(staging):
             raise ModelError(
@@ -209,6 +210,35 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
                 remedy="take another scheme, or give other samples with --calibration_path",
             )
     return facts
+
+
+def _run_worker(words: Sequence[str], progress: Step) -> tuple[int, list[str]]:
+    """Run a program in another environment's Python, and return its exit status and its last lines.
+
+    The step shows the progress that it prints. The program ends with this process.
+    """
+    lines: list[str] = []
+    # No PYTHONPATH: that environment has its own packages, and ours may not come before them.
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
+    with subprocess.Popen(
+        words,
+        env=safe_environment(env),
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=die_with_parent,
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                lines = [*lines[-_KEPT_LINES:], line.rstrip()]
+                if match := _PROGRESS.search(line):
+                    progress.update(match.expand(r"\1 \4 %"))
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, lines
 
 
 def _printed_facts(status: int, lines: list[str], failed: str) -> dict[str, Any]:

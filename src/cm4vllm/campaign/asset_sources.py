@@ -235,7 +235,7 @@ def _require_own_stand_in(benchmark: str, own: str, *asked: str) -> None:
         if variation in STAND_INS and variation != own:
             raise UsageError(
                 f"{STAND_INS[variation].name} cannot stand for the model of {benchmark}",
-                cause="it is trained on samples of another kind",
+                cause="it was trained on samples of another kind",
                 remedy=f"leave it out: {STAND_INS[own].name} is used without more; or name it by --vllm_model_name",
             )
 
@@ -246,7 +246,7 @@ def _require_dummies(benchmark: str, stand_in: str) -> None:
         raise UsageError(
             f"random weights cannot stand for the model of {benchmark}",
             cause="the folder that is made for them has no reader of media",
-            remedy=f"leave _dummy out: {stand_in} is trained here in minutes",
+            remedy=f"leave _dummy out: {stand_in} comes with cm4vllm",
         )
 
 

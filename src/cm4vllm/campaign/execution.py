@@ -29,6 +29,7 @@ from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, Schedule
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
+    EnvironmentBroken,
     InstallError,
     RunIncomplete,
     ServerDied,
@@ -56,11 +57,16 @@ _BY_THE_SEARCH = "made by the search, which ended with it"
 def recipes_of(run: Callable[[dict[str, Any]], dict[str, Any]], adr: Any = None) -> Recipes:
     """Return a function that runs the recipe of a step by the engine's `run`.
 
+    A recipe that finds the environment of vLLM broken is run once more, which makes the environment again.
     `adr` are the changes of `--adr` that only the engine applies.
     """
 
     def recipes(tags: str, inputs: Mapping[str, str]) -> dict[str, str]:
-        done = run({"tags": tags, "names": names_of(tags), "env": dict(inputs), "adr": adr or {}, "quiet": True})
+        asked = {"tags": tags, "names": names_of(tags), "env": dict(inputs), "adr": adr or {}, "quiet": True}
+        done = run(asked)
+        if done["return"] == EnvironmentBroken.exit_code:
+            warn(f"vLLM's environment is made again: {CmError.again(done['return'], done['error']).in_one_line}")
+            done = run(asked)
         if done["return"]:
             raise CmError.again(done["return"], done["error"])
         return {key: value for key, value in done["new_env"].items() if isinstance(value, str)}

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec.structs import replace
 
-from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.accuracy.scorer_needs import SENTENCES, ScoreInputs
+from cm4vllm.accuracy.scoring import require_scorable
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.tiny.stand_ins import stand_in_named, variation_of
@@ -254,12 +254,12 @@ def make_run(link: Link) -> RunExports:
     """
     inputs = link.run
     audit_text = audit_config(inputs.compliance_test, inputs.model)
-    watch = partial(live_scores, nltk_data=link.scores.nltk_data)
+    require = partial(require_scorable, nltk_data=link.scores.nltk_data)
     if link.power.under_power:
-        path = make_powered_run(inputs, link.power, lambda run: measure(run, watch, audit_config=audit_text)[1])
+        path = make_powered_run(inputs, link.power, lambda run: measure(run, require, audit_config=audit_text)[1])
         return RunExports(record=str(path))
     if link.results_dir:
-        return RunExports(record=str(measure(inputs, watch, audit_config=audit_text)[1]))
+        return RunExports(record=str(measure(inputs, require, audit_config=audit_text)[1]))
     folder = inputs.folder
     if inputs.server_record and link.launch.api_server:
         _check_server(link)
@@ -272,7 +272,7 @@ def make_run(link: Link) -> RunExports:
         else:
             if earlier.why_not:
                 say(f"done again: {earlier.why_not}")
-            measure(inputs, watch, audit_config=audit_text)
+            measure(inputs, require, audit_config=audit_text)
     print(run_table(folder), flush=True)
     return RunExports(record=str(folder / RUN_FILE))
 

@@ -16,6 +16,7 @@
       SourceUnavailable      43   a source repository could not be fetched
       DownloadError          44   a model or a dataset could not be downloaded completely
       LimitTooLow            45   the machine allows too few open files, local ports, too little memory for a run
+      EnvironmentBroken      46   vLLM generates no token with an environment that was made before
       RunFailed              50   requests failed, or the LoadGen process ended unexpectedly
       InvalidResult          51   the run ended well, but the rules call its result invalid
       ClockChanged           52   the clock was set during a run, whose times then mean nothing
@@ -52,6 +53,7 @@ class CmError(Exception):
     def __init__(
         self, failure: str, *, cause: str = "", remedy: str = "", state: Mapping[str, object] | None = None
     ) -> None:
+        """Take what failed, why, what to do, and state for the caller; all but the first may be empty."""
         super().__init__(failure)
         self.what = failure
         self.cause = cause
@@ -80,6 +82,7 @@ class CmError(Exception):
         return error
 
     def __str__(self) -> str:
+        """Return failure, cause and remedy, each on lines of its own, without control characters."""
         from cm4vllm.common.terminal_text import printable  # only errors need it, and every start would pay for it
 
         lines = [self.what]
@@ -163,6 +166,10 @@ class DownloadError(CmError):
 
 class LimitTooLow(CmError):
     exit_code = 45
+
+
+class EnvironmentBroken(CmError):
+    exit_code = 46
 
 
 class RunFailed(CmError):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
 
-from cm4vllm.common.standard_streams import give_up
+from cm4vllm.common.programs.standard_streams import give_up
 from cm4vllm.common.terminal_text import one_line, printable
 
 #: Seconds between two plain lines of one step.
@@ -91,14 +91,15 @@ def with_outlook(words: Callable[[], str]) -> Iterator[None]:
 
 
 class Step:
-    """One piece of work in progress; `update` sets how far it is, `note` is shown with it.
+    """One piece of work in progress; `update` sets how far it is.
 
     `facts` is the same as data, for a view: a record of the package that does the work. None where there is none.
     """
 
     def __init__(self, title: str, stream: TextIO) -> None:
+        """Begin a step: its title, and the stream that shows it."""
         self.title = title
-        self.note = self.text = ""
+        self.text = ""
         self.facts: object = None
         self.began = self._last = time.monotonic()
         self._status: Any = None
@@ -113,8 +114,6 @@ class Step:
 
     def update(self, text: str) -> None:
         """Show `text` beside the title: at once on a terminal, at most every 10 s elsewhere."""
-        if self.note:
-            text = f"{text}; {self.note}"
         self.text = text
         if self._status is not None:
             self._status.update(_literal(f"{self.title}: {text}"))
@@ -123,6 +122,7 @@ class Step:
             say("; ".join(filter(None, (f"{self.title}: {text}", _outlook()))))
 
     def stop(self) -> None:
+        """Remove the line that shows the step."""
         if self._status is not None:
             self._status.stop()
 

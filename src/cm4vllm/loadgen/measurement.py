@@ -18,7 +18,6 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.loadgen.given_conf import rate_in, require_usable_conf
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
-from cm4vllm.loadgen.process.process_monitor import OnAnswers
 from cm4vllm.loadgen.process.runner import USER_CONF, run
 from cm4vllm.loadgen.settings import require_interval, require_workers, run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
@@ -29,7 +28,6 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import (
     Division,
     ExecutionMode,
-    Logged,
     Mode,
     Scenario,
     Terms,
@@ -51,8 +49,6 @@ RUN = Kind(
     recognised=lambda folder: {"settings", "client", "files"} <= object_of(folder / RUN_FILE).keys(),
     into_working_folder=True,
 )
-
-Watch = Callable[[RunSettings], OnAnswers | None]
 
 #: The recipes that give the records of a run.
 _GIVERS = {
@@ -173,25 +169,24 @@ def write_user_conf(inputs: RunInputs) -> Path:
     return path
 
 
-def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str = "") -> tuple[RunRecord, Path]:
+def measure(
+    inputs: RunInputs, require: Callable[[RunSettings], None] = lambda settings: None, *, audit_config: str = ""
+) -> tuple[RunRecord, Path]:
     """Make the run; return its record and the record's path. A run that was in its folder is replaced.
 
-    `watch` is asked, before an accuracy run, for what the answers are shown to. `audit_config` is the text of the
-    audit.config of the compliance test that the inputs name. Raises UsageError when something is not
-    given, and what `watch` and the run raise.
+    `require` refuses, before the run, settings of which nothing could be made afterwards. `audit_config` is the text of
+    the audit.config of the compliance test that the inputs name. Raises UsageError when something is not given, and
+    what `require` and the run raise.
     """
     require_given(output_dir=inputs.output_dir, **inputs.records)
     folder, settings = inputs.folder, settings_of(inputs, audit_config)
     writable_folder(folder.parent)
-    # They are shown while they come where LoadGen gets their token ids.
-    shown = settings.mode is Mode.ACCURACY and settings.terms.logged is Logged.TOKENS
-    on_answers = watch(settings) if watch is not None and shown else None
+    require(settings)
     record = run(
         settings,
         folder,
         pythonpath=inputs.pythonpath,
         alive=partial(death_reason, settings.server),
-        on_answers=on_answers,
         keep_answers=inputs.keep_answers,
         accept_restarted=inputs.accept_restarted_server,
     )
@@ -242,6 +237,7 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
 
 
 def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> UserConf:
+    """Return the settings of user.conf for the inputs of a run."""
     return user_conf(
         wanted,
         ExecutionMode.parse(inputs.execution_mode),
@@ -309,6 +305,7 @@ def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
 
 
 def _why_not(record: RunRecord, folder: Path, settings: RunSettings) -> str:
+    """Return why a finished run is not kept, in words; empty if it is."""
     if record.settings_sha256 != settings_sha256(settings):
         changed = differences(record.settings, settings)
         return (

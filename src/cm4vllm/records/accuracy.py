@@ -27,9 +27,9 @@ class Score(Record, frozen=True, kw_only=True):
 class AccuracyRecord(Record, frozen=True, kw_only=True):
     """The scores of one accuracy log; `log_sha256` is the digest of the untruncated mlperf_log_accuracy.json.
 
-    `verified` says how many of the samples were scored a second time by rouge-score itself, with the same result to the
-    last bit. `sentences` is the way sentences were split (DatasetRecord), `sentences_sha256` the digest of its model.
-    `unscored` are the metrics that have no score, each with the reason. `files` has the SHA-256 of accuracy.txt.
+    `sentences` is the way sentences were split (DatasetRecord), `sentences_sha256` the digest of its model. `unscored`
+    are the metrics that have no score, each with the reason. `files` has the SHA-256 of accuracy.txt. `verified` is in
+    records of versions that computed ROUGE themselves: the samples that rouge-score scored again, with the same result.
     """
 
     notice: str
@@ -39,10 +39,10 @@ class AccuracyRecord(Record, frozen=True, kw_only=True):
     samples_expected: int
     tokens: int
     scorer: str
-    verified: int
     sentences: str
     sentences_sha256: str
     log_sha256: str
     duration_s: float
     unscored: dict[str, str] = {}
+    verified: int = 0
     files: dict[str, str] = {}

@@ -5,13 +5,10 @@ from pathlib import Path
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import Record
 
-#: Where the tiny model comes from, in the words of its record.
-STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny.tiny_model)"
-#: Where the tiny whisper comes from, in the words of its record.
-SPEECH_STAND_IN_SOURCE = "trained here on words as tones (cm4vllm.assets.tiny.tiny_whisper)"
-#: Where the tiny vision-language model comes from, in the words of its record.
-VISION_STAND_IN_SOURCE = "trained here on pictures of products (cm4vllm.assets.tiny.tiny_vision)"
-_STAND_IN_SOURCES = (STAND_IN_SOURCE, SPEECH_STAND_IN_SOURCE, VISION_STAND_IN_SOURCE)
+#: Stands in the source of a stand-in's weights, also in records of those that were trained by earlier versions.
+_STAND_IN_MARK = "(cm4vllm.assets.tiny"
+#: Where a stand-in comes from, in the words of its record.
+STAND_IN_SOURCE = f"a tiny model on made-up samples, part of cm4vllm {_STAND_IN_MARK})"
 #: Where a model without weights comes from, in the words of its record.
 DUMMY_SOURCE = "random weights, made by vLLM when it starts (cm4vllm.assets.dummy)"
 #: The key of a model's recipe that names the benchmark whose own model it is, by the digests of its files.
@@ -69,8 +66,8 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
     @property
     def is_stand_in(self) -> bool:
-        """Return True for the tiny models that are trained here, quantised or not."""
-        return any(source in self.source for source in _STAND_IN_SOURCES)
+        """Return True for the weights of stand-ins, quantised or not."""
+        return _STAND_IN_MARK in self.source
 
     @property
     def is_dummy(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec.structs import replace
 
-from cm4vllm.common.errors import ServerDied
+from cm4vllm.common.errors import ServerDied, ServerNotReady
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
@@ -15,6 +15,7 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.access import Access
 from cm4vllm.records.server import ServerRecord, counting
 from cm4vllm.serving import server
+from cm4vllm.serving.installation.install import note_proved, require_proof
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
 from cm4vllm.serving.options.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
@@ -67,7 +68,11 @@ def attend(settings: LaunchSettings) -> None:
 
 
 def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
-    """Return the record of a server that is ready to be measured, and the path it was written to."""
+    """Return the record of a server that is ready to be measured, and the path it was written to.
+
+    The first server that is ready proves vLLM's environment; one that fails has it proved without the model. Raises
+    EnvironmentBroken and others.
+    """
     folder = Path(settings.folder or DEFAULT_FOLDER).absolute()
     path = folder / server.SERVER_FILE
     if settings.api_server:
@@ -91,7 +96,14 @@ def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
         for note in record.unchecked:
             warn(f"not checked: {note}")
         return record, path
-    record = started(planned(settings), folder, settings.patience_s)
+    try:
+        record = started(planned(settings), folder, settings.patience_s)
+    except (ServerDied, ServerNotReady):
+        if settings.installation:
+            require_proof(Path(settings.installation))
+        raise
+    if settings.installation:
+        note_proved(Path(settings.installation))
     write_record(path, record)
     return record, path
 

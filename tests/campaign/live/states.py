@@ -5,15 +5,7 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.endpoints.curve_status import CurveStatus, MeasuredPoint
-from cm4vllm.loadgen.process.run_status import (
-    ClientStatus,
-    LatencyStatus,
-    PartialScore,
-    PartialScores,
-    RunStatus,
-    ServerStatus,
-    TimeLeft,
-)
+from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
 from cm4vllm.records.searches.rate_search import Verdict
 
 
@@ -96,13 +88,6 @@ ACCURACY_RUN = RunStatus(
     left=TimeLeft(seconds=167.4, low=150.2, high=190.0),
     server=ServerStatus(running=256, waiting=256, kv_cache_usage=0.41, preemptions=0, cached_prompt_tokens=0),
     client=ClientStatus(workers=1, capacity_qps=60.0, headroom=1.2),
-    scores=PartialScores(
-        answers=640,
-        scores=tuple(
-            PartialScore(name=name, mean=mean, half=0.4)
-            for name, mean in (("ROUGE-1", 38.8), ("ROUGE-2", 15.9), ("ROUGE-L", 24.5), ("ROUGE-Lsum", 35.8))
-        ),
-    ),
 )
 
 SEARCH = SearchStatus(

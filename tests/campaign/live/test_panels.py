@@ -35,15 +35,7 @@ from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.common import progress
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.process.run_status import (
-    ClientStatus,
-    LatencyStatus,
-    PartialScore,
-    PartialScores,
-    RunStatus,
-    ServerStatus,
-    TimeLeft,
-)
+from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
 
 STATES = {
     "server run": status(),
@@ -102,9 +94,8 @@ def test_a_step_that_failed_is_shown_with_the_first_line_of_why_alone():
     assert "checker source: it cannot be reached" in text and "remedy" not in text
 
 
-def test_an_accuracy_run_shows_its_scores_and_a_search_its_bracket():
+def test_an_accuracy_run_shows_its_client_and_a_search_its_bracket():
     text = plain_text(view_of(status(run=ACCURACY_RUN, search=SEARCH)))
-    assert "partial scores of 640 answers: ROUGE-1 38.8 ± 0.4, ROUGE-2" in text
     assert "can carry 1.2 times the load; 1.5 are needed" in text
     assert "5: 285.4 queries/s, a probe of 1:15" in text
     assert "271 passes, 301.2 fails (queries/s)" in text
@@ -171,8 +162,6 @@ def test_every_field_is_documented():
         LatencyStatus,
         ServerStatus,
         ClientStatus,
-        PartialScores,
-        PartialScore,
         SearchStatus,
         TriedRate,
     ]

@@ -93,17 +93,6 @@ def test_every_way_to_a_server_gives_the_same_log(tmp_path, make_settings, certi
     assert set(server.paths) == {settings.server.api.path}
 
 
-def test_answers_are_handed_over_as_they_come(tmp_path, make_settings):
-    batches = []
-    # The last ones are not answered before others were handed over.
-    with FakeVllm(Behaviour(held=lambda number, _: number >= 60 and not batches)) as server:
-        run(make_settings(server.endpoint, "Server", "accuracy"), tmp_path / "run", on_answers=batches.append)
-    answers = [answer for batch in batches for answer in batch]
-    assert len(batches) > 1
-    assert len(answers) == 64
-    assert {index: list(tokens) for index, tokens in answers} == SENT
-
-
 class Receiver:
     """Notes what it is given in order; the first call takes long, so that much has come before the next."""
 

@@ -1,16 +1,13 @@
 """The reports to LoadGen, by the convention of each benchmark's reference implementation, read from LoadGen's logs."""
 
-import sys
-import threading
 from array import array
-from types import SimpleNamespace
 
 import pytest
-from fake_vllm import FakeVllm, expected_tokens, prompt
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
 from msgspec.structs import replace
 
-from cm4vllm.loadgen.client.sample_times import SampleTimes
-from cm4vllm.loadgen.process.reporter import Reporter
+from cm4vllm.common.errors import RunFailed
+from cm4vllm.loadgen.process.kept_answers import file_of, kept_answers
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
@@ -46,47 +43,17 @@ def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settin
 
 def test_answers_are_those_of_their_samples_where_loadgen_loads_the_dataset_in_parts(tmp_path, make_settings):
     """It frees a part's queries when all of it was answered, and gives their keys to queries of the next one."""
-    given = []
-    settings = make_settings("http://a", "Offline", "accuracy")
+    settings = make_settings("http://a", "Offline", "accuracy", max_in_flight=4)
     whole = "performance_sample_count_override = 64"
     assert whole in settings.user_conf
-    with FakeVllm() as server:
+    with FakeVllm(Behaviour(fault=lambda number: Fault.STATUS_400 if number >= 40 else Fault.NONE)) as server:
         settings = replace(
             settings,
             server=replace(settings.server, endpoint=server.endpoint),
             user_conf=settings.user_conf.replace(whole, "performance_sample_count_override = 4"),
         )
-        run(settings, tmp_path / "run", on_answers=given.extend)
-    assert {index: list(tokens) for index, tokens in given} == SENT
-    assert len(given) == len(SENT)
-
-
-def test_answers_that_are_taken_while_others_come_are_given_once_each(make_settings):
-    loadgen = SimpleNamespace(QuerySampleResponse=lambda *_: None, QuerySamplesComplete=lambda _: None)
-    reporter = Reporter(
-        loadgen,
-        make_settings("http://a", "Offline", "accuracy"),
-        lambda _: None,
-        SampleTimes(),
-        indices={key: key for key in range(50_000)},
-    )
-    token = array("i", [1])
-    address, _ = token.buffer_info()
-    count, taken = 50_000, []
-
-    def report():
-        for key in range(count):
-            reporter.completed([(key, address, 1, False, 4)])
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        thread = threading.Thread(target=report)
-        thread.start()
-        while thread.is_alive():
-            taken += reporter.take()
-        thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    taken += reporter.take()
-    assert [key for key, _ in taken] == list(range(count))
+        with pytest.raises(RunFailed):
+            run(settings, tmp_path / "run", keep_answers=True)
+    kept = kept_answers(file_of(tmp_path / "run"))
+    assert len(kept) == 40
+    assert {index: array("i", answer.data).tolist() for index, answer in kept.items()} == {i: SENT[i] for i in kept}

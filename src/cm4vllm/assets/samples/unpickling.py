@@ -226,8 +226,8 @@ def _known() -> dict[tuple[str, str], Any]:
 _KNOWN = _known()
 
 
-class _Unpickler(pickle._Unpickler):  # the one in Python: its opcodes can be narrowed
-    """Builds stand-ins: it can call only the functions in _KNOWN."""
+class _Unpickler(pickle.Unpickler):  # noqa: S301 - it can call only the functions in _KNOWN
+    """Builds stand-ins. No extensions of copyreg are registered in this process."""
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _KNOWN:
@@ -237,9 +237,6 @@ class _Unpickler(pickle._Unpickler):  # the one in Python: its opcodes can be na
 
     def persistent_load(self, pid: Any) -> Any:
         raise _Refused("an object outside the file")
-
-    def get_extension(self, code: int) -> None:
-        raise _Refused(f"the extension {code}")
 
 
 class _Rows:

@@ -1,8 +1,7 @@
 """Products of the tiny vision-language model: a title, a description and a picture, whose colour no text names.
 
 The category of a product has three levels: its kind, its colour, its name. Kind and name follow from the title, the
-colour from the picture alone, so an answer is right only where the picture has arrived. The training imports this file
-by its path, in an environment without cm4vllm; so nothing of cm4vllm is imported here. Products are split into a
+colour from the picture alone, so an answer is right only where the picture has arrived. Products are split into a
 training and an evaluation set by a hash of their text and colour, so that none can be in both.
 """
 

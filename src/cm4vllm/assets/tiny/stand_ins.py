@@ -1,80 +1,61 @@
-"""The stand-ins: tiny models that are trained here, one for each kind of samples, by the variation that makes them.
+"""The stand-ins: tiny models that are part of cm4vllm, one for each kind of samples, by the variations that give them.
 
-A new one is an entry of STAND_INS, a variation of get,ml-model, and `stand_in` of its benchmarks in catalogue.yaml.
+They make every part of a run real on a machine without GPU and without a model hub. They are no benchmark's models.
+docs/tools/train_stand_in.py has trained them. A new one is an entry of STAND_INS, a variation of get,ml-model, and
+`stand_in` of its benchmarks in catalogue.yaml.
 """
 
-import json
-import re
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cm4vllm.assets.environment_worker import run_worker
-from cm4vllm.assets.tiny import tiny_model, tiny_vision, tiny_whisper
-from cm4vllm.common.errors import InstallError, ModelError
-from cm4vllm.common.files import require_space, write_text
+from cm4vllm.common.errors import ModelError
+from cm4vllm.common.files import require_space, sha256_of
 from cm4vllm.common.folders.owned_folders import staged_folder
-from cm4vllm.common.folders.temporary_folders import scratch_folder
-from cm4vllm.common.programs.processes import exit_in_words
-from cm4vllm.common.progress import step
-from cm4vllm.records.assets import SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, VISION_STAND_IN_SOURCE
 
-_SPACE_BYTES = 64 * 2**20
-_HERE = Path(__file__).parent
-_PROGRESS = re.compile(r"step (\d+)/(\d+)")
+#: The folders of the models, and the digests of their files as sha256sum writes them.
+MODELS = Path(__file__).parent / "models"
+_DIGESTS = MODELS / "SHA256SUMS"
+_SPACE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """A tiny model: `name` is the one under which it is served and published, `source` stands in its record.
+    """A tiny model: `name` is the one under which it is served and published, and that of its folder.
 
-    `architecture` is that of its config.json. `subject` is the module that training.py trains, `training_data` returns
-    its data; `recipe` are the inputs of the training beside the code, `duration` is its time. `sample_bytes` is the
-    size of a sample of the dataset that is made for it, measured. `min_tokens` is 2 for a model that may end its answer
-    at once.
+    `architecture` is that of its config.json, `task` what it was trained for. `sample_bytes` is the size of a sample of
+    the dataset that is made for it, measured. `min_tokens` is 2 for a model that may end its answer at once.
     """
 
     name: str
     architecture: str
-    source: str
-    recipe: Mapping[str, str]
-    subject: str
-    training_data: Callable[[], object]
     title: str
-    duration: str
+    task: str
     sample_bytes: int
     min_tokens: int = 1
 
-    def train(self, python: Path, folder: Path) -> None:
-        """Train it into `folder` with `python`, which must have torch, transformers and tokenizers.
-
-        The folder appears when the model is whole. Raises InstallError where that Python lacks a package, ModelError
-        where the training fails.
+    def copy_to(self, folder: Path) -> None:
+        """Copy the model into `folder`, which appears when it is whole. Raises DiskFull, and ModelError for files that
+        are not those of cm4vllm.
         """
-        title = f"{self.title} ({self.duration} on one core)"
-        words = [str(python), "-P", str(_HERE / "training.py"), f"--subject={_HERE / self.subject}.py"]
-        require_space(folder, _SPACE_BYTES, title)
-        with step(f"training {title}") as progress, staged_folder(folder) as staging, scratch_folder() as scratch:
-            write_text(scratch / "data.json", json.dumps(self.training_data()))
-            words += [f"--data={scratch / 'data.json'}", f"--seed={self.recipe['seed']}", f"--output={staging}"]
-            _check(*run_worker(words, progress, _PROGRESS, r"step \1 of \2"), words[0], self.title)
+        require_space(folder, _SPACE_BYTES, self.title)
+        with staged_folder(folder) as staging:
+            shutil.copytree(MODELS / self.name, staging, dirs_exist_ok=True)
+            self.require_digests(staging)
 
-
-def _check(status: int, lines: list[str], python: str, name: str) -> None:
-    if status == 0:
-        return
-    missing = next((line for line in lines if "ModuleNotFoundError" in line), "")
-    if missing:
-        raise InstallError(
-            f"{name} cannot be trained",
-            cause=f"{python}: {missing}",
-            remedy="renew vLLM's environment: cm run script --tags=install,vllm,_cpu --renew",
-        )
-    raise ModelError(
-        f"the training of {name} failed",
-        cause="\n".join([exit_in_words(status), *lines[-8:]]),
-        remedy="a run of the same command starts it again",
-    )
+    def require_digests(self, folder: Path) -> None:
+        """Raise ModelError where the files of a folder are not those of the model."""
+        lines = (line.split("  ", 1) for line in _DIGESTS.read_text(encoding="utf-8").splitlines())
+        digests = {path: digest for digest, path in lines if path.startswith(f"{self.name}/")}
+        present = {f"{self.name}/{path.name}": sha256_of(path) for path in folder.iterdir()}
+        differing = sorted({path for path, _ in digests.items() ^ present.items()})
+        if differing:
+            raise ModelError(
+                f"{self.title} is not the one that belongs to cm4vllm",
+                cause=f"missing or changed in {MODELS}: {', '.join(differing)}",
+                remedy=f"install cm4vllm again; in a checkout: git checkout -- {MODELS}",
+            )
 
 
 #: Each by its variation of get,ml-model, without the underscore.
@@ -82,35 +63,23 @@ STAND_INS: Mapping[str, StandIn] = {
     "tiny": StandIn(
         name="cm4vllm-tiny",
         architecture="LlamaForCausalLM",
-        source=STAND_IN_SOURCE,
-        recipe=tiny_model.RECIPE,
-        subject="text_training",
-        training_data=tiny_model.training_data,
         title="the tiny model",
-        duration="about 45 s",
+        task="harbour log summaries",
         sample_bytes=834,
         min_tokens=2,
     ),
     "tiny-whisper": StandIn(
         name="cm4vllm-tiny-whisper",
         architecture="WhisperForConditionalGeneration",
-        source=SPEECH_STAND_IN_SOURCE,
-        recipe=tiny_whisper.RECIPE,
-        subject="speech_training",
-        training_data=tiny_whisper.training_data,
         title="the tiny whisper",
-        duration="about a minute",
+        task="transcripts of words as tones",
         sample_bytes=96_255,
     ),
     "tiny-vision": StandIn(
         name="cm4vllm-tiny-vision",
         architecture="Qwen3VLForConditionalGeneration",
-        source=VISION_STAND_IN_SOURCE,
-        recipe=tiny_vision.RECIPE,
-        subject="vision_training",
-        training_data=tiny_vision.training_data,
         title="the tiny vision-language model",
-        duration="three to five minutes",
+        task="categories of products by title and picture",
         sample_bytes=505,
     ),
 }
@@ -126,8 +95,3 @@ def variation_of(architecture: str) -> str:
     return next(
         (variation for variation, stand_in in STAND_INS.items() if stand_in.architecture == architecture), "tiny"
     )
-
-
-def stand_in_of(architecture: str) -> StandIn:
-    """Return the stand-in with this architecture; for others, that of the text benchmarks."""
-    return STAND_INS[variation_of(architecture)]

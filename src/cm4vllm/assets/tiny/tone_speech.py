@@ -1,7 +1,6 @@
-"""Speech of the tiny whisper: each word is a chord of two tones, each clip a few words. It needs numpy alone.
+"""Speech of the tiny whisper: each word is a chord of two tones, each clip a few words.
 
-The training imports it by its path, in an environment without cm4vllm; so nothing of cm4vllm is imported here. Clips
-are split into a training and an evaluation set by a hash of their text, so that none can be in both.
+Clips are split into a training and an evaluation set by a hash of their text, so that none can be in both.
 """
 
 import hashlib

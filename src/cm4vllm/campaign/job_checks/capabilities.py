@@ -86,7 +86,7 @@ def reads_problems(benchmark: BenchmarkTerms) -> bool:
 
 def needs_sentences(benchmark: BenchmarkTerms) -> bool:
     """Return True if answers are split into sentences for a benchmark's scores."""
-    return SCORERS[benchmark.scorer].rouge
+    return bool(SCORERS[benchmark.scorer].rouge)
 
 
 def require_scored(

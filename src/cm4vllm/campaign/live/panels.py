@@ -177,8 +177,6 @@ def _run(run: RunStatus) -> Iterator[Line]:
             text=f"can carry {client.headroom:,.1f} times the load" + ("" if enough else f"; {HEADROOM} are needed"),
             tone=Tone.PLAIN if enough else Tone.BAD,
         )
-    if run.scores is not None and run.scores.words:
-        yield Line(label="scores", text=run.scores.words)
 
 
 def _latency(latency: LatencyStatus) -> Line:

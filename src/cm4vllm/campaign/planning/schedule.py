@@ -6,6 +6,8 @@ from typing import Self
 from msgspec.structs import replace
 
 from cm4vllm import SIMULATED_POWER_NOTICE
+from cm4vllm.accuracy.rouge import expected_seconds
+from cm4vllm.accuracy.scoring import scorer_of
 from cm4vllm.campaign.amendments import amended
 from cm4vllm.campaign.planning.asset_steps import asset_steps, steps_before
 from cm4vllm.campaign.planning.computed_targets import LATENCY_QUERIES
@@ -39,9 +41,10 @@ from cm4vllm.campaign.planning.step_inputs import RunStep, ScoresStep, TreeStep,
 from cm4vllm.campaign.planning.steps import Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common import input_types
+from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
-from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario
+from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms
 from cm4vllm.serving.installation.vllm_choice import Choice
 
 #: The number of times that a full-length run which misses a limit at the rate found is made again at a lower rate.
@@ -179,10 +182,21 @@ def _accuracy(job: Job, scenario: Scenario, target: Target) -> Iterator[Step]:
         tags="process,mlperf,accuracy",
         gives=f"{gives}/accuracy.json",
         product=Product.SCORES,
+        duration=None if job.rehearsal else _scoring_time(job.terms(scenario, Mode.ACCURACY)),
         inputs=ScoresStep(
             result_dir=folder, graders=",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders)
         ),
     )
+
+
+def _scoring_time(terms: Terms) -> Duration | None:
+    """Return how long ROUGE of a whole dataset takes on this machine; None where nothing is scored by it."""
+    types, tokens = scorer_of(terms).rouge, terms.mean_tokens or terms.generation.max_tokens
+    if not types or not tokens:
+        return None
+    answers = f"{terms.samples:,} answers of {tokens:,.0f} tokens on {usable_processors()} cores"
+    seconds = expected_seconds(terms.samples, tokens, types)
+    return Duration(seconds=seconds, source=f"estimated for ROUGE of {answers}")
 
 
 def _performance(job: Job, scenario: Scenario, target: Target, *, searched: bool) -> Iterator[Step]:

@@ -2,7 +2,7 @@
 
 LoadGen issues queries on the main thread, which gives them to worker processes; a second thread reports what they
 answer. The logs go to FOLDER, progress and the outcome as lines of JSON (loadgen.messages) to standard output, with
---answers the tokens of each answer too, with --latencies its times. With --keep=FILE answers are kept there, and those
+--latencies the times of each answer too. With --keep=FILE answers are kept there, and those
 that are there already are given to LoadGen (loadgen.kept_answers). One process makes one run: LoadGen applies
 mlperf.conf only to the first FromConfig of a process.
 """
@@ -56,7 +56,6 @@ def main(argv: Sequence[str]) -> int:
             _run(
                 read_record(settings_file, RunSettings),
                 folder,
-                show_answers="--answers" in argv[3:],
                 show_latencies="--latencies" in argv[3:],
                 keep=_kept_in(argv[3:]),
             )
@@ -72,9 +71,8 @@ def _kept_in(words: Sequence[str]) -> Path | None:
     return next((Path(word.removeprefix(_KEEP)) for word in words if word.startswith(_KEEP)), None)
 
 
-def _run(
-    settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool, keep: Path | None
-) -> Message:
+def _run(settings: RunSettings, folder: Path, *, show_latencies: bool, keep: Path | None) -> Message:
+    """Make the LoadGen run that the settings describe, and return the message with its outcome."""
     loadgen = _import_loadgen()
     require_seeds(settings.terms, metadata.version(DISTRIBUTION))
     test = _test_settings(loadgen, settings, folder)
@@ -98,14 +96,7 @@ def _run(
     checked = _self_check(settings, library, least) if settings.self_check else None
     workers = checked.workers if checked else least
     with SystemUnderTest(
-        loadgen,
-        settings,
-        library,
-        workers,
-        send=_send,
-        show_answers=show_answers,
-        show_latencies=show_latencies,
-        answers=keep,
+        loadgen, settings, library, workers, send=_send, show_latencies=show_latencies, answers=keep
     ) as system:
         duration = _test(loadgen, test, folder, library, system, _network_name(settings))
     system.times.write(folder)
@@ -163,6 +154,7 @@ def _test(
 
 
 def _import_loadgen() -> Any:
+    """Return the module of LoadGen. Raises InstallError where it is not installed."""
     try:
         import mlperf_loadgen
     except ImportError as error:
@@ -234,6 +226,7 @@ def _measures(test: Any, terms: Terms) -> bool:
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions of Python, cm4vllm and the packages that take part in a run."""
     packages = (DISTRIBUTION, "uvloop", "httptools", "msgspec")
     return {
         "python": platform.python_version(),

@@ -35,12 +35,6 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="no
     loud: bool = False
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="answers"):
-    """Answers since the last such message: the index of each sample in the dataset, and the tokens of its answer."""
-
-    answers: list[tuple[int, list[int]]]
-
-
 class Timed(msgspec.Struct, frozen=True, array_like=True):
     """The times of one answer: when its query was issued, in s since the first one, and what LoadGen judges.
 
@@ -92,4 +86,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     client: ClientRecord | None = None
 
 
-Message = Progress | Checked | Note | Answers | Latencies | FirstFailure | Ended | Failed
+Message = Progress | Checked | Note | Latencies | FirstFailure | Ended | Failed

@@ -5,7 +5,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
@@ -18,18 +18,7 @@ from cm4vllm.common.progress import Step, say, warn
 from cm4vllm.common.units import duration_text
 from cm4vllm.loadgen.process.clock import ClockWatch
 from cm4vllm.loadgen.process.live_status import LiveStatus
-from cm4vllm.loadgen.process.messages import (
-    Answers,
-    Checked,
-    Ended,
-    Failed,
-    FirstFailure,
-    Latencies,
-    Message,
-    Note,
-    Progress,
-)
-from cm4vllm.loadgen.process.run_status import PartialScores
+from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, FirstFailure, Latencies, Message, Note, Progress
 from cm4vllm.records.client import ClientRecord
 from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import RunSettings
@@ -47,9 +36,6 @@ ALIVE_INTERVAL_S = 0.5
 DYING_S = 3.0
 
 Alive = Callable[[], str | None]
-#: Called with answers as they come: the index of each sample in the dataset, and the tokens of its answer. What it
-#: returns is shown beside the progress.
-OnAnswers = Callable[[Sequence[tuple[int, list[int]]]], PartialScores | None]
 #: Called with the latencies of a Server run as they come; returns whether the run is to be ended at once.
 OnLatencies = Callable[[Latencies], bool]
 
@@ -78,7 +64,6 @@ class MonitoredRun:
     watch: MetricsWatch
     shown: Step
     live: LiveStatus
-    on_answers: OnAnswers | None
     on_latencies: OnLatencies | None = None
     keep: Path | None = None
     clock: ClockWatch = field(default_factory=ClockWatch)
@@ -101,11 +86,7 @@ def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended:
     settings_file = folder / SETTINGS_FILE
     settings_file.write_bytes(msgspec.json.encode(settings))
     console = folder / CONSOLE_LOG
-    words = [
-        *(["--answers"] if run.on_answers else []),
-        *(["--latencies"] if run.on_latencies else []),
-        *([f"--keep={run.keep}"] if run.keep else []),
-    ]
+    words = [*(["--latencies"] if run.on_latencies else []), *([f"--keep={run.keep}"] if run.keep else [])]
     with console.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "cm4vllm.loadgen.process.main", str(settings_file), str(folder), *words],
@@ -155,14 +136,15 @@ def _follow(output: IO[bytes], log: int, run: MonitoredRun) -> Message | None:
                     return last
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    last = _take(line, log, run) or last
+                    last = _message_of(line, log, run) or last
             if time.monotonic() - checked >= ALIVE_INTERVAL_S:
                 checked = time.monotonic()
                 if (fault := run.fault()) is not None:
                     raise fault
 
 
-def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
+def _message_of(line: bytes, log: int, run: MonitoredRun) -> Message | None:
+    """Return the message in a line of LoadGen's process; None for other output, which goes to the log."""
     try:
         message: Message = msgspec.json.decode(line, type=Message)
     except (ValueError, RecursionError):
@@ -172,17 +154,13 @@ def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
         case Progress():
             _show(message, run)
         case Checked():
-            run.shown.facts = run.live.checked(message.check)
+            run.shown.facts = run.live.take_self_check(message.check)
             say(message.text)
         case Note():
             (warn if message.loud else say)(message.text)
         case Latencies():
             if run.on_latencies is not None and run.on_latencies(message):
                 raise RunStopped
-        case Answers():
-            if run.on_answers is not None:
-                run.live.scores = scores = run.on_answers(message.answers)
-                run.shown.note = scores.words if scores else ""
         case _:
             return message
     return None

@@ -4,7 +4,6 @@ import ctypes
 import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ class Reporter:
     """The receiver of a run. `failed_once` is called at the first failure, with its cause.
 
     `times` gets the time of each first token and each end. `indices` has the sample of each query that is open; with
-    it, answers are kept for `take`, and given to `writer` before LoadGen hears of them. `token_count` is the number of
+    it, answers are given to `writer` before LoadGen hears of them. `token_count` is the number of
     tokens that were reported to LoadGen.
     """
 
@@ -35,14 +34,13 @@ class Reporter:
         indices: dict[int, int] | None = None,
         writer: AnswerWriter | None = None,
     ) -> None:
+        """Take LoadGen's module, the settings, what is called at the first failure, and the times of the samples."""
         self.completed_count = self.failed_count = self.token_count = 0
         self._loadgen = loadgen
         self._report_first = settings.terms.first_token
         self._left_out = 1 if self._report_first and not settings.terms.first_token_reported_again else 0
         self._failed_once = failed_once
         self._times = times
-        # Filled in one thread and emptied in another, and a list would lose or repeat what comes in between.
-        self._kept: deque[tuple[int, KeptAnswer]] = deque()
         self._indices = indices
         self._writer = writer
         # Answers that are kept are given in LoadGen's thread, while others come in the reading thread.
@@ -59,6 +57,7 @@ class Reporter:
         self.completed(whole, new=False)
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
+        """Report first tokens to LoadGen at once, and note when."""
         if not self._report_first:
             return
         with self._lock:
@@ -69,10 +68,12 @@ class Reporter:
             self._times.first_tokens(now_ns, answers)
 
     def completed(self, answers: Sequence[WholeAnswer], *, new: bool = True) -> None:
+        """Report whole answers to LoadGen; `new` is False for those that were kept from before."""
         with self._lock:
             self._report(answers, new=new)
 
     def _report(self, answers: Sequence[WholeAnswer], *, new: bool) -> None:
+        """Report whole answers to LoadGen and count their tokens, with the lock held."""
         response, left_out = self._loadgen.QuerySampleResponse, self._left_out
         responses = []
         for key, address, count, _, size in answers:
@@ -93,7 +94,6 @@ class Reporter:
         self._loadgen.QuerySamplesComplete(responses)
         self._times.completed(now_ns, answers)
         self.completed_count += len(responses)
-        self._kept.extend(kept)
 
     def _with_samples(self, answers: Sequence[WholeAnswer]) -> list[tuple[int, KeptAnswer]]:
         """Return the sample of each answer of which more than a count is known; nothing where none are kept."""
@@ -117,7 +117,3 @@ class Reporter:
         self.failed_count += 1
         if self.failed_count == 1:
             self._failed_once(cause)
-
-    def take(self) -> list[tuple[int, KeptAnswer]]:
-        """Return the kept answers that came since the last call, each with its sample."""
-        return [self._kept.popleft() for _ in range(len(self._kept))]

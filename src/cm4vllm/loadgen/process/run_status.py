@@ -54,32 +54,6 @@ class ClientStatus(Record, frozen=True, kw_only=True):
     headroom: float | None
 
 
-class PartialScore(Record, frozen=True, kw_only=True):
-    """One score in percent, with half the width of its 95 % bounds."""
-
-    name: str
-    mean: float
-    half: float
-
-
-class PartialScores(Record, frozen=True, kw_only=True):
-    """The scores of `answers` answers of an accuracy run; `problem` says why there are none."""
-
-    answers: int = 0
-    scores: tuple[PartialScore, ...] = ()
-    problem: str = ""
-
-    @property
-    def words(self) -> str:
-        """The scores in one line; empty as long as there are too few answers."""
-        if self.problem:
-            return f"no partial scores: {self.problem}"
-        if not self.scores:
-            return ""
-        shown = ", ".join(f"{score.name} {score.mean:.1f} ± {score.half:.1f}" for score in self.scores)
-        return f"partial scores of {self.answers:,} answers: {shown}"
-
-
 class RunStatus(Record, frozen=True, kw_only=True):
     """A LoadGen run under way. `elapsed_s` counts from the first query: 0 while the run is prepared.
 
@@ -99,4 +73,3 @@ class RunStatus(Record, frozen=True, kw_only=True):
     latencies: tuple[LatencyStatus, ...] = ()
     server: ServerStatus | None = None
     client: ClientStatus | None = None
-    scores: PartialScores | None = None

@@ -25,7 +25,6 @@ from cm4vllm.loadgen.process.process_monitor import (
     Alive,
     Attempt,
     MonitoredRun,
-    OnAnswers,
     OnLatencies,
     RunStopped,
     follow_process,
@@ -55,7 +54,6 @@ def run(
     *,
     pythonpath: str = "",
     alive: Alive | None = None,
-    on_answers: OnAnswers | None = None,
     on_latencies: OnLatencies | None = None,
     keep_answers: bool = False,
     accept_restarted: bool = False,
@@ -63,10 +61,9 @@ def run(
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
     `pythonpath` is where mlperf_loadgen lies when it is not installed in the running Python. `alive` says why the
-    server has ended, or returns None while it is up. `on_answers` is given the answers about once a second, each one
-    once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a
-    performance run: RunStopped is raised then. With `keep_answers` an accuracy run that was stopped goes on where it
-    was, and with `accept_restarted` also where a server at --api_server was started again since. Raises
+    server has ended, or returns None while it is up. `on_latencies` may end a performance run: RunStopped is raised
+    then. With `keep_answers` an accuracy run that was stopped goes on where it was, and with `accept_restarted` also
+    where a server at --api_server was started again since. Raises
     ServerUnsuitable where such a server is another one than when it was probed, RunFailed where it becomes one during
     the run, ServerDied, ServerStuck, ClockChanged, RunFailed and the errors of the process. What was written until then
     is kept as `<folder>.failed`, with failure.json after an error.
@@ -83,12 +80,13 @@ def run(
         give_way(settings.server)
 
         def monitored(watch: MetricsWatch) -> MonitoredRun:
+            """Return the run as its monitor needs it, with the watch over the server's metrics."""
             live = LiveStatus(settings, staging, watch)
             watched = alive or (lambda: None)
-            return MonitoredRun(settings, attempt, watched, watch, shown, live, on_answers, on_latencies, keep)
+            return MonitoredRun(settings, attempt, watched, watch, shown, live, on_latencies, keep)
 
         with _failure_recorded(settings, staging) as attempt:
-            record = _measured(settings, staging, pythonpath, monitored, servers)
+            record = _measure(settings, staging, pythonpath, monitored, servers)
         write_record(staging / RUN_FILE, record)
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)
@@ -121,7 +119,7 @@ def _failure_recorded(settings: RunSettings, folder: Path) -> Iterator[Attempt]:
         raise
 
 
-def _measured(
+def _measure(
     settings: RunSettings,
     folder: Path,
     pythonpath: str,
@@ -183,6 +181,7 @@ def _record(
     nodes: NodeSamples,
     counters: EnergyWatch,
 ) -> RunRecord:
+    """Return run.json of a run that has ended."""
     settings, client = run.settings, ended.client
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
     logs = [

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import traceback
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,12 +22,12 @@ from cm4vllm.loadgen.client.text_tokens import added_up
 from cm4vllm.loadgen.client.workers import Workers, worker_settings
 from cm4vllm.loadgen.process.kept_answers import AnswerWriter, kept_answers
 from cm4vllm.loadgen.process.live_latencies import LiveLatencies
-from cm4vllm.loadgen.process.messages import Answers, Failed, FirstFailure, Message, Progress
+from cm4vllm.loadgen.process.messages import Failed, FirstFailure, Message, Progress
 from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.records.client import ClientRecord, FinishReasons, SelfCheck
-from cm4vllm.records.run import RunSettings, fewer
+from cm4vllm.records.run import RunSettings, fewer_open_requests
 from cm4vllm.rules import Mode
 
 #: Seconds that a failed run goes on, so that its report distinguishes one bad request from a server that is gone.
@@ -54,10 +53,10 @@ class SystemUnderTest:
         workers: int,
         *,
         send: Callable[[Message], None],
-        show_answers: bool = False,
         show_latencies: bool = False,
         answers: Path | None = None,
     ) -> None:
+        """Take LoadGen's module, the settings, the samples and the number of workers; `send` passes messages on."""
         self._settings = settings
         self._library = library
         self._send = send
@@ -67,11 +66,10 @@ class SystemUnderTest:
         timed = settings.mode is Mode.PERFORMANCE and (limited or show_latencies)
         self._live = LiveLatencies(self.times, terms.limits) if timed else None
         self._shows_latencies = show_latencies
-        self._shows_answers = show_answers
         self._kept = kept_answers(answers) if answers else {}
         self._writer = AnswerWriter(answers) if answers else None
         self._kept_counts = Counter[str]()
-        self._indices: dict[int, int] | None = {} if show_answers or answers else None
+        self._indices: dict[int, int] | None = {} if answers else None
         self._reporter = Reporter(
             loadgen, settings, self._on_first_failure, self.times, indices=self._indices, writer=self._writer
         )
@@ -90,13 +88,13 @@ class SystemUnderTest:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Stop the workers and write what is left of answers and progress."""
         self._over.set()
         self._progress_thread.join()
         with self._ending:
             self._workers.close()
         if self._writer is not None:
             self._writer.close()
-        self._send_answers()
         self._latencies()
         self._process = self._metrics.record()
         if error is None and self._reporter.failed_count:
@@ -172,8 +170,8 @@ class SystemUnderTest:
         )
 
     def _send_progress(self) -> None:
+        """Send the progress of the run at each interval, until it is over."""
         while not self._over.wait(PROGRESS_INTERVAL_S):
-            self._send_answers()
             latencies = self._latencies()
             reporter = self._reporter
             # Only LoadGen knows the number of queries that a paced performance run will issue.
@@ -199,10 +197,6 @@ class SystemUnderTest:
         if self._shows_latencies:
             self._send(news)
         return self._live.status()
-
-    def _send_answers(self) -> None:
-        if (answers := self._reporter.take()) and self._shows_answers:
-            self._send(Answers(answers=[(sample, array("i", answer.data).tolist()) for sample, answer in answers]))
 
     def _on_first_failure(self, cause: str) -> None:
         self._send(FirstFailure(cause=cause))
@@ -237,6 +231,7 @@ class SystemUnderTest:
                 os._exit((error or RunFailed).exit_code)
 
     def _failure(self) -> RunFailed:
+        """Return the error for a run with failed requests, with the most frequent causes."""
         failures = self._workers.failures
         causes = "\n".join(f"{count} x {cause}" for cause, count in failures.most_common(5))
         settings, server = self._settings, self._settings.server
@@ -246,7 +241,7 @@ class SystemUnderTest:
             cause=causes,
             remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result"
             + (
-                f"\nif it takes no more at a time, give it {fewer(at_once=settings.terms.at_once)}"
+                f"\nif it takes no more at a time, give it {fewer_open_requests(at_once=settings.terms.at_once)}"
                 if _is_crowded(failures)
                 else ""
             ),

@@ -19,8 +19,9 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import bytes_of
 from cm4vllm.common.records import Record
 
-#: The name of the options' file in an installation's folder.
+#: The name of the options' file in an installation's folder, and the options of the release that is stored here.
 OPTIONS_FILE = "serve-options.json"
+STORED_OPTIONS, STORED_RELEASE = Path(__file__).with_name(OPTIONS_FILE), "0.32.0"
 
 _HELP = "`vllm serve --help=all` lists what it knows"
 #: `-O3`, `-O=3` and `-O 3` are `--optimization-level 3`.
@@ -64,12 +65,13 @@ class GivenOption:
     adds: bool = False
 
     @property
-    def spelled(self) -> str:
+    def as_written(self) -> str:
         """The option as it is written in the command line, without a value."""
         return self.words[0].partition("=")[0]
 
     @property
     def values(self) -> list[str]:
+        """Return the values that were given to the option, as text."""
         return self.words[1:] if self.own is None else [self.own]
 
 
@@ -79,13 +81,14 @@ def split_options(words: Iterable[str]) -> tuple[list[str], list[GivenOption]]:
     given: list[GivenOption] = []
     for word in words:
         if word.startswith("-") and word.strip("-") and not _NEGATIVE.fullmatch(word):
-            given.append(_given(word))
+            given.append(_parse_option(word))
         else:
             (given[-1].words if given else before).append(word)
     return before, given
 
 
-def _given(word: str) -> GivenOption:
+def _parse_option(word: str) -> GivenOption:
+    """Return the option of one word of a command line: name, value after `=`, and keys of a JSON value."""
     if level := _LEVEL.fullmatch(word):
         return GivenOption("--optimization-level", [word], level["level"])
     head, equals, value = word.partition("=")
@@ -123,7 +126,7 @@ def read_options(installation: Path) -> Options | None:
 @cache
 def stored_options() -> Options:
     """Return the options of vLLM 0.32.0."""
-    return parsed_options(bytes_of(Path(__file__).with_name(OPTIONS_FILE)))
+    return parsed_options(bytes_of(STORED_OPTIONS))
 
 
 def parsed_options(data: bytes) -> dict[str, Option]:
@@ -165,7 +168,7 @@ def spellings() -> Mapping[str, list[str]]:
     return msgspec.yaml.decode(bytes_of(Path(__file__).with_name("spellings.yaml")), type=dict[str, list[str]])
 
 
-def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
+def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[str]]:
     """Return the words as this release takes them, and a note for each that was translated or left out.
 
     Raises UsageError for an option that it does not know and for a value that the option does not take.
@@ -176,7 +179,7 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
         if option.name in options:
             _check_value(options[option.name], option)
             done += option.words
-        elif (renamed := _renamed().get(option.name)) is not None:
+        elif (renamed := _renamed_options().get(option.name)) is not None:
             now = [word.replace("{}", " ".join(option.values)) for word in renamed.now]
             done += now
             notes.append(f"{option.words[0]}: {renamed.note}; " + (f"said as {' '.join(now)}" if now else "left out"))
@@ -184,14 +187,15 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
             raise UsageError(
                 f"the installed vLLM has no option {option.name}",
                 cause=f"given as {' '.join(option.words)}",
-                remedy=_nearest(option.name, options),
+                remedy=_nearest_option(option.name, options),
             )
     return done, notes
 
 
 def _as_spelled(option: GivenOption, options: Options) -> GivenOption:
     """Return an option as this release spells it."""
-    name = f"--{spelling(neutral_name(option.name.removeprefix('--')), options)}"
+    off = "no-" if option.name.startswith("--no-") else ""
+    name = f"--{off}{spelling(neutral_name(option.name.removeprefix(f'--{off}')), options)}"
     if option.name in options or name not in options:
         return option
     first, *values = option.words
@@ -199,7 +203,8 @@ def _as_spelled(option: GivenOption, options: Options) -> GivenOption:
 
 
 def _check_value(option: Option, given: GivenOption) -> None:
-    word, values = given.spelled, given.values
+    """Raise UsageError for a value that is missing, not taken, or not among the choices of the option."""
+    word, values = given.as_written, given.values
     if given.keys:
         return  # a part of a JSON value, of any kind
     # Short options alone may stand without the value that the help shows.
@@ -214,12 +219,12 @@ def _check_value(option: Option, given: GivenOption) -> None:
             )
 
 
-def _nearest(name: str, options: Options) -> str:
+def _nearest_option(name: str, options: Options) -> str:
     close = difflib.get_close_matches(name, [known for known in options if known.startswith("--")], n=1)
     return f"did you mean {close[0]!r}?" if close else _HELP
 
 
 @cache
-def _renamed() -> Mapping[str, Renamed]:
+def _renamed_options() -> Mapping[str, Renamed]:
     data = bytes_of(Path(__file__).with_name("renamed.yaml"))
     return {renamed.option: renamed for renamed in msgspec.yaml.decode(data, type=list[Renamed])}

@@ -15,7 +15,7 @@ from cm4vllm.hardware.gpus.used_gpus import server_variables
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.records.vllm.given_options import given_options
-from cm4vllm.records.vllm.options import split_options
+from cm4vllm.records.vllm.options import spelling, split_options
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.serving.options.fixed_options import refuse_fixed
 from cm4vllm.serving.options.fp8 import fp8_env
@@ -189,7 +189,7 @@ def server_argv(
         "--generation-config",
         "vllm",
         "--disable-uvicorn-access-log",
-        *(word for name, value in settings.required.items() for word in (f"--{name}", value)),
+        *(word for name, value in settings.required.items() for word in (f"--{spelling(name)}", value)),
     ]
     extra, _ = _extra(settings.extra)
     options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)

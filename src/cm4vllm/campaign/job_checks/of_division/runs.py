@@ -28,7 +28,7 @@ def model(facts: JobFacts) -> Iterator[Fault]:
             remedy="" if over_network(job.division) else f"leave --api_server out; {remedy}",
         )
     elif source == catalogue().benchmark(job.benchmark.name).stand_in:
-        yield Fault("the model is the stand-in, a tiny model that is trained here", remedy=remedy)
+        yield Fault("the model is the stand-in, a tiny model that comes with cm4vllm", remedy=remedy)
     elif job.sources.dummy:
         yield Fault("the model has random weights (_dummy)", remedy=remedy)
     elif source == "path":
