@@ -23,7 +23,7 @@ class CAutomation(OwnAutomation):
         """
         from cm4vllm.engine.cache.cache_commands import show
 
-        return self._answered(show, i)
+        return self._result_of(show, i)
 
     def search(self, i: dict[str, Any]) -> dict[str, Any]:
         """Find cache entries and print their paths; on a terminal with size and age.
@@ -32,7 +32,7 @@ class CAutomation(OwnAutomation):
         """
         from cm4vllm.engine.cache.cache_commands import find
 
-        return self._answered(find, i)
+        return self._result_of(find, i)
 
     def delete(self, i: dict[str, Any]) -> dict[str, Any]:
         """Remove cache entries, after one question.
@@ -41,4 +41,4 @@ class CAutomation(OwnAutomation):
         """
         from cm4vllm.engine.cache.cache_commands import remove
 
-        return self._answered(remove, i)
+        return self._result_of(remove, i)

@@ -40,7 +40,7 @@ class CAutomation(ScriptAutomation):
         """
         from cm4vllm.engine.tools.help import script_help
 
-        return self._answered(script_help, i)
+        return self._result_of(script_help, i)
 
     def search(self, i: dict[str, Any]) -> dict[str, Any]:
         """Find scripts; for a person, print their paths.
@@ -49,7 +49,7 @@ class CAutomation(ScriptAutomation):
         """
         from cm4vllm.engine.tools.find import find_scripts
 
-        return self._answered(find_scripts, i)
+        return self._result_of(find_scripts, i)
 
     def test(self, i: dict[str, Any]) -> dict[str, Any]:
         """Run the test inputs that the metas of scripts give.
@@ -58,7 +58,7 @@ class CAutomation(ScriptAutomation):
         """
         from cm4vllm.engine.tools.find import test_scripts
 
-        return self._answered(test_scripts, i)
+        return self._result_of(test_scripts, i)
 
     def plan(self, i: dict[str, Any]) -> dict[str, Any]:
         """Print what a run would do: nothing of any script is run, and nothing is written.
@@ -68,7 +68,7 @@ class CAutomation(ScriptAutomation):
         """
         from cm4vllm.engine.plan.graph import print_plan
 
-        return self._answered(print_plan, i)
+        return self._result_of(print_plan, i)
 
     def lint(self, i: dict[str, Any]) -> dict[str, Any]:
         """Print what is suspicious in scripts, by file and line; 3 if anything is.
@@ -77,13 +77,13 @@ class CAutomation(ScriptAutomation):
         """
         from cm4vllm.engine.tools.lint import lint_scripts
 
-        return self._answered(lint_scripts, i)
+        return self._result_of(lint_scripts, i)
 
     def doctor(self, i: dict[str, Any]) -> dict[str, Any]:
         """Print what is wrong with the CM home and this machine, each with a remedy; 1 if anything is."""
         from cm4vllm.engine.tools.doctor import print_diagnosis
 
-        return self._answered(print_diagnosis, i)
+        return self._result_of(print_diagnosis, i)
 
     def add(self, i: dict[str, Any]) -> dict[str, Any]:
         """Write a new script from a template: cm add script [repo:]name --tags=a,b
@@ -93,7 +93,7 @@ class CAutomation(ScriptAutomation):
         """
         from cm4vllm.engine.tools.add import add_script
 
-        return self._answered(add_script, i)
+        return self._result_of(add_script, i)
 
     def dockerfile(self, i: dict[str, Any]) -> dict[str, Any]:
         """Write a folder with a Dockerfile for a script and all that it needs.
@@ -103,7 +103,7 @@ class CAutomation(ScriptAutomation):
         """
         from cm4vllm.engine.tools.docker import docker_script
 
-        return self._answered(partial(docker_script, run_it=False), i)
+        return self._result_of(partial(docker_script, run_it=False), i)
 
     def docker(self, i: dict[str, Any]) -> dict[str, Any]:
         """Write a Dockerfile for a script, build it and run it.
@@ -112,4 +112,4 @@ class CAutomation(ScriptAutomation):
         """
         from cm4vllm.engine.tools.docker import docker_script
 
-        return self._answered(partial(docker_script, run_it=True), i)
+        return self._result_of(partial(docker_script, run_it=True), i)

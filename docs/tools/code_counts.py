@@ -67,14 +67,14 @@ def environment_readers(modules: list[Module]) -> list[str]:
     constants = frozenset(name for module in modules for name in key_constants(module))
     names: frozenset[str] = frozenset()
     while True:
-        found = [
+        readers = [
             (module.path, function.name)
             for module in modules
             for function in functions_of(module)
             if reads_environment(function, key_constants(module) | constants & imported(module), names)
         ]
-        if (now := frozenset(name for _, name in found)) == names:
-            return [f"{path} {name}" for path, name in found]
+        if (now := frozenset(name for _, name in readers)) == names:
+            return [f"{path} {name}" for path, name in readers]
         names = now
 
 

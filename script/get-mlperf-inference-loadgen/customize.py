@@ -5,9 +5,9 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.loadgen.wheel import LoadGenSettings, usable
+    from cm4vllm.loadgen.wheel import LoadGenSettings, usable_wheel
 
-    usable(LoadGenSettings.of(i["env"]))
+    usable_wheel(LoadGenSettings.of(i["env"]))
     return {"return": 0}
 
 

@@ -15,8 +15,8 @@ import pytest
 from nltk.tokenize.punkt import PunktSentenceTokenizer
 from rouge_score import rouge_scorer
 
-from cm4vllm.accuracy.exact_match import answered, retrieved
-from cm4vllm.accuracy.gsm8k import number_in, solved
+from cm4vllm.accuracy.exact_match import percent_answered, percent_retrieved
+from cm4vllm.accuracy.gsm8k import is_solved, number_in
 from cm4vllm.accuracy.metric_families import Samples, rouge_and_exact_match, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scoring import SCORERS, accuracy_text, lacks_of, score_run, scorer_of
@@ -92,11 +92,16 @@ def cases(count, seed):
 def test_each_match_is_the_references(reference):
     seen = set()
     for prediction, wanted, _ in cases(6000, 1):
-        for ours, theirs in ((answered, reference.qa_em), (retrieved, reference.niah_em)):
+        for ours, theirs in ((percent_answered, reference.qa_em), (percent_retrieved, reference.niah_em)):
             value = ours(prediction, wanted)
             assert value == theirs(wanted, prediction)["exact_match"], (prediction, wanted)
             seen.add((ours, value))
-    assert {(answered, 0.0), (answered, 100.0), (retrieved, 0.0), (retrieved, 100.0)} < seen
+    assert {
+        (percent_answered, 0.0),
+        (percent_answered, 100.0),
+        (percent_retrieved, 0.0),
+        (percent_retrieved, 100.0),
+    } < seen
     assert len(seen) > 8  # codes that are right in part, too
 
 
@@ -127,15 +132,15 @@ def test_the_means_are_the_references_to_the_last_bit(reference, seed):
     ],
 )
 def test_an_answer_counts_by_what_follows_the_last_answer(prediction, wanted, value):
-    assert answered(prediction, wanted) == value
+    assert percent_answered(prediction, wanted) == value
 
 
 def test_codes_are_compared_by_place():
     first, second = (str(uuid.UUID(int=number << 96 | number)) for number in (0x11111111, 0x22222222))
-    assert retrieved(f"{first} and {second}", f"{first} {second}") == 100.0
-    assert retrieved("none", first) == 0.0
-    assert retrieved(f"{first} {second}", first) == 50.0  # one too many
-    assert 0 < retrieved(second, first) < 100  # zeros and dashes are in both
+    assert percent_retrieved(f"{first} and {second}", f"{first} {second}") == 100.0
+    assert percent_retrieved("none", first) == 0.0
+    assert percent_retrieved(f"{first} {second}", first) == 50.0  # one too many
+    assert 0 < percent_retrieved(second, first) < 100  # zeros and dashes are in both
 
 
 def test_a_run_of_both_metrics_is_scored_and_written_as_the_checker_reads_it(accuracy_run):
@@ -263,7 +268,7 @@ def test_each_answer_to_a_problem_is_judged_as_the_reference_does(reference_mixt
     for _ in range(60):  # small sets, so that no two errors cancel out
         texts = [" ".join(draw.choices(PARTS, k=draw.randint(0, 5))) for _ in range(2)]
         rows = [{"id": "a", "input": "x", "output": draw.choice(REFERENCES), "dataset": "GSM8K"} for _ in texts]
-        right = [solved(text, row["output"]) for text, row in zip(texts, rows, strict=True)]
+        right = [is_solved(text, row["output"]) for text, row in zip(texts, rows, strict=True)]
         assert reference_mixtral(tmp_path, rows, texts)["gsm8k"] == 50.0 * sum(right), (texts, rows)
         kinds.update(right)
     assert kinds == {True, False}
@@ -297,7 +302,7 @@ def test_the_number_of_an_answer(text, number):
     ],
 )
 def test_an_answer_is_right_by_its_number(prediction, wanted, right):
-    assert solved(prediction, wanted) is right
+    assert is_solved(prediction, wanted) is right
 
 
 def test_a_run_names_the_metric_that_is_not_scored(accuracy_run):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cm4vllm.accuracy.metric_families import Samples, parts_of_deepseek, parts_of_gpt_oss
-from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
+from cm4vllm.accuracy.multiple_choice import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
 from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.accuracy.sentences import NO_SENTENCES
 from cm4vllm.rules import Mode, Scenario, terms
@@ -83,7 +83,7 @@ def texts(count, seed):
 
 @pytest.mark.parametrize("letters", ["ABCD", "ABCDEFGHIJ"])
 def test_each_letter_is_the_references(references, letters):
-    for ours, theirs in zip((chosen, chosen_at_the_end), references, strict=True):
+    for ours, theirs in zip((chosen_letter, chosen_at_the_end), references, strict=True):
         values = set()
         for text in texts(8000, 1):
             value = ours(text, letters)
@@ -119,7 +119,7 @@ def test_each_number_is_the_references(references):
     ],
 )
 def test_the_letter_that_a_text_announces(text, letter):
-    assert chosen(text, "ABCD") == letter
+    assert chosen_letter(text, "ABCD") == letter
 
 
 @pytest.mark.parametrize(

@@ -58,40 +58,40 @@ def pinned(trained, archive, monkeypatch):
 
 
 def test_the_model_splits_as_nltk_does_with_it(pinned, trained):
-    named = Sentences.named("punkt_tab", trained)
+    named = Sentences.by_name("punkt_tab", trained)
     assert named.splitter()(TEXT) == SPLIT
-    assert Sentences.named("punkt-untrained").splitter()(TEXT) != SPLIT
+    assert Sentences.by_name("punkt-untrained").splitter()(TEXT) != SPLIT
     assert named.sha256 == pinned.digest
 
 
 def test_the_model_is_found_where_nltk_looks(pinned, trained, monkeypatch):
     monkeypatch.setattr(nltk.data, "path", ["/nowhere", str(trained)])
-    assert Sentences.named("punkt_tab").data == trained
+    assert Sentences.by_name("punkt_tab").data == trained
 
 
 def test_a_missing_model_is_told_and_not_fetched(tmp_path):
     for data in (None, tmp_path):
         with pytest.raises(InstallError, match="punkt_tab is not installed") as failure:
-            Sentences.named("punkt_tab", data)
+            Sentences.by_name("punkt_tab", data)
         assert "--tags=get,nltk-data" in failure.value.remedy
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_version_of_the_model_is_refused(trained):
     with pytest.raises(InstallError, match="not the one that scores are compared with") as failure:
-        Sentences.named("punkt_tab", trained)
+        Sentences.by_name("punkt_tab", trained)
     assert "abbrev_types.txt" in failure.value.cause
 
 
 def test_an_unknown_way_to_split_is_refused():
     with pytest.raises(UsageError, match="spacy"):
-        Sentences.named("spacy")
+        Sentences.by_name("spacy")
 
 
 @pytest.mark.parametrize("given", ["trained", "archive"])
 def test_it_is_installed_from_a_folder_or_a_file(given, request, pinned, tmp_path):
     folder = install_model(tmp_path / "data", request.getfixturevalue(given))
-    assert Sentences.named("punkt_tab", folder).splitter()(TEXT) == SPLIT
+    assert Sentences.by_name("punkt_tab", folder).splitter()(TEXT) == SPLIT
     assert sorted(path.name for path in (folder / ENGLISH).iterdir()) == sorted(pinned.files)
 
 
@@ -118,7 +118,7 @@ def test_it_is_downloaded_and_its_digest_checked(pinned, archive, tmp_path, monk
         finally:
             server.shutdown()
     monkeypatch.setattr(sentences, "MODEL", pinned)
-    assert Sentences.named("punkt_tab", folder).splitter()(TEXT) == SPLIT
+    assert Sentences.by_name("punkt_tab", folder).splitter()(TEXT) == SPLIT
     assert "--nltk_data=punkt_tab.zip" in failure.value.remedy
     assert not (tmp_path / "other" / ENGLISH).exists()
 

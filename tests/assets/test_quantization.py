@@ -55,12 +55,12 @@ def test_the_tiny_calibration_set_shares_no_prompt_with_the_evaluation(calibrati
     [
         ({"scheme": "fp9"}, "unknown quantisation scheme 'fp9'"),
         ({"scheme": "weights-as-they-are"}, "alone quantises nothing"),
-        ({"samples": 0}, "samples=0"),
+        ({"samples": 0}, "SAMPLES=0"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(base, tmp_path, more, words):
     with pytest.raises(UsageError, match=words):
-        quantize(asked(base, **more), tmp_path)
+        quantize(QuantizationSettings.of(asked(base, **more).env()), tmp_path)
 
 
 def test_a_quantised_model_is_not_quantised_again(model, base, tmp_path):

@@ -21,13 +21,13 @@ from cm4vllm.campaign.power_client import (
     require_wiring,
 )
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.power.making import Site
 from cm4vllm.power.programs import provide
 from cm4vllm.records.power.session import SESSION, Phase, PowerSession
 from cm4vllm.rules import round_names, round_terms
-from cm4vllm.submission.privacy import private_words
 
 SINGLE, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
 STREAM = "v4.1-untether-h13-resnet50-singlestream"
@@ -79,7 +79,11 @@ def test_two_analyzers_are_refused_before_any_run(published_power: Path, tmp_pat
     ("file", "text", "words"),
     [
         ("power/client.log", "Running the workload 'HF_TOKEN=hf_madeUpForThisTest ./run.sh'", "a secret"),
-        ("power/server.log", "Running PTDaemon: ['/home/director/ptd-linux-x86', '-l']", "home folder /home/director"),
+        (
+            "power/server.log",
+            "Running PTDaemon: ['/home/director/ptd-linux-x86', '-l']",
+            "folder of a person: director",
+        ),
         ("power/client.log", "collecting logs from '/srv/somebody/results/logs'", "this machine's home folder"),
         ("power/server.json", '"key": "ghp_0123456789abcdefghijklmnopqrstuvwxyz"', "a secret"),
     ],
@@ -101,7 +105,7 @@ def test_a_private_word_in_a_session_is_found_before_the_runs(
 
 
 def test_a_published_session_names_a_home_folder(published_power: Path) -> None:
-    with pytest.raises(SubmissionError, match="home folder /home/arjun"):
+    with pytest.raises(SubmissionError, match="home folder of a person: arjun"):
         require_publishable(PowerSession(published_power / GATEOVERFLOW), [])
 
 

@@ -25,7 +25,7 @@ from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import make_session
 from cm4vllm.power.programs import provide
 from cm4vllm.records.power.samples import SIMULATED
-from cm4vllm.records.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.results.checks.power import session_findings
 from cm4vllm.rules import round_names, round_terms
@@ -158,7 +158,7 @@ def test_a_run_and_its_session_appear_together_and_what_was_there_is_replaced(
     ]
     assert [entry.name for entry in (tmp_path / "kept-performance").iterdir()] == ["earlier.txt"]
     session = PowerSession(tmp_path / SESSION)
-    assert unmeasured(session) == () and list(session.changed()) == []
+    assert reasons_unmeasured(session) == () and list(session.changed_files()) == []
     assert (session.folder / "power_settings.txt").read_text() == "fans at 50 %\n"
     assert "PowerCapacityWatts: 800" in (session.folder / SUPPLIES).read_text()
     assert f"| {SIMULATED} | " in (session.folder / "analyzer_table.md").read_text()
@@ -228,7 +228,7 @@ def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path,
     shutil.copytree(run, results / "performance" / "run_1", dirs_exist_ok=True)
     copy_power(run, results, settings)
     made = PowerSession(results / "performance")
-    assert made.missing == () and not (made.folder / FETCHED_ONLY).exists() and unmeasured(made) == ()
+    assert made.missing == () and not (made.folder / FETCHED_ONLY).exists() and reasons_unmeasured(made) == ()
     assert all((made.folder / name).read_bytes() == (source / name).read_bytes() for name in FILES)
     assert sorted(path.name for path in settings.iterdir()) == ["analyzer_table.md", "power_settings.md"]
     writer, supplies = TreeWriter(tmp_path), tmp_path / "systems" / "a_system_power.yaml"

@@ -17,7 +17,7 @@ from cm4vllm.rules import ExecutionMode, Mode, Scenario, endpoints_benchmark, en
 
 
 def job(**fields):
-    made = Job.of(CampaignSettings(**fields))
+    made = Job.of(CampaignSettings.of(CampaignSettings(**fields).env()))
     return replace(made, notes=job_notes(made))
 
 

@@ -480,7 +480,7 @@ UNITS = {
 WAYS = {
     "forms": without_forms,
     "whether it holds one": holds_form,
-    "keys in bytes": lambda text: list(keys_in(text.encode())),
+    "keys": lambda text: list(keys_in(text)),
     "words of a command": lambda text: redacted_words([text, f"--flag={text}"], Vault({})),
     "published words": lambda text: published_words([text, f"--flag={text}"], secrets=Vault({})),
     "names": is_secret_name,
@@ -492,7 +492,7 @@ WAYS = {
     "lines of a summary": summary_logs._label_and_text,
     "models of processors": system_description._model,
     "products": known_hardware._words,
-    "clocks": lambda text: known_hardware._faster(text, known_hardware._processors()[0]),
+    "clocks": lambda text: known_hardware._is_faster(text, known_hardware._processors()[0]),
     "slots": lambda text: known_hardware._faster_pcie(text, known_hardware._accelerators()[0]),
 }
 

@@ -87,7 +87,7 @@ def varied(seed):
 def test_the_text_is_that_of_the_official_verification(official, tmp_path):
     logs = [(seed, *varied(seed)) for seed in range(12)]
     pairs = [(log(tmp_path / f"{seed}-a", first), log(tmp_path / f"{seed}-b", second)) for seed, first, second in logs]
-    compared = [test01.compared(logged_data(first), logged_data(second), 8) for first, second in pairs]
+    compared = [test01.compare(logged_data(first), logged_data(second), 8) for first, second in pairs]
     assert [text for text, _ in compared] == official(pairs)
     assert {not differing for _, differing in compared} == {True, False}
 
@@ -95,7 +95,7 @@ def test_the_text_is_that_of_the_official_verification(official, tmp_path):
 def test_one_changed_first_character_fails_both(official, tmp_path):
     baseline = log(tmp_path / "a", SAID.items())
     tested = log(tmp_path / "b", [(1, "men tons"), (0, SAID[0])])
-    text, differing = test01.compared(logged_data(baseline), logged_data(tested), 8)
+    text, differing = test01.compare(logged_data(baseline), logged_data(tested), 8)
     assert "TEST FAIL" in text and [text] == official([(baseline, tested)])
     assert "1 of 2 answers begin otherwise than in the accuracy run, first sample [1]" in differing
 

@@ -229,7 +229,7 @@ def test_a_disk_that_fails_is_reported_and_is_no_bug(number, tmp_path):
     code = (
         "import os, sys\n"
         "from cm4vllm.common.secrets.redaction import Vault\n"
-        "from cm4vllm.common.standard_streams import lost_output\n"
+        "from cm4vllm.common.programs.standard_streams import lost_output\n"
         "class Failing:\n"
         "    def __getattr__(self, name): return getattr(sys.__stdout__, name)\n"
         f"    def write(self, text): raise OSError({number}, os.strerror({number}))\n"

@@ -22,7 +22,7 @@ from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.settings import in_flight_of, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.loadgen.wheel import LoadGenSettings, provide, require_seeds, usable
+from cm4vllm.loadgen.wheel import LoadGenSettings, provide, require_seeds, usable_wheel
 from cm4vllm.records.assets import DUMMY_SOURCE, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm.given_options import given_options
@@ -253,7 +253,7 @@ def test_the_round_decides_which_versions_will_do(tmp_path, monkeypatch, capsys,
     ],
 )
 def test_a_version_of_the_round_that_is_asked_for_is_installed(asked, installed):
-    assert usable(LoadGenSettings(round="v6.1", **asked)).wheel == installed
+    assert usable_wheel(LoadGenSettings(round="v6.1", **asked)).wheel == installed
 
 
 @pytest.mark.parametrize("asked", [{"version": "6.0.15"}, {"version": "6.0.18"}, {"minimum": "7"}, {"maximum": "5.1"}])

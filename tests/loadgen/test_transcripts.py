@@ -257,8 +257,8 @@ def test_clips_from_a_cache_make_a_run_invalid():
     )
     means = dict.fromkeys(("interval_s", "running_mean", "waiting_mean", "kv_cache_usage_max"), 0.0)
     metrics = ServerMetrics(**counts, **means, prompt_tokens=9, generation_tokens=9)
-    assert metrics.reused == ""
-    assert "vllm:mm_cache_hits_total" in replace(metrics, media_cache_hits=3).reused
+    assert metrics.reason_of_reuse == ""
+    assert "vllm:mm_cache_hits_total" in replace(metrics, media_cache_hits=3).reason_of_reuse
 
 
 # --- runs whose samples have a picture: what is sent, counted and logged, and which servers are refused

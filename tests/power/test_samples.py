@@ -7,7 +7,7 @@ import pytest
 
 from cm4vllm.records.power.protocol import identity_of, log_lines, totals_of, uncertainty_of
 from cm4vllm.records.power.samples import mean_watts, samples_of
-from cm4vllm.records.power.session import FILES, Phase, PowerSession, is_power_session, unmeasured
+from cm4vllm.records.power.session import FILES, Phase, PowerSession, is_power_session, reasons_unmeasured
 
 #: Mean power in W of the measured window and its samples above zero, computed by an independent program.
 MEANS = {
@@ -102,17 +102,17 @@ def test_a_published_session_is_judged_by_its_files(published_power: Path, name:
     session = PowerSession(published_power / name)
     assert is_power_session(session.folder) and session.simulated == ()
     assert set(session.missing) <= {"power/ptd_logs.txt"}  # too large for some copies of the results
-    assert len(unmeasured(session)) == len(session.missing)
-    assert list(session.changed()) == []
+    assert len(reasons_unmeasured(session)) == len(session.missing)
+    assert list(session.changed_files()) == []
     for phase in Phase:
-        started, first = session.started(phase), session.samples(phase).samples[0]
+        started, first = session.start_of(phase), session.samples(phase).samples[0]
         assert started is not None and 0 <= (first.at - started).total_seconds() <= 0.4
 
 
 def test_an_empty_folder_has_measured_nothing(tmp_path: Path) -> None:
     session = PowerSession(tmp_path)
     assert not is_power_session(tmp_path) and session.missing == FILES
-    assert len(unmeasured(session)) == 3 and session.identities == () and session.analyzers == ()
+    assert len(reasons_unmeasured(session)) == 3 and session.identities == () and session.analyzers == ()
 
 
 @pytest.mark.parametrize(
@@ -138,5 +138,5 @@ def test_the_start_of_a_measurement_is_that_of_the_servers_clock(
             for mode in ("ranging", "testing")
         )
     )
-    started_at = PowerSession(tmp_path).started(Phase.TESTING)
+    started_at = PowerSession(tmp_path).start_of(Phase.TESTING)
     assert (started_at.isoformat() if started_at else None) == started

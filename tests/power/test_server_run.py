@@ -20,7 +20,7 @@ from cm4vllm.power.programs import CLIENT, official_environment, provide
 from cm4vllm.power.ptd import simulated_program
 from cm4vllm.power.server_config import ServerSettings
 from cm4vllm.power.server_run import require_settings
-from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, unmeasured
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import design_watts, read_supplies
 from cm4vllm.rules import round_names, round_terms
 
@@ -125,7 +125,7 @@ def test_the_official_client_makes_a_session_with_the_server_that_the_recipe_run
         time.sleep(0.1)
     session = PowerSession(tmp_path / "session")
     files = [path for path in session.folder.rglob("*") if path.is_file()]
-    assert unmeasured(session) == () and session.simulated and len(files) == 12
+    assert reasons_unmeasured(session) == () and session.simulated and len(files) == 12
     assert time.monotonic() - begin < 50
 
 
@@ -224,7 +224,7 @@ def test_the_public_client_makes_a_session(own_network: None, home: Path, power_
     session = PowerSession(work / "logs")
     names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}
     assert names == {*FILES, FETCHED_ONLY} and len(names) == 12
-    assert unmeasured(session) == () and session.simulated
+    assert reasons_unmeasured(session) == () and session.simulated
     assert "sudo" not in done.stdout and "ntpdate" not in done.stdout.replace("_ntpdate", "")
 
 

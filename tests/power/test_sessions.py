@@ -23,7 +23,7 @@ from cm4vllm.power.making import OUTPUT, Site, make_session, preflight_run
 from cm4vllm.power.programs import provide
 from cm4vllm.power.server_config import ServerSettings, config_text
 from cm4vllm.records.power.samples import SIMULATED
-from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase, PowerSession, unmeasured
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase, PowerSession, reasons_unmeasured
 from cm4vllm.rules import round_names, round_terms
 
 LOADGEN = Path(__file__).parents[1] / "results" / "any_scenario.py"
@@ -249,10 +249,10 @@ def test_a_session_is_whole_and_measured(made: tuple[PowerSession, float]) -> No
     names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}
     assert names == set(FILES) and len(names) == 11
     assert FETCHED_ONLY in session.stated_digests()  # the twelfth file was fetched, and left out
-    assert unmeasured(session) == () and list(session.changed()) == [] and seconds < 150
+    assert reasons_unmeasured(session) == () and list(session.changed_files()) == [] and seconds < 150
     assert "Successful exit" in session.folder.with_name(OUTPUT).read_text()
     for phase in Phase:
-        started = session.started(phase)
+        started = session.start_of(phase)
         assert started is not None and abs((session.samples(phase).samples[0].at - started).total_seconds()) < 10
 
 

@@ -25,7 +25,7 @@ from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.summary import render
-from cm4vllm.report.tree_texts import block, code, measurement_readmes, plain
+from cm4vllm.report.tree_texts import block, code, escape, measurement_readmes
 from cm4vllm.results.campaign_results import Report, load
 from cm4vllm.results.energy_figures import ENERGY_LABELS, energy_figures
 from cm4vllm.results.judgement.campaign_verdict import findings
@@ -383,7 +383,7 @@ def test_blocks_cannot_be_closed_from_within() -> None:
 
 
 def test_plain_text_is_no_markup() -> None:
-    assert plain("a_b*c*[x](y)<i>&") == "a\\_b\\*c\\*\\[x\\](y)&lt;i&gt;&amp;"
+    assert escape("a_b*c*[x](y)<i>&") == "a\\_b\\*c\\*\\[x\\](y)&lt;i&gt;&amp;"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from cm4vllm.records.power.samples import SIMULATED
-from cm4vllm.records.power.session import SESSION, PowerSession, unmeasured
+from cm4vllm.records.power.session import SESSION, PowerSession, reasons_unmeasured
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_network")]
 
@@ -50,7 +50,7 @@ def test_a_job_that_is_killed_in_both_phases_finishes_with_the_same_command(cm, 
     assert list((tmp_path / "tmp").iterdir()) == []
     (folder,) = results.glob(f"runs/*/*/*/{SESSION}")
     session = PowerSession(folder)
-    assert unmeasured(session) == () and session.simulated
+    assert reasons_unmeasured(session) == () and session.simulated
     assert {path.name for path in folder.parent.iterdir()} == {"performance", SESSION}
     assert SIMULATED in (results / "summary.html").read_text() and not list(results.glob("submission*"))
     again = start().finish(120)

@@ -11,7 +11,7 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm import options as module
 from cm4vllm.records.vllm.given_options import given_options, value_text, whole_number
-from cm4vllm.records.vllm.options import OPTIONS_FILE, Option, fitted, parsed_options, read_options, spelling
+from cm4vllm.records.vllm.options import OPTIONS_FILE, Option, fit_to_release, parsed_options, read_options, spelling
 from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes, worker_count
 from cm4vllm.serving.carried_variables import carried_variables, without_service_links
 from vllm_lines import LINES
@@ -44,7 +44,7 @@ def test_what_the_release_knows_is_left_as_it_is(options):
         "model --max_num_seqs 4 --seed=-1 --compilation-config.mode 3 -tp 2 -O3 --enforce-eager "
         "--dtype=bfloat16 --allowed-origins a b"
     ).split()
-    assert fitted(words, options) == (words, [])
+    assert fit_to_release(words, options) == (words, [])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_the_release_knows_is_left_as_it_is(options):
 )
 def test_an_unknown_option_is_an_error_with_the_nearest(options, word, near):
     with pytest.raises(UsageError, match="has no option") as caught:
-        fitted(["model", word], options)
+        fit_to_release(["model", word], options)
     assert near in caught.value.remedy
 
 
@@ -67,12 +67,12 @@ def test_an_unknown_option_is_an_error_with_the_nearest(options, word, near):
 )
 def test_a_value_that_the_option_does_not_take_is_an_error(options, word, said):
     with pytest.raises(UsageError) as caught:
-        fitted(["model", word], options)
+        fit_to_release(["model", word], options)
     assert said in str(caught.value)
 
 
 def test_an_option_that_was_dropped_is_left_out_with_a_note(options):
-    words, notes = fitted(["model", "--disable-log-requests", "--swap-space", "4", "--seed", "1"], options)
+    words, notes = fit_to_release(["model", "--disable-log-requests", "--swap-space", "4", "--seed", "1"], options)
     assert words == ["model", "--seed", "1"]
     assert [note.partition(":")[0] for note in notes] == ["--disable-log-requests", "--swap-space"]
     assert all(note.endswith("; left out") for note in notes)
@@ -80,18 +80,18 @@ def test_an_option_that_was_dropped_is_left_out_with_a_note(options):
 
 @pytest.mark.parametrize("given", [["--guided-decoding-backend", "xgrammar"], ["--guided-decoding-backend=xgrammar"]])
 def test_an_option_that_was_renamed_is_said_in_present_words(options, given):
-    words, notes = fitted(["model", *given], options)
+    words, notes = fit_to_release(["model", *given], options)
     assert words == ["model", "--structured-outputs-config.backend", "xgrammar"]
     assert "said as --structured-outputs-config.backend xgrammar" in notes[0]
 
 
 def test_a_release_that_still_has_an_option_gets_it():
     old = {"--disable-log-requests": Option("--disable-log-requests", False)}
-    assert fitted(["model", "--disable-log-requests"], old) == (["model", "--disable-log-requests"], [])
+    assert fit_to_release(["model", "--disable-log-requests"], old) == (["model", "--disable-log-requests"], [])
 
 
 def test_no_translation_is_for_an_option_that_is_known_and_all_lead_to_known_ones(options):
-    for name, renamed in module._renamed().items():
+    for name, renamed in module._renamed_options().items():
         assert name not in options
         assert all(word.partition(".")[0] in options for word in renamed.now if word.startswith("-"))
 
@@ -143,10 +143,15 @@ def test_an_option_has_one_name_in_records_and_each_release_gets_its_own_spellin
         assert list(given_options([word])) == ["cudagraph-capture-sizes"]
     older = {"--cuda-graph-sizes": Option("--cuda-graph-sizes", True)}
     words = ["model", "--cudagraph-capture-sizes=8", "--cuda_graph_sizes", "4"]
-    assert fitted(words, older)[0] == ["model", "--cuda-graph-sizes=8", "--cuda_graph_sizes", "4"]
-    assert fitted(words, options)[0] == ["model", "--cudagraph-capture-sizes=8", "--cudagraph-capture-sizes", "4"]
+    assert fit_to_release(words, older)[0] == ["model", "--cuda-graph-sizes=8", "--cuda_graph_sizes", "4"]
+    assert fit_to_release(words, options)[0] == [
+        "model",
+        "--cudagraph-capture-sizes=8",
+        "--cudagraph-capture-sizes",
+        "4",
+    ]
     switch = {"--no-cuda-graph-sizes": Option("--no-cuda-graph-sizes", False)}
-    assert fitted(["--no-cudagraph-capture-sizes"], switch | older)[0] == ["--no-cuda-graph-sizes"]
+    assert fit_to_release(["--no-cudagraph-capture-sizes"], switch | older)[0] == ["--no-cuda-graph-sizes"]
     assert spelling("cudagraph-capture-sizes", older) == "cuda-graph-sizes"
 
 

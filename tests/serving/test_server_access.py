@@ -108,7 +108,7 @@ def test_what_another_answer_repeats_of_the_key_is_hidden(monkeypatch):
     monkeypatch.setenv("MY_KEY", SECRET)
     monkeypatch.setenv("MY_HEADERS", f"X-Basic: Basic {TENANT}")
     access = chosen_access("MY_KEY", "MY_HEADERS")
-    hidden = access.hidden(f"Incorrect key {SECRET} (Bearer {SECRET}) for {TENANT}")
+    hidden = access.without_secrets(f"Incorrect key {SECRET} (Bearer {SECRET}) for {TENANT}")
     assert hidden == "Incorrect key (secret) ((secret)) for (secret)"
 
 

@@ -66,7 +66,7 @@ def test_a_run_is_summed_up_from_what_the_server_counted_during_it(serve, tmp_pa
     assert summary.generation_tokens == last.generation_tokens - first.generation_tokens > 0
     assert summary.prefill.requests > 0
     assert 0 < summary.prefill.mean_ms < summary.prefill.p99_at_most_ms
-    assert summary.reused == ""
+    assert summary.reason_of_reuse == ""
     assert read_samples(tmp_path / METRICS_FILE) == watch.samples
 
 
@@ -85,7 +85,7 @@ def test_tokens_from_a_cache_are_told(serve, tmp_path, metric):
     url, _ = serve(BEFORE.read_text(), AFTER.read_text().replace(f"{line}0.0", f"{line}17.0"))
     with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
-    assert "17 prompt tokens from a cache" in watch.summary().reused
+    assert "17 prompt tokens from a cache" in watch.summary().reason_of_reuse
 
 
 def test_several_engines_are_added_up_and_the_fullest_cache_counts(serve, tmp_path):

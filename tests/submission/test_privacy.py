@@ -8,6 +8,8 @@ import msgspec
 import psutil
 import pytest
 
+from cm4vllm.common.checking import private_words as privacy
+from cm4vllm.common.checking.private_words import first_private, private_words, scrubbed
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.programs.own_program import program_files
 from cm4vllm.common.records import write_record
@@ -15,9 +17,7 @@ from cm4vllm.common.secrets.secret_forms import without_keys
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.rules import Scenario
-from cm4vllm.submission import privacy
-from cm4vllm.submission.privacy import first_private, private_words, refuse_private, scrubbed
-from cm4vllm.submission.privacy_check import inspect_tree
+from cm4vllm.submission.privacy_check import inspect_tree, refuse_private
 from cm4vllm.submission.system_records import SystemSettings, write_system
 from cm4vllm.submission.tree import build_tree
 

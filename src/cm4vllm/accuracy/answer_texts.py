@@ -31,14 +31,14 @@ class Detokenizer:
     def decode(self, ids: Sequence[Sequence[int]], *, special_tokens: bool = False) -> list[str]:
         """Return the text of each sequence of ids."""
         texts: list[str] = self._tokenizer.decode_batch([list(i) for i in ids], skip_special_tokens=not special_tokens)
-        return [_cleaned(text) for text in texts] if self._clean_up else texts
+        return [_without_spacing(text) for text in texts] if self._clean_up else texts
 
 
 def _asks_for_clean_up(path: Path) -> bool:
     return path.exists() and json_object(path).get("clean_up_tokenization_spaces") is True
 
 
-def _cleaned(text: str) -> str:
+def _without_spacing(text: str) -> str:
     for spaced, joined in _CLEAN_UP:
         text = text.replace(spaced, joined)
     return text

@@ -11,7 +11,7 @@ _SPACES = re.compile(r"\s+")
 _ANSWER = "Answer: "
 
 
-def answered(prediction: str, reference: str) -> float:
+def percent_answered(prediction: str, reference: str) -> float:
     """Return 100 if the prediction is one of the answers in `reference` (separated by `|`), else 0.
 
     Only the text after the last "Answer: " counts, or the whole text without one; case and spaces do not. A prediction
@@ -20,11 +20,11 @@ def answered(prediction: str, reference: str) -> float:
     given = prediction.rpartition(_ANSWER)[2]
     if given in reference:
         return 100.0
-    plain = _plain(given)
-    return 100.0 if any(_plain(answer) in plain for answer in reference.split("|")) else 0.0
+    plain = _without_marks(given)
+    return 100.0 if any(_without_marks(answer) in plain for answer in reference.split("|")) else 0.0
 
 
-def retrieved(prediction: str, reference: str) -> float:
+def percent_retrieved(prediction: str, reference: str) -> float:
     """Return how much of the codes in `reference` a prediction repeats, in percent, rounded to two digits; 0 without.
 
     The n-th code of the prediction is compared with the n-th of the reference, by the characters that both have, in
@@ -40,5 +40,5 @@ def retrieved(prediction: str, reference: str) -> float:
     return round(sum(shares) / len(retrieved_lines) * 100, 2)
 
 
-def _plain(text: str) -> str:
+def _without_marks(text: str) -> str:
     return _SPACES.sub("", text).lower()

@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"-?[\d,]*\.?\d+")
 _DELIMITER, _NEXT_QUESTION = "The answer is", "\nQ:"
 
 
-def solved(prediction: str, reference: str) -> bool:
+def is_solved(prediction: str, reference: str) -> bool:
     """Return True if a prediction gives the number of `reference`; what follows a next question is left out."""
     given = _number(number_in(prediction.split(_NEXT_QUESTION)[0]).replace(",", ""))
     return given is not None and given == _number(reference)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from cm4vllm.accuracy.exact_match import answered, retrieved
+from cm4vllm.accuracy.exact_match import percent_answered, percent_retrieved
 from cm4vllm.accuracy.graders.judging import judge
 from cm4vllm.accuracy.graders.records import GraderRecord
-from cm4vllm.accuracy.gsm8k import solved
-from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
-from cm4vllm.accuracy.normaliser import normalised
+from cm4vllm.accuracy.gsm8k import is_solved
+from cm4vllm.accuracy.multiple_choice import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
+from cm4vllm.accuracy.normaliser import normalise_texts
 from cm4vllm.accuracy.product_catalogue import hierarchical_f1
 from cm4vllm.accuracy.rouge import TYPES, PairScores, score_pairs
 from cm4vllm.accuracy.sentences import Sentences, on_lines
@@ -26,7 +26,7 @@ from cm4vllm.common.errors import InstallError
 METRIC = "metric"
 #: The column that names the dataset that a sample is from.
 DATASET = "dataset"
-_EXACT: Mapping[str, Callable[[str, str], float]] = {"qa_em": answered, "niah_em": retrieved}
+_EXACT: Mapping[str, Callable[[str, str], float]] = {"qa_em": percent_answered, "niah_em": percent_retrieved}
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Samples:
 
     @property
     def references(self) -> list[str]:
+        """Return the reference text of each sample."""
         return [str(row["output"]) for row in self.rows]
 
     def at(self, places: Sequence[int]) -> Samples:
@@ -69,12 +70,12 @@ class Scored:
 
 def rouge_of_all(samples: Samples) -> Scored:
     """Score every sample by ROUGE (language/llama3.1-8b/evaluation.py, language/llama2-70b/evaluate-accuracy.py)."""
-    pairs = _rouge(samples)
+    pairs = _rouge_of_samples(samples)
     values: dict[str, float | int] = {type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES}
     return Scored(values, sum(pairs.lengths))
 
 
-def _rouge(samples: Samples, types: Sequence[str] = TYPES) -> PairScores:
+def _rouge_of_samples(samples: Samples, types: Sequence[str] = TYPES) -> PairScores:
     texts, sentences = (samples.predictions, samples.references), samples.sentences
     return score_pairs(*texts, sentences, types, workers=samples.workers, report=samples.report)
 
@@ -84,11 +85,11 @@ def rouge_and_exact_match(samples: Samples) -> Scored:
 
     A mean covers the samples of its metric, and is left out where there are none.
     """
-    exact, characters = _exact(samples)
+    exact, characters = _exact_matches(samples)
     places = [place for place, row in enumerate(samples.rows) if row[METRIC] not in _EXACT]
     values: dict[str, float | int] = {}
     if places:
-        pairs = _rouge(samples.at(places), ["rougeL"])
+        pairs = _rouge_of_samples(samples.at(places), ["rougeL"])
         rouge = {place: 100 * value for place, value in zip(places, pairs.fmeasures["rougeL"], strict=True)}
         values["rougeL"] = _mean(rouge, len(samples.rows))
         characters += sum(pairs.lengths)
@@ -105,7 +106,7 @@ def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
     """
     orca = samples.at([place for place, row in enumerate(samples.rows) if row[DATASET] == "OpenOrca"])
     scored = rouge_of_all(orca) if orca.rows else Scored({}, 0)
-    return replace(scored, values=scored.values | _parts(samples, _MIXTRAL, _verdicts(samples, _MIXTRAL)))
+    return replace(scored, values=scored.values | _percent_by_dataset(samples, _MIXTRAL, _verdicts(samples, _MIXTRAL)))
 
 
 def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
@@ -138,10 +139,10 @@ class _ByGrader:
 
 #: The judges of the answers to a dataset's samples, by a part of the dataset's name; the first that fits counts.
 _Judges = Mapping[str, Callable[[str, str], bool] | _ByGrader]
-_MIXTRAL: _Judges = {"gsm8k": solved, "mbxp": _ByGrader("mbxp", _program)}
+_MIXTRAL: _Judges = {"gsm8k": is_solved, "mbxp": _ByGrader("mbxp", _program)}
 _DEEPSEEK: _Judges = {
-    "gpqa": lambda text, wanted: is_choice(chosen(text, "ABCD"), wanted, "ABCD"),
-    "mmlu_pro": lambda text, wanted: is_choice(chosen(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
+    "gpqa": lambda text, wanted: is_choice(chosen_letter(text, "ABCD"), wanted, "ABCD"),
+    "mmlu_pro": lambda text, wanted: is_choice(chosen_letter(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
     "math500": _ByGrader("math", _mathematics),
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
     "livecodebench": _ByGrader("livecodebench", _code),
@@ -160,7 +161,7 @@ def parts_of_deepseek(samples: Samples) -> Scored:
 
     What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    return _of_parts(samples, _DEEPSEEK, _unweighted)
+    return _of_parts(samples, _DEEPSEEK, _percent_right)
 
 
 def parts_of_gpt_oss(samples: Samples) -> Scored:
@@ -168,25 +169,25 @@ def parts_of_gpt_oss(samples: Samples) -> Scored:
 
     What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    return _of_parts(samples, _GPT_OSS, _weighted)
+    return _of_parts(samples, _GPT_OSS, _weighted_percent_right)
 
 
 def _of_parts(samples: Samples, judges: _Judges, whole: Callable[[Samples, Sequence[bool]], float]) -> Scored:
     """Score the answers to each dataset; where all of them are judged, `whole` gives exact_match."""
     verdicts = _verdicts(samples, judges)
-    values = _parts(samples, judges, verdicts)
+    values = _percent_by_dataset(samples, judges, verdicts)
     judged = [right for right in verdicts if right is not None]
     if judged and len(judged) == len(verdicts):
         values["exact_match"] = whole(samples, judged)
     return Scored(values, None)
 
 
-def _unweighted(samples: Samples, verdicts: Sequence[bool]) -> float:
+def _percent_right(samples: Samples, verdicts: Sequence[bool]) -> float:
     """Return the right answers in percent."""
     return 100.0 * sum(verdicts) / len(samples.rows)
 
 
-def _weighted(samples: Samples, verdicts: Sequence[bool]) -> float:
+def _weighted_percent_right(samples: Samples, verdicts: Sequence[bool]) -> float:
     """Return the right answers in percent, each weighted by how often its question is asked.
 
     The script rounds it to three places.
@@ -214,7 +215,7 @@ def _verdicts(samples: Samples, judges: _Judges) -> list[bool | None]:
     return verdicts
 
 
-def _parts(samples: Samples, judges: _Judges, verdicts: Sequence[bool | None]) -> dict[str, float | int]:
+def _percent_by_dataset(samples: Samples, judges: _Judges, verdicts: Sequence[bool | None]) -> dict[str, float | int]:
     """Return the right answers in percent of each dataset that was judged and has samples."""
     right: dict[str, list[bool]] = {}
     for is_right, row in zip(verdicts, samples.rows, strict=True):
@@ -242,13 +243,13 @@ def word_errors(samples: Samples) -> Scored:
             cause="the packages of get,speech-packages are not given",
             remedy="cm run script --tags=get,speech-packages",
         )
-    texts = normalised([*samples.predictions, *samples.references], samples.speech_packages)
+    texts = normalise_texts([*samples.predictions, *samples.references], samples.speech_packages)
     count = len(samples.predictions)
     wer = word_error_rate(texts[:count], texts[count:])
     return Scored({"wer": wer * 100, "accuracy": (1 - wer) * 100}, None)
 
 
-def _exact(samples: Samples) -> tuple[dict[int, float], int]:
+def _exact_matches(samples: Samples) -> tuple[dict[int, float], int]:
     """Return the exact matches by their sample's place, and the characters of these answers."""
     split, scores, characters = samples.sentences.splitter(), {}, 0
     for place, (row, prediction) in enumerate(zip(samples.rows, samples.predictions, strict=True)):

@@ -30,21 +30,21 @@ def is_integer(answer: int | None, reference: str) -> bool:
         return False
 
 
-def chosen(text: str, letters: str) -> str | None:
+def chosen_letter(text: str, letters: str) -> str | None:
     """Return the letter that a text announces last as its answer; of ten letters, else the last that stands alone."""
-    text = _plain(text.strip())
-    return _last(_announced(letters[-1]), text) or _alone(text, letters)
+    text = _without_list(text.strip())
+    return _last_match(_announcement(letters[-1]), text) or _letter_alone(text, letters)
 
 
 def chosen_at_the_end(text: str, letters: str) -> str | None:
     """Return the letter that the final part of a text begins with or announces, else what the text announces."""
     text = text.strip()
-    final = _plain(_BOLD.sub(r"\1", final_part(text)))
+    final = _without_list(_BOLD.sub(r"\1", final_part(text)))
     last = letters[-1]
     for pattern in (rf"^[^a-zA-Z]*([A-{last}])(?:[^a-zA-Z]|$)", rf"\bAnswer\s*[:.]?\s*([A-{last}])\b"):
         if match := re.search(pattern, final.strip() if pattern[0] == "^" else final, re.IGNORECASE):
             return match[1].upper()
-    return _last(_announced(last), _unescaped(text)) or _alone(final, letters)
+    return _last_match(_announcement(last), _unescape(text)) or _letter_alone(final, letters)
 
 
 def final_part(text: str) -> str:
@@ -56,36 +56,36 @@ def final_part(text: str) -> str:
 def integer(text: str) -> int | None:
     """Return the last number in a box, else the last that is announced as the answer; None unless it is 0 to 999."""
     numbers = _BOXED.findall(text) or _ANNOUNCED_NUMBER.findall(text)
-    value = _whole(numbers[-1]) if numbers else None
+    value = _whole_number(numbers[-1]) if numbers else None
     return value if value is not None and value <= _GREATEST else None
 
 
 @cache
-def _announced(last: str) -> re.Pattern[str]:
+def _announcement(last: str) -> re.Pattern[str]:
     return re.compile(rf"\b(?:FINAL\s*)?ANSWER\b\s*[:=]?\s*\(?\s*([A-{last}])\s*\)?(?:\s*$|[^A-Za-z])", re.IGNORECASE)
 
 
-def _alone(text: str, letters: str) -> str | None:
-    return _last(re.compile(rf"\b([A-{letters[-1]}])\b", re.IGNORECASE), text) if len(letters) >= _MANY else None
+def _letter_alone(text: str, letters: str) -> str | None:
+    return _last_match(re.compile(rf"\b([A-{letters[-1]}])\b", re.IGNORECASE), text) if len(letters) >= _MANY else None
 
 
-def _last(pattern: re.Pattern[str], text: str) -> str | None:
+def _last_match(pattern: re.Pattern[str], text: str) -> str | None:
     matches = pattern.findall(text)
     return str(matches[-1]).upper() if matches else None
 
 
-def _plain(text: str) -> str:
+def _without_list(text: str) -> str:
     """Return a text out of a list of one text, as Python writes it, with its escapes read."""
     if text.startswith(("['", '["')) and text.endswith(("']", '"]')):
         text = text[2:-2].strip()
-    return _unescaped(text)
+    return _unescape(text)
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return text.replace(r"\n", "\n").replace(r"\'", "'")
 
 
-def _whole(digits: str) -> int | None:
+def _whole_number(digits: str) -> int | None:
     try:
         return int(digits)
     except ValueError:  # more digits than Python reads

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 
-def normalised(texts: Sequence[str], packages: Path) -> list[str]:
+def normalise_texts(texts: Sequence[str], packages: Path) -> list[str]:
     """Return each text as openai-whisper's EnglishTextNormalizer writes it. Raises InstallError without the package."""
     import subprocess
 

@@ -43,6 +43,7 @@ class PairScorer:
     """Scores pairs of whole texts, which it splits into sentences; each distinct word is stemmed once."""
 
     def __init__(self, sentences: Sentences, types: Sequence[str]) -> None:
+        """Take what splits sentences, and the kinds of ROUGE; loading nltk takes a third of a second."""
         # nltk takes a third of a second to load: a plan and a run that scores nothing do without.
         from nltk.stem.porter import PorterStemmer
         from rouge_score.rouge_scorer import RougeScorer

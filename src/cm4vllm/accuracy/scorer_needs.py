@@ -30,7 +30,7 @@ class ScoreInputs(Settings, frozen=True, kw_only=True):
 
     @property
     def is_prepared_by_job(self) -> bool:
-        """True where a job has made ready what its runs need, or has not made the run yet."""
+        """Return True if a job has made ready what its runs need, or has not made the run yet."""
         return bool(self.results_dir) or not self.result_dir
 
     @property

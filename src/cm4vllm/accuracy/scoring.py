@@ -145,14 +145,14 @@ def score_run(
     with step(f"scoring the {run.settings.scenario} accuracy run") as shown:
         begin = time.monotonic()
         scorer = scorer_of(run.settings.terms)
-        sentences = Sentences.named(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
+        sentences = Sentences.by_name(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
         answers = _answers(folder / ACCURACY_LOG, run)
         ready = {grader.name: grader for grader in graders}
         texts, rows = _texts(run.settings, answers)
         packages = Path(speech_packages) if speech_packages else None
         scored = scorer.compute(Samples(texts, rows, sentences, workers, ready, packages, shown.update))
         values = _values(scored, answers)
-        unscored = _unscored(run.settings.terms, values, ready)
+        unscored = _reasons_unscored(run.settings.terms, values, ready)
         write_result_file(folder, ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
         record = AccuracyRecord(
             notice=run.notice,
@@ -199,7 +199,7 @@ def require_scorable(settings: RunSettings, nltk_data: str | None = None) -> Non
     if settings.mode is Mode.ACCURACY:
         require_tokenizer(settings)
         if scorer_of(settings.terms).rouge and settings.server.simulated is None:
-            Sentences.named(settings.dataset.sentences, nltk_data)
+            Sentences.by_name(settings.dataset.sentences, nltk_data)
 
 
 def scorer_of(terms: Terms) -> Scorer:
@@ -225,6 +225,10 @@ def accuracy_text(values: dict[str, float | int], scorer: Scorer, unscored: Mapp
 
 
 def _answers(log: Path, run: RunRecord) -> _Answers:
+    """Return the answers of an accuracy log in the order of the samples.
+
+    Raises RunFailed for one that is missing or twice there.
+    """
     expected, terms = run.settings.samples, run.settings.terms
     first: dict[int, tuple[Any, int]] = {}
     readers: Mapping[Logged, Callable[[], Iterator[tuple[int, Any, int]]]] = {
@@ -285,6 +289,7 @@ def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:
 
 
 def _scorer(scored: Scored, graders: Mapping[str, GraderRecord], scorer: Scorer) -> str:
+    """Return in words what computed the scores: versions, verified samples, graders."""
     words = [f"cm4vllm {__version__}"]
     if any(label in TYPES for label in scored.values):
         words.append(f"rouge-score {metadata.version('rouge-score')}")
@@ -338,6 +343,7 @@ def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None
 
 
 def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:
+    """Return each target of the rules with the value that was reached, and whether it is met."""
     return [
         Score(
             metric=target.metric,
@@ -352,7 +358,9 @@ def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[
     ]
 
 
-def _unscored(terms: Terms, values: dict[str, float | int], ready: Mapping[str, GraderRecord]) -> dict[str, str]:
+def _reasons_unscored(
+    terms: Terms, values: dict[str, float | int], ready: Mapping[str, GraderRecord]
+) -> dict[str, str]:
     """Return the metrics without a score, each with the reason."""
     scorer = scorer_of(terms)
     lacks = {

@@ -73,7 +73,7 @@ class Sentences:
     sha256: str = ""
 
     @classmethod
-    def named(cls, name: str, nltk_data: str | Path | None = None) -> Sentences:
+    def by_name(cls, name: str, nltk_data: str | Path | None = None) -> Sentences:
         """Return the way to split of that name; `nltk_data` is the folder to look into, nltk's own without it.
 
         Raises UsageError when there is none of that name, InstallError when its model is not there: it is never
@@ -162,22 +162,23 @@ def install_model(folder: Path, given: Path | None = None) -> Path:
 
 def given_model(path: Path) -> dict[str, bytes]:
     """Return the files of the model in `path`, an nltk data folder or punkt_tab.zip. Raises what install_model does."""
-    return _copied(path) if path.is_dir() else _unpacked(_read(path))
+    return _copy_of(path) if path.is_dir() else _unpack(_read(path))
 
 
 def _installed_or_fetched() -> dict[str, bytes]:
     try:
-        return _copied(None)
+        return _copy_of(None)
     except InstallError:
-        return _unpacked(_fetched())
+        return _unpack(_fetch())
 
 
-def _copied(data: Path | None) -> dict[str, bytes]:
+def _copy_of(data: Path | None) -> dict[str, bytes]:
     folder = find_model(data)
     return {name: (folder / ENGLISH / name).read_bytes() for name in MODEL.files}
 
 
 def _read(path: Path) -> bytes:
+    """Return the content of a file. Raises SourceUnavailable if it cannot be read."""
     try:
         return bytes_of(path)
     except OSError as error:
@@ -188,7 +189,8 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def _fetched() -> bytes:
+def _fetch() -> bytes:
+    """Return the archive of the sentence model from its URL. Raises SourceUnavailable."""
     try:
         return answer_of(MODEL.url, {}, follow=Follow.ANYWHERE, total_s=TOTAL_S).body
     except (OSError, AnswerError, RefusedError) as error:
@@ -199,7 +201,8 @@ def _fetched() -> bytes:
         ) from error
 
 
-def _unpacked(archive: bytes) -> dict[str, bytes]:
+def _unpack(archive: bytes) -> dict[str, bytes]:
+    """Return the files of the English model in the archive, by name. Raises InstallError for another archive."""
     digest = hashlib.sha256(archive).hexdigest()
     if digest != MODEL.sha256:
         raise InstallError(

@@ -42,7 +42,9 @@ class IdentityInputs(Settings, frozen=True, kw_only=True):
 def identify(inputs: IdentityInputs, folder: Path) -> ModelRecord:
     """Compare a model with the benchmark's, and write its record to `folder`. Raises UsageError, ModelError."""
     if not inputs.model_record:
-        raise UsageError("no model is named", remedy="--model_record=model.json of get,ml-model")
+        raise UsageError(
+            "no model is named", remedy="--model_record=FILE of verify,ml-model: the model.json of get,ml-model"
+        )
     base = read_record(Path(inputs.base_record), ModelRecord) if inputs.base_record else None
     record = identified(read_record(Path(inputs.model_record), ModelRecord), inputs.benchmark, base)
     write_record(folder / MODEL_FILE, record)

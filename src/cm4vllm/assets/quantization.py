@@ -168,8 +168,6 @@ def require_scheme(settings: QuantizationSettings) -> None:
             f"the scheme {settings.scheme} alone quantises nothing",
             remedy=f"add {KV_FP8}, or take another scheme: fp8-dynamic",
         )
-    if settings.samples < 1:
-        raise UsageError(f"--calibration_samples={settings.samples} is not usable", cause="it must be above zero")
 
 
 def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:

@@ -4,7 +4,6 @@ That one measures nothing, and finds faults before the sessions that take hours.
 cannot be changed later: what they say of the analyzer must fit how it is read, and no word in them may be private.
 """
 
-import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -15,13 +14,14 @@ from typing import Annotated
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
+from cm4vllm.common.checking.private_text import HOME, SECRETS, found_in
+from cm4vllm.common.checking.private_words import PrivateWord, first_private, private_words
 from cm4vllm.common.errors import RunFailed, SubmissionError, UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.folders.replaceable_folders import Kind, require_replaceable
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.common.progress import say, step
-from cm4vllm.common.secrets.redaction import vault
 from cm4vllm.common.settings import Key
 from cm4vllm.power.making import (
     Site,
@@ -35,9 +35,8 @@ from cm4vllm.power.making import (
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.power.samples import SIMULATED, mean_watts
 from cm4vllm.records.power.session import FILES, Phase, PowerSession
+from cm4vllm.records.published_server import words_of
 from cm4vllm.submission.power_files import require_analyzer
-from cm4vllm.submission.privacy import PrivateWord, first_private, private_words
-from cm4vllm.submission.privacy_check import words_of
 
 #: The folder of a session, which takes hours: an earlier one is not replaced.
 _SESSION_FOLDER = Kind("a power session", "--log_dir", refused=lambda _folder: "it holds an earlier session")
@@ -45,8 +44,8 @@ _SESSION_FOLDER = Kind("a power session", "--log_dir", refused=lambda _folder: "
 _SECONDS, _SIMULATED_S = 10.0, 3.0
 #: PTDaemon's value for a reading that it did not get.
 _NO_READING_W = -1.0
-#: A home folder of somebody, as the path of a program of the director may hold it.
-_HOME = re.compile(r"/(?:home|Users)/[^/\s'\",]+")
+#: What may not stand in a session beside the words of this machine: the path of the director's programs may hold it.
+_FORMS = (SECRETS, HOME)
 
 
 class ClientSettings(SiteInputs, frozen=True, kw_only=True):
@@ -82,13 +81,13 @@ def require_settings(settings: ClientSettings) -> None:
     kept = not settings.preflight and not settings.timestamp
     if kept:
         require_replaceable(typed_path(settings.log_dir).absolute(), _SESSION_FOLDER)
-    require_hosts(settings.site(simulated=settings.simulated))
+    require_hosts(settings.as_site(simulated=settings.simulated))
 
 
 def make(settings: ClientSettings) -> Path:
     """Make the session; return its folder, or the present one after a session before the runs, which is not kept."""
     require_settings(settings)
-    site = settings.site(simulated=settings.simulated)
+    site = settings.as_site(simulated=settings.simulated)
     require_reachable(site)
     if settings.preflight:
         words = words_of(Path(settings.results_dir)) if settings.results_dir else private_words()
@@ -189,10 +188,7 @@ def _private(line: str, words: Sequence[PrivateWord]) -> str:
     """Return the private part of a line in words; empty where nothing is private."""
     if word := first_private(line, words):
         return f"this machine's {word.kind} {word.shown}" if word.kind != "secret" else "a secret"
-    if vault().clean(line) != line:
-        return "a secret"
-    home = _HOME.search(line)
-    return f"the home folder {home[0]}" if home else ""
+    return next((f"{kind.kind}{'' if kind.is_secret else f': {word}'}" for kind, word in found_in(line, _FORMS)), "")
 
 
 def _configured(session: PowerSession) -> int:

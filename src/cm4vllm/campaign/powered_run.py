@@ -33,7 +33,7 @@ from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.records.power.session import SESSION, PowerSession, session_beside
 from cm4vllm.records.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.results.checks.power import session_findings
-from cm4vllm.rules import round_terms
+from cm4vllm.rules import round_names, round_terms
 
 _SETTINGS, _TABLE = "power_settings", "analyzer_table.md"
 _NO_SESSION = "it has no power session"
@@ -56,7 +56,7 @@ class PowerInputs(SiteInputs, frozen=True, kw_only=True):
 
     @property
     def own_site(self) -> Site:
-        return self.site(simulated="simulated" in (self.power, self.under_power))
+        return self.as_site(simulated="simulated" in (self.power, self.under_power))
 
 
 def require_power(asked: PowerInputs, *, tree: bool) -> None:
@@ -82,9 +82,10 @@ def require_power(asked: PowerInputs, *, tree: bool) -> None:
                 raise UsageError(f"no file {value}", cause=f"{flag} names it", remedy=f"give {flag}=FILE")
     if asked.supplies_file:
         if not round_terms(asked.round).power.supplies:
+            first = next(name for name in round_names() if round_terms(name).power.supplies)
             raise UsageError(
                 f"{asked.round} has no file of power supplies",
-                cause="submissions have one from v6.1 on",
+                cause=f"submissions have one from {first} on",
                 remedy="leave --power_supplies out",
             )
         read_supplies(typed_path(asked.supplies_file))
@@ -152,7 +153,7 @@ def lacks_session(folder: Path) -> str:
     """
     if (session := session_beside(folder)) is None:
         return _NO_SESSION
-    changed = dict.fromkeys([*session.missing, *session.unstated, *(name for name, *_ in session.changed())])
+    changed = dict.fromkeys([*session.missing, *session.missing_parts, *(name for name, *_ in session.changed_files())])
     return f"files of its power session have been changed or removed: {', '.join(changed)}" if changed else ""
 
 

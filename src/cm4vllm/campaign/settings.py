@@ -23,7 +23,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.settings import GREATEST, Key, Settings, require_above_zero
+from cm4vllm.common.settings import Bounds, Key, Settings
 from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (
     BenchmarkTerms,
@@ -47,24 +47,8 @@ S = TypeVar("S", bound=Settings)
 #: The rule by which a division takes a benchmark's own model alone.
 _MODEL_RULE = "MODEL"
 IMPLEMENTATIONS = ("vllm", "reference")
-#: Above zero, and at most this: beyond it, LoadGen generates more queries than a machine's memory holds.
-_POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_count": 10**7} | dict.fromkeys(
-    (
-        "attempts",
-        "singlestream_target_latency",
-        "max_test_duration",
-        "rehearsal_minutes",
-        "search_minutes",
-        "num_workers",
-        "max_in_flight",
-        "replicas",
-        "tp_size",
-        "pp_size",
-        "dp_size",
-        "max_model_len",
-    ),
-    GREATEST,
-)
+#: Queries/s beyond which LoadGen generates more queries than a machine's memory holds.
+_RATES = Bounds(most=1e6)
 #: ms of an answer at least: a shorter one stands for a rate beyond that of the other scenarios.
 _LEAST_LATENCY = 1e-3
 
@@ -91,9 +75,11 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     submitter: input_types.Submitter = NO_SUBMITTER
     output_dir: input_types.JobOutputDir = "mlperf-results"
     livecodebench_path: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
-    offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
-    server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
-    singlestream_target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
+    offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS"), _RATES] = None
+    server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"), _RATES] = None
+    singlestream_target_latency: Annotated[
+        float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY"), Bounds()
+    ] = None
     find_target_qps: Annotated[bool | None, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = None
     search: input_types.Search = ""
     search_minutes: input_types.SearchMinutes = None
@@ -293,8 +279,6 @@ def _require_values(settings: CampaignSettings) -> None:
     _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
     if settings.device:
         _one_of("device", settings.device, DEVICES)
-    for flag, most in _POSITIVE.items():
-        require_above_zero(f"--{flag}", getattr(settings, flag), most)
     require_workers(settings.num_workers)
     _folder_name("submitter", settings.submitter)
     _one_rate(settings)

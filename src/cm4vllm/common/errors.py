@@ -53,6 +53,7 @@ class CmError(Exception):
     def __init__(
         self, failure: str, *, cause: str = "", remedy: str = "", state: Mapping[str, object] | None = None
     ) -> None:
+        """Take what failed, why, what to do, and state for the caller; all but the first may be empty."""
         super().__init__(failure)
         self.what = failure
         self.cause = cause
@@ -81,6 +82,7 @@ class CmError(Exception):
         return error
 
     def __str__(self) -> str:
+        """Return failure, cause and remedy, each on lines of its own, without control characters."""
         from cm4vllm.common.terminal_text import printable  # only errors need it, and every start would pay for it
 
         lines = [self.what]

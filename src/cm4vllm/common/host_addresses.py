@@ -53,6 +53,7 @@ def address_spellings(address: str) -> set[str]:
 
 
 def _colons(address: ipaddress.IPv6Address) -> set[str]:
+    """Return the usual spellings of an IPv6 address."""
     # From Python 3.13 on, `exploded` and `compressed` write an IPv4 address in IPv6 with dots.
     groups = address.packed.hex(":", 2).split(":")
     short = [f"{int(group, 16):x}" for group in groups]

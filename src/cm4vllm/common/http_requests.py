@@ -83,6 +83,7 @@ class HttpClient:
     """
 
     def __init__(self, *, unix_socket: str = "", tls: ssl.SSLContext | None = None, proxies: bool = False) -> None:
+        """Take a Unix socket in place of TCP, TLS settings, and whether the proxies of the environment are used."""
         self._unix_socket = unix_socket
         self._tls = tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._proxies = proxies
@@ -281,11 +282,13 @@ class _Stream:
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Write within what is left of the deadline."""
         self._stream.write(buffer, self._deadline.left())
 
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> _Stream:
+        """Return the stream with TLS, agreed on within what is left of the deadline."""
         return _Stream(self._stream.start_tls(ssl_context, server_hostname, self._deadline.left()), self._deadline)
 
 

@@ -75,6 +75,7 @@ def opened_in_place(path: Path, flags: int) -> int:
 
 
 def _not_plain(path: Path) -> UsageError:
+    """Return the error for a path that is no plain file, with what it is."""
     try:
         kind = _KINDS.get(stat.S_IFMT(path.lstat().st_mode), "not a plain file")
     except OSError:

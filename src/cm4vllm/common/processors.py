@@ -76,6 +76,7 @@ def _own_groups(lines: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _quota(group: Path) -> CpuQuota | None:
+    """Return the CPU quota of one control group (version 2 or 1), None without one."""
     words = text(group / "cpu.max").split() or ["", ""]
     quota, period = (int(word) if word.isascii() and word.isdigit() else None for word in (*words, "")[:2])
     if quota is None:

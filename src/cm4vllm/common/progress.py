@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
 
-from cm4vllm.common.standard_streams import give_up
+from cm4vllm.common.programs.standard_streams import give_up
 from cm4vllm.common.terminal_text import one_line, printable
 
 #: Seconds between two plain lines of one step.
@@ -97,6 +97,7 @@ class Step:
     """
 
     def __init__(self, title: str, stream: TextIO) -> None:
+        """Begin a step: its title, and the stream that shows it."""
         self.title = title
         self.text = ""
         self.facts: object = None
@@ -121,6 +122,7 @@ class Step:
             say("; ".join(filter(None, (f"{self.title}: {text}", _outlook()))))
 
     def stop(self) -> None:
+        """Remove the line that shows the step."""
         if self._status is not None:
             self._status.stop()
 

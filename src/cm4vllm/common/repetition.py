@@ -14,6 +14,7 @@ def repeated(call: Callable[[], object], interval_s: float, name: str, *, end_s:
     ended = threading.Event()
 
     def repeat() -> None:
+        """Call the function at each interval until the block ends."""
         while not ended.wait(interval_s):
             call()
 

@@ -129,31 +129,6 @@ def setting_text(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def require_above_zero(name: str, value: float | None, most: float = GREATEST) -> None:
-    """Raise UsageError for a number that is not above zero, or greater than `most`; None is one that is not given."""
-    if value is not None and not 0 < value <= most:
-        raise UsageError(
-            f"{name}={value:.15g} is not usable",
-            cause=f"it must be above zero, and {most:,.0f} at most",
-            remedy="give a value in this range, or leave it out",
-        )
-
-
-def require_share(name: str, value: float | None, of: str, *, zero: bool = False) -> None:
-    """Raise UsageError for a part of something that is not above 0, or 0 where `zero` allows it, and 1 at most.
-
-    A number up to 100 may be a percentage: the remedy has it as a part. None is a value that is not given.
-    """
-    if value is None or 0 < value <= 1 or (zero and value == 0):
-        return
-    percent = f"a percentage is divided by 100: give {name}={value / 100:.15g}"
-    raise UsageError(
-        f"{name}={value:.15g} is not usable",
-        cause=f"it is a part of {of}: {'0 or' if zero else 'above 0, and'} {'more, and ' if zero else ''}1 at most",
-        remedy=percent if 1 < value <= _PERCENT else "give a value in this range, or leave it out",
-    )
-
-
 def _plain_number(name: str, value: Any) -> str:
     """Return the remedy for a percentage with its sign; empty for another value."""
     number = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", str(value))

@@ -33,14 +33,16 @@ Entries = Sequence[tuple[int, bytes]]
 def verify(run: LoggedRun) -> Verdict:
     """Return the verdict on a run beside the result's own runs. Raises RunFailed where these are missing."""
     run.require_answers(1)
-    baseline = logged_data(_beside(run.folder, "accuracy") / ACCURACY_LOG)
+    baseline = logged_data(_folder_beside(run.folder, "accuracy") / ACCURACY_LOG)
     tested = logged_data(run.folder / ACCURACY_LOG)
-    text, differing = compared(baseline, tested, _BYTES[run.settings.terms.logged])
+    text, differing = compare(baseline, tested, _BYTES[run.settings.terms.logged])
     passed, scores = not differing, dict[str, str]()
     if differing:
         passed, scores, words = _by_scores(run, baseline, tested)
         differing = f"{differing}; {words}"
-    speed_text, speed = _speed(read_performance(_beside(run.folder, "performance")), read_performance(run.folder))
+    speed_text, speed = _speed(
+        read_performance(_folder_beside(run.folder, "performance")), read_performance(run.folder)
+    )
     same = differing or f"all {len(tested)} answers begin as those of the accuracy run"
     return Verdict(
         (CheckResult(name=ACCURACY, passed=passed, found=same), speed),
@@ -49,7 +51,8 @@ def verify(run: LoggedRun) -> Verdict:
     )
 
 
-def _beside(folder: Path, mode: str) -> Path:
+def _folder_beside(folder: Path, mode: str) -> Path:
+    """Return the folder of the result's run in `mode`. Raises RunFailed if there is none."""
     place = folder.parent / mode
     if not place.is_dir():
         raise RunFailed(
@@ -60,7 +63,7 @@ def _beside(folder: Path, mode: str) -> Path:
     return place
 
 
-def compared(baseline: Entries, tested: Entries, width: int) -> tuple[str, str]:
+def compare(baseline: Entries, tested: Entries, width: int) -> tuple[str, str]:
     """Return the official text on answers of elements of `width` bytes, and what speaks against them, empty if nothing.
 
     A sample that is logged again is compared with its answer before, as verify_accuracy.py does.
@@ -115,6 +118,7 @@ def _by_scores(run: LoggedRun, baseline: Entries, tested: Entries) -> tuple[bool
 
 
 def _scores(run: LoggedRun, entries: Entries) -> dict[str, float | int]:
+    """Return the scores of logged labels by metric. Raises RunFailed for a log of anything else."""
     terms = run.settings.terms
     if terms.logged is not Logged.LABELS:
         raise RunFailed("TEST01 scores labels alone", cause=f"the log of {terms.benchmark} holds {terms.logged}")

@@ -31,13 +31,13 @@ def verdict(answers: Sequence[LoggedAnswer], *, eos: Set[int], first_token: bool
     """Return the verdict on a log: `eos` are the end tokens, `first_token` says that first ones are reported."""
     first = CheckResult(name=FIRST_TOKEN, passed=None, found="no first tokens are reported in this scenario")
     if first_token:
-        first = _checked(FIRST_TOKEN, answers, _wrong_first_token, "begin with the token that was reported first")
+        first = _check(FIRST_TOKEN, answers, _wrong_first_token, "begin with the token that was reported first")
     ids = ", ".join(map(str, sorted(eos)))
     return Verdict(
         (
             first,
-            _checked(EOS, answers, lambda answer: _wrong_end(answer, eos), f"end with one end token ({ids}) at most"),
-            _checked(SAMPLE_LENGTH, answers, _wrong_length, "have as many tokens as were reported"),
+            _check(EOS, answers, lambda answer: _wrong_end(answer, eos), f"end with one end token ({ids}) at most"),
+            _check(SAMPLE_LENGTH, answers, _wrong_length, "have as many tokens as were reported"),
         ),
         last=("TEST06 verification complete", "TEST06 verification failed"),
     )
@@ -62,9 +62,8 @@ def end_tokens(model: str) -> frozenset[int]:
     )
 
 
-def _checked(
-    name: str, answers: Sequence[LoggedAnswer], wrong: Callable[[LoggedAnswer], str], right: str
-) -> CheckResult:
+def _check(name: str, answers: Sequence[LoggedAnswer], wrong: Callable[[LoggedAnswer], str], right: str) -> CheckResult:
+    """Return the check that `wrong` finds no fault in any answer; `right` says in words what must hold."""
     faults = [f"sample {answer.sample}: {why}" for answer in answers if (why := wrong(answer))]
     if not faults:
         return CheckResult(name=name, passed=True, found=f"all {len(answers)} answers {right}")
@@ -88,6 +87,7 @@ def _wrong_end(answer: LoggedAnswer, eos: Set[int]) -> str:
 
 
 def _wrong_length(answer: LoggedAnswer) -> str:
+    """Return what is wrong with the number of tokens of an answer, empty if nothing is."""
     if answer.damaged:
         return "its data is no whole number of 32-bit tokens"
     count = len(answer.tokens)

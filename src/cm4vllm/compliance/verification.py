@@ -44,7 +44,7 @@ def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
     Raises RunFailed where the folder holds no such run, its log was changed, or LoadGen did not apply audit.config, and
     what the module of the test raises.
     """
-    run = _verifiable(folder)
+    run = _verifiable_record(folder)
     settings, log = run.settings, folder / ACCURACY_LOG
     test, rules = audit(settings.compliance_test, settings.benchmark), compliance_rules(settings.compliance_test)
     require_applied(read_detail_log(folder / DETAIL_LOG), test)
@@ -79,7 +79,7 @@ def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
     return record
 
 
-def _verifiable(folder: Path) -> RunRecord:
+def _verifiable_record(folder: Path) -> RunRecord:
     """Return the record of the run in `folder`. Raises UsageError, or RunFailed where its log was changed."""
     run, log = read_record(folder / RUN_FILE, RunRecord), folder / ACCURACY_LOG
     if run.settings.compliance_test not in verified_tests():

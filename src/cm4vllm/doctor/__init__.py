@@ -1,1 +1,1 @@
-"""What this machine can run, what is missing, and what to do about it."""
+"""The page of a machine: the benchmarks that it can run, and what is missing for others."""

@@ -1,4 +1,4 @@
-"""What doctor asks: all that can keep this machine from measuring, each with its remedy.
+"""The questions of doctor: all that can keep this machine from measuring, each with its remedy.
 
 The questions on the installation are those of `cm doctor script`, which is asked without MLPerf; `doctor,mlperf` asks
 them all. Nothing is decided here: the answers come from the checks that a run makes, too.

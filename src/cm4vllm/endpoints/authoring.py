@@ -10,6 +10,7 @@ import yaml
 
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_json
+from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import altered_files, json_text, text_of, typed_path, write_text
 from cm4vllm.common.folders.owned_folders import forget, write_noted, write_result_file
@@ -27,7 +28,6 @@ from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submi
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE, POWER_FILE
 from cm4vllm.serving.probing.server_identities import other_content
-from cm4vllm.submission.privacy import private_words
 
 _TEMPLATE_FILE = "submitter.template.yaml"
 #: The checker's keys of the sizes of a server's groups, and vLLM's options.

@@ -16,8 +16,8 @@ from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, Interrupted, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
+from cm4vllm.common.programs.standard_streams import ensure_streams, lost_output, report
 from cm4vllm.common.secrets.redaction import vault
-from cm4vllm.common.standard_streams import ensure_streams, lost_output, report
 from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.reuse import kept_outcome
@@ -48,7 +48,7 @@ class OwnAutomation(Automation):  # type: ignore[misc]
         super().__init__(cmind, automation_file)
         cmind.error = lambda result: _report(cmind, result)
 
-    def _answered(self, action: Callable[[Any, Result], Result], i: Result) -> Result:
+    def _result_of(self, action: Callable[[Any, Result], Result], i: Result) -> Result:
         """Return the result of an action; what it raises becomes the result that cmind expects: message and code."""
         try:
             with vault().guarded_output():
@@ -61,7 +61,7 @@ class OwnAutomation(Automation):  # type: ignore[misc]
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             known: CmError = Interrupted("stopped by Ctrl-C")
         except Exception as error:
-            known = _known(error, verbose=flag(i, "v", "verbose"))
+            known = _error_to_show(error, verbose=flag(i, "v", "verbose"))
         return {"return": known.exit_code, "error": str(known)}
 
 
@@ -86,29 +86,30 @@ class ScriptAutomation(OwnAutomation):
             from cm4vllm.engine.tools.help import script_help
 
             # cmind would print its own help for this action below that.
-            return {**self._answered(script_help, i), "skip_delayed_help": True}
+            return {**self._result_of(script_help, i), "skip_delayed_help": True}
         if flag(i, "plan", "graph"):
             from cm4vllm.engine.plan.graph import print_plan
 
-            return self._answered(print_plan, i)
+            return self._result_of(print_plan, i)
         session = self.cmind.state.get(_SESSION)
         if session is not None:
-            return self._nested(session, i)
+            return self._run_nested(session, i)
         return self._top_level(i)
 
-    def _nested(self, session: Session, i: Result) -> Result:
+    def _run_nested(self, session: Session, i: Result) -> Result:
         try:
             return run(session, asked_by_code(i, working_folder())).as_result()
         except CmError as error:
             return {"return": error.exit_code, "error": str(error)}
 
     def _top_level(self, i: Result) -> Result:
+        """Run an action as the outermost one, in a session of its own, and return its result."""
         protect(self.cmind)
         session = Session(self, i, partial(kept_outcome, Cache(self.cmind)))
         folder = ""
         self.cmind.state[_SESSION] = session
         try:
-            with contextlib.redirect_stdout(session.output), session.supervised(), session.with_typed_secrets():
+            with contextlib.redirect_stdout(session.output), session.supervision(), session.with_typed_secrets():
                 session.warn_of_typed_secrets()
                 if other := _other_checkout(self.path):
                     session.tell(other)
@@ -122,8 +123,8 @@ class ScriptAutomation(OwnAutomation):
                 session.catalogue.metas.keep()
                 slim(self.cmind)
         except Exception as error:
-            known = _known(error, verbose=session.verbose)
-            result = {"return": known.exit_code, "error": session.explained(known)}
+            known = _error_to_show(error, verbose=session.verbose)
+            result = {"return": known.exit_code, "error": session.explain(known)}
             if known.state:
                 result["new_state"] = dict(known.state)
         finally:
@@ -149,10 +150,10 @@ class ScriptAutomation(OwnAutomation):
 
         session = self.cmind.state.get(_SESSION)
         catalogue = session.catalogue if session else Catalogue(self.cmind)
-        return self._answered(lambda _, given: {"return": 0, **reach(catalogue, given.get("tags"))}, i)
+        return self._result_of(lambda _, given: {"return": 0, **reach(catalogue, given.get("tags"))}, i)
 
 
-def _known(error: Exception, *, verbose: bool) -> CmError:
+def _error_to_show(error: Exception, *, verbose: bool) -> CmError:
     """Return the error to show for a failure: itself, or one that says where an unforeseen failure happened."""
     if isinstance(error, CmError):
         return error

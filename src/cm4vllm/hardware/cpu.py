@@ -77,6 +77,7 @@ def nodes_with_processors(root: Path = Path("/")) -> list[Path]:
 
 
 def _model_name(info: Mapping[str, str], blocks: Sequence[Mapping[str, str]]) -> str:
+    """Return the name of the processor's model, or those of its kinds of cores on Arm."""
     # A model name of "-" or "unknown" is what some hypervisors make of one that they do not pass on.
     for key in ("model name", "cpu model", "cpu", "Model"):
         if (name := " ".join(info.get(key, "").split())) and name.lower() not in ("-", "unknown", "unknown cpu"):

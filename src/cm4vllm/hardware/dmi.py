@@ -47,6 +47,7 @@ def _devices(root: Path) -> list[bytes]:
 
 
 def _structures(table: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield type and bytes of each structure of a DMI table."""
     at = 0
     while at + 4 <= len(table):
         kind, length = table[at], table[at + 1]
@@ -58,6 +59,7 @@ def _structures(table: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _size_bytes(data: bytes) -> int:
+    """Return the size of a memory module in bytes, 0 where it is unknown or the slot is empty."""
     size = int(struct.unpack_from("<H", data, 0x0C)[0])
     if size in _UNKNOWN:
         return 0
@@ -67,6 +69,7 @@ def _size_bytes(data: bytes) -> int:
 
 
 def _module(data: bytes) -> MemoryModule:
+    """Return the memory module that a structure of type 17 describes."""
     # The configured speed, at which the module runs, before the one that it could run at.
     speeds = [struct.unpack_from("<H", data, at)[0] for at in (0x20, 0x15) if len(data) >= at + 2]
     return MemoryModule(

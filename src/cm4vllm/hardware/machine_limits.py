@@ -43,6 +43,7 @@ def local_ports(root: Path = Path("/")) -> int | None:
 
 
 def _free(folder: Path) -> int | None:
+    """Return the free bytes of the file system of a folder, None where it cannot be asked."""
     try:
         filesystem = os.statvfs(folder)
     except OSError:

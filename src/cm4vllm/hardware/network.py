@@ -31,6 +31,7 @@ def detect_network(root: Path = Path("/")) -> list[NetworkCard]:
 
 
 def _card(ports: list[Path], *, virtual: bool) -> NetworkCard:
+    """Return the network card of these ports: kind, driver, rate in Mbit/s."""
     driver = target(ports[0] / "device/driver").name if exists(ports[0] / "device/driver") else ""
     infiniband = any(text(port / "type") == _INFINIBAND for port in ports)
     kind = "virtual" if virtual or driver.startswith(_VIRTUAL_DRIVERS) else "InfiniBand" if infiniband else "Ethernet"

@@ -61,9 +61,9 @@ def load_sample(seconds: float = SAMPLE_S) -> LoadSample:
     return LoadSample(psutil.cpu_percent(None) / 100, name, pid, most / wall if wall else 0.0)
 
 
-def _finding(what: str, why: str, command: str) -> Finding:
+def _finding(text: str, why: str, command: str) -> Finding:
     """Return a disturbance of a measurement with its effect, and the command that ends it as its remedy."""
-    return Finding(severity=Severity.WARNING, field="this machine", what=f"{what}: {why}", remedy=command)
+    return Finding(severity=Severity.WARNING, field="this machine", what=f"{text}: {why}", remedy=command)
 
 
 def _times() -> dict[tuple[int, str], float]:
@@ -76,6 +76,7 @@ def _times() -> dict[tuple[int, str], float]:
 
 
 def _ports(root: Path) -> Iterator[Finding]:
+    """Yield a finding if the system has few local ports."""
     if (ports := local_ports(root)) is not None and ports < LEAST_PORTS:
         yield _finding(
             f"{ports:,} local ports",
@@ -85,6 +86,7 @@ def _ports(root: Path) -> Iterator[Finding]:
 
 
 def _files(hard: int) -> Iterator[Finding]:
+    """Yield a finding if a process may open few files."""
     if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
         yield _finding(
             f"a process may open {hard:,} files",
@@ -94,6 +96,7 @@ def _files(hard: int) -> Iterator[Finding]:
 
 
 def _clock(root: Path) -> Iterator[Finding]:
+    """Yield a finding if the clock source is slow, with the command that changes it."""
     source = text(root / _CLOCKS / "current_clocksource")
     if source not in _SLOW_CLOCKS:
         return
@@ -107,6 +110,7 @@ def _clock(root: Path) -> Iterator[Finding]:
 
 
 def _governor(root: Path) -> Iterator[Finding]:
+    """Yield a finding if a CPU governor is not `performance`."""
     governors = sorted(
         {
             name
@@ -123,6 +127,7 @@ def _governor(root: Path) -> Iterator[Finding]:
 
 
 def _quota(root: Path) -> Iterator[Finding]:
+    """Yield a finding if a control group has a quota of fewer CPUs than are shown."""
     quota, shown = cpu_quota(root), len(os.sched_getaffinity(0))
     if quota is None or quota.cpus >= shown:
         return
@@ -136,6 +141,7 @@ def _quota(root: Path) -> Iterator[Finding]:
 
 
 def _swap(root: Path) -> Iterator[Finding]:
+    """Yield a finding if memory is swapped out."""
     memory = {
         name: int(value.split()[0]) * 1024
         for name, value in fields(text(root / "proc/meminfo")).items()
@@ -151,6 +157,7 @@ def _swap(root: Path) -> Iterator[Finding]:
 
 
 def _load(load: LoadSample | None) -> Iterator[Finding]:
+    """Yield a finding if other programs use the processors."""
     if load is None or load.busy <= OTHERS:
         return
     most = f", {load.share:.0%} by {load.name} (process {load.pid})" if load.share > OTHERS / 2 else ""

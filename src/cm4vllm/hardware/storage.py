@@ -40,6 +40,7 @@ def root_bytes(root: Path = Path("/")) -> int:
 
 
 def _kind(disk: Path, *, virtual: bool) -> str:
+    """Return the kind of a disk: HDD, SSD, NVMe SSD, or virtual."""
     # A hypervisor's "rotational" flag does not describe the physical disk.
     if disk.name.startswith(("vd", "xvd")) or (virtual and not disk.name.startswith("nvme")):
         return VIRTUAL_DISK

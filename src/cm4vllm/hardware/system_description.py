@@ -196,6 +196,7 @@ def _elsewhere(asked: SystemAsked) -> dict[str, str]:
 
 
 def _software(packages: Mapping[str, str], host: HostFacts | None, parts: Sequence[UsedGpu]) -> str:
+    """Return the versions of the software stack in one line."""
     words = [f"Python {packages['python']}"] if "python" in packages else []
     words += [f"{name} {packages[name]}" for name in _STACK if name in packages]
     words += [f"{parts[0].gpu.vendor} driver {parts[0].gpu.driver}"] if parts and parts[0].gpu.driver else []
@@ -204,6 +205,7 @@ def _software(packages: Mapping[str, str], host: HostFacts | None, parts: Sequen
 
 
 def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) -> list[str]:
+    """Return the remarks on the hardware that the description publishes."""
     host, cpu, there = facts.host, facts.cpu, len(facts.gpus)
     notes = [f"Machine: {host.product}."] if host.product else []
     if host.virtualised:
@@ -240,6 +242,7 @@ def _unconfirmed(facts: MachineFacts) -> list[str]:
 
 
 def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:
+    """Return a name for the system made of its accelerators, or of its processors."""
     count, model = merged.get("accelerators_per_node", "0"), merged.get("accelerator_model_name", "")
     if count == "0" or not model:
         count, model = merged.get("host_processors_per_node", ""), merged.get("host_processor_model_name", "")

@@ -119,6 +119,7 @@ def read_system_file(path: Path) -> SystemFile:
 
 
 def _confirmed(path: Path, value: Any) -> tuple[str, ...]:
+    """Return the keys that the submitter confirms against the table of known hardware. Raises UsageError."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
@@ -135,6 +136,7 @@ def _confirmed(path: Path, value: Any) -> tuple[str, ...]:
 
 
 def _value(path: Path, key: str, value: Any) -> str:
+    """Return a value of the system file as text. Raises UsageError for a key or a value that is not allowed."""
     where = f"{key} in the system file {path}"
     if key in _FROM_FLAGS:
         raise UsageError(f"{where} is given by {_FROM_FLAGS[key]}", remedy="remove it from the file")

@@ -86,6 +86,7 @@ class _Line:
 
     @property
     def words(self) -> str:
+        """Return the line's number and text for a message."""
         return f"line {self.number}, {self.text!r}"
 
 
@@ -122,6 +123,7 @@ def _value(text: str, terms: Terms, setting: str) -> float | None:
 
 
 def _lines(text: str) -> Iterator[_Line]:
+    """Yield the settings of a user.conf with their lines; comments are skipped."""
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         values = [_number(word) for word in words[2:]]
@@ -185,10 +187,10 @@ def _not_usable(value: float, setting: str, terms: Terms) -> str:
 def _against_rules(value: float, setting: str, terms: Terms, execution: ExecutionMode) -> str:
     """Return what the rules have in the place of a value; empty where they allow it."""
     valid = execution is ExecutionMode.VALID and terms.mode is Mode.PERFORMANCE
-    wanted = _fixed(terms, valid=valid).get(setting)
+    wanted = _fixed_values(terms, valid=valid).get(setting)
     if wanted is not None and value != wanted:
         return f"the rules of {terms.benchmark} have {wanted:g}; a run with another is none of this benchmark"
-    least = _least(terms).get(setting, 0) if valid else 0
+    least = _least_values(terms).get(setting, 0) if valid else 0
     if value < least and not (value == 0 and setting in _UNBOUNDED):
         return (
             f"the rules of {terms.benchmark} have {least:g} at least; a rehearsal (--execution_mode=test) may have less"
@@ -196,7 +198,7 @@ def _against_rules(value: float, setting: str, terms: Terms, execution: Executio
     return ""
 
 
-def _fixed(terms: Terms, *, valid: bool) -> dict[str, float | None]:
+def _fixed_values(terms: Terms, *, valid: bool) -> dict[str, float | None]:
     """Return the values that the rules fix, None for those that they do not; `valid` runs have more of them."""
     limits, paced = terms.limits, terms.paced
     fixed: dict[str, float | None] = {
@@ -214,7 +216,7 @@ def _fixed(terms: Terms, *, valid: bool) -> dict[str, float | None]:
     return fixed
 
 
-def _least(terms: Terms) -> dict[str, float]:
+def _least_values(terms: Terms) -> dict[str, float]:
     """Return the least values of a valid performance run; 0 leaves what is _UNBOUNDED without a bound."""
     queries = max(terms.user_conf.get("min_query_count", 0), terms.min_samples)
     queries = max(queries, 1 if terms.early_stopping else terms.min_queries)

@@ -29,10 +29,11 @@ def settings_sha256(settings: RunSettings) -> str:
     and environment by their content. A server that the job did not start counts by its address and by what it reports
     of itself, except when its process started.
     """
-    return hashlib.sha256(msgspec.json.encode(_stable(settings), order="deterministic")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(_settings_that_count(settings), order="deterministic")).hexdigest()
 
 
-def _stable(settings: RunSettings) -> RunSettings:
+def _settings_that_count(settings: RunSettings) -> RunSettings:
+    """Return the settings without what may differ between runs that count as the same."""
     model = settings.model
     return replace(
         settings,
@@ -47,7 +48,7 @@ def _stable(settings: RunSettings) -> RunSettings:
 
 def differences(before: RunSettings, now: RunSettings) -> list[str]:
     """Return in words where the settings of two runs differ, as far as it counts."""
-    earlier, later = (dict(_leaves(msgspec.to_builtins(_stable(settings)))) for settings in (before, now))
+    earlier, later = (dict(_leaves(msgspec.to_builtins(_settings_that_count(settings)))) for settings in (before, now))
     apart = [name for name in {**earlier, **later} if earlier.get(name) != later.get(name)]
     if any(name.startswith("server.options.") for name in apart):
         apart = [name for name in apart if name != "server.argv"]  # it differs in these options
@@ -81,6 +82,7 @@ def serves_alike(planned: ServerRecord, record: ServerRecord, model_path: str) -
 
 
 def _as_planned(record: ServerRecord, model_path: str) -> ServerRecord:
+    """Return the server's record without what only a probe finds out, as a plan knows it."""
     known = server_content(record, model_path)
     return replace(
         known,

@@ -14,7 +14,7 @@ from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.settings import MOST_WORKERS
-from cm4vllm.records.run import RunSettings, fewer
+from cm4vllm.records.run import RunSettings, fewer_open_requests
 from cm4vllm.records.vllm.server_needs import SERVER_FILES_BESIDE, api_processes
 from cm4vllm.rules import Mode, Terms
 
@@ -120,6 +120,7 @@ class Demand:
 
     @property
     def kept(self) -> int:
+        """Return how many connections to each server a worker keeps open besides those in use."""
         return 0 if self.at_once else 2 * SPARE
 
     @property
@@ -141,10 +142,12 @@ class Demand:
 
     @property
     def ports(self) -> int:
+        """Return how many local ports the run may need; 0 for a Unix socket."""
         return self.to_each_server if self.tcp else 0
 
     @property
     def memory_bytes(self) -> int:
+        """Return the memory that the client may need, in bytes."""
         return self.workers * WORKER_BYTES + self.open * STREAM_BYTES
 
     @property
@@ -244,6 +247,7 @@ def _least_workers(demand: Demand, limits: MachineLimits) -> int | None:
 
 
 def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal if the run may need more open files than a process may have, else None."""
     files = limits.open_files
     if files is None or asked.most_files <= files:
         return None
@@ -260,11 +264,12 @@ def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
     return LimitTooLow(
         f"{asked.title} may need {' and '.join(where)}, {files:,} are allowed",
         cause=f"each open request has its own connection; {asked.words}",
-        remedy="; or ".join([*remedies, fewer(at_once=asked.at_once)]),
+        remedy="; or ".join([*remedies, fewer_open_requests(at_once=asked.at_once)]),
     )
 
 
 def _ports_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal if the run may need more local ports than the system has, else None."""
     if limits.local_ports is None or asked.ports <= limits.local_ports:
         return None
     return LimitTooLow(
@@ -275,13 +280,14 @@ def _ports_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
             [
                 "widen it, as root: sysctl net.ipv4.ip_local_port_range='1024 65535'",
                 "have a server that runs already listen on a Unix socket: --api_server=unix:///PATH",
-                fewer(at_once=asked.at_once),
+                fewer_open_requests(at_once=asked.at_once),
             ]
         ),
     )
 
 
 def _memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal if the client may need more memory than is free, else None."""
     free = limits.memory_bytes
     if free is None or asked.memory_bytes <= free:
         return None
@@ -290,11 +296,12 @@ def _memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
         f"{free / 2**20:,.0f} MiB are free",
         cause=f"each process of it takes {WORKER_BYTES >> 20} MiB, each open request {STREAM_BYTES >> 10} KiB; "
         f"{asked.words}",
-        remedy=f"free memory; or {fewer(at_once=asked.at_once)}",
+        remedy=f"free memory; or {fewer_open_requests(at_once=asked.at_once)}",
     )
 
 
 def _shared_memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal if the server needs more of /dev/shm than is free, else None."""
     needed, free = asked.ring_buffer_bytes, limits.shared_memory_bytes
     if free is None or needed <= free:
         return None

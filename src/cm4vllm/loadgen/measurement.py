@@ -237,6 +237,7 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
 
 
 def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> UserConf:
+    """Return the settings of user.conf for the inputs of a run."""
     return user_conf(
         wanted,
         ExecutionMode.parse(inputs.execution_mode),
@@ -304,6 +305,7 @@ def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
 
 
 def _why_not(record: RunRecord, folder: Path, settings: RunSettings) -> str:
+    """Return why a finished run is not kept, in words; empty if it is."""
     if record.settings_sha256 != settings_sha256(settings):
         changed = differences(record.settings, settings)
         return (

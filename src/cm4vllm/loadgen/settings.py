@@ -203,7 +203,7 @@ def require_workers(count: int | None) -> None:
 
 
 def _at_full_speed(server: ServerRecord) -> ServerRecord:
-    """Have a server give no way to a client whose being late costs nothing: that takes a tenth of its tokens/s."""
+    """Return the server's record with its usual priority: a lower one costs a tenth of the tokens/s of such a run."""
     return replace(server, niceness=0, members=[_at_full_speed(member) for member in server.members])
 
 

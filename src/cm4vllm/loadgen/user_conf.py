@@ -122,11 +122,12 @@ def user_conf(
         samples_of_the_dataset=dataset_samples,
     )
     if execution is ExecutionMode.VALID:
-        return _valid(terms, target_qps, dataset_samples)
+        return _valid_conf(terms, target_qps, dataset_samples)
     return _rehearsal(terms, target_qps, dataset_samples or terms.samples, test_query_count, max_test_duration_s)
 
 
-def _valid(terms: Terms, target_qps: float | None, dataset_samples: int | None) -> UserConf:
+def _valid_conf(terms: Terms, target_qps: float | None, dataset_samples: int | None) -> UserConf:
+    """Return the settings of a run by the rules. Raises DatasetError for another number of samples."""
     if dataset_samples is not None and dataset_samples != terms.samples:
         raise DatasetError(
             f"the dataset has {dataset_samples} samples, a valid run of {terms.benchmark} needs {terms.samples}",
@@ -198,6 +199,7 @@ def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
 
 
 def _require_qps(terms: Terms, target_qps: float | None) -> None:
+    """Raise UsageError if LoadGen needs a rate, or a latency, that is not given."""
     if target_qps is None and terms.needs_rate and terms.one_by_one:
         raise UsageError(
             f"no expected latency for the {terms.scenario} {terms.mode} run",

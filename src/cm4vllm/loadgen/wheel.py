@@ -36,11 +36,11 @@ class ProvidedLoadGen:
     pythonpath: str
 
 
-def usable(settings: LoadGenSettings) -> LoadGenWheel:
+def usable_wheel(settings: LoadGenSettings) -> LoadGenWheel:
     """Return the requested versions that have the round's seeds. Raises UsageError if there are none."""
     of_round = round_terms(settings.round).loadgen
-    first = _latest(of_round.first, settings.minimum, settings.version)
-    last = _earliest(of_round.last, settings.maximum, settings.version)
+    first = _latest_version(of_round.first, settings.minimum, settings.version)
+    last = _earliest_version(of_round.last, settings.maximum, settings.version)
     if _numbers(first) > _numbers(last):
         asked = {"version": settings.version, "version_min": settings.minimum, "version_max": settings.maximum}
         raise UsageError(
@@ -49,7 +49,7 @@ def usable(settings: LoadGenSettings) -> LoadGenWheel:
             cause=f"the versions from {of_round.first} to {of_round.last} have the seeds of this round",
             remedy="leave the version out, or choose the round",
         )
-    return LoadGenWheel(wheel=_earliest(last, _latest(first, of_round.wheel)), first=first, last=last)
+    return LoadGenWheel(wheel=_earliest_version(last, _latest_version(first, of_round.wheel)), first=first, last=last)
 
 
 def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
@@ -57,7 +57,7 @@ def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
 
     Raises UsageError for a version of another round, InstallError when it cannot be installed or does not load.
     """
-    versions, present = usable(settings), _present()
+    versions, present = usable_wheel(settings), _present_version()
     if present is not None and _in_range(present, versions):
         _load("", settings.round)
         return ProvidedLoadGen(present, "")
@@ -100,7 +100,7 @@ def compiled_in_conf(library: Path) -> str:
     return data[begin : data.index(b"\0", begin)].decode()
 
 
-def _present() -> str | None:
+def _present_version() -> str | None:
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -111,11 +111,11 @@ def _in_range(version: str, versions: LoadGenWheel) -> bool:
     return _numbers(versions.first) <= _numbers(version) <= _numbers(versions.last)
 
 
-def _latest(*versions: str) -> str:
+def _latest_version(*versions: str) -> str:
     return max(filter(None, versions), key=_numbers)
 
 
-def _earliest(*versions: str) -> str:
+def _earliest_version(*versions: str) -> str:
     return min(filter(None, versions), key=_numbers)
 
 

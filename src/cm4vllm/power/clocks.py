@@ -74,12 +74,12 @@ def serve_time(address: str, port: int = NTP_PORT) -> None:
 
 def _packet(*, mode: int, sent: float, origin: bytes = bytes(8)) -> bytes:
     """Return a packet of version 4: of a client (mode 3), or of a server of stratum 1 (mode 4)."""
-    now = _fixed(sent)
+    now = _ntp_time(sent)
     times = (*now, *struct.unpack("!2I", origin), *now, *now) if mode == 4 else (0, 0, 0, 0, 0, 0, *now)
     return _PACKET.pack(4 << 3 | mode, 1 if mode == 4 else 0, 0, -20, 0, 0, 0, *times)
 
 
-def _fixed(seconds: float) -> tuple[int, int]:
+def _ntp_time(seconds: float) -> tuple[int, int]:
     whole = int(seconds)
     return whole + _SINCE_1900_S, int((seconds - whole) * 2**32)
 

@@ -29,7 +29,7 @@ from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import CLIENT, official_environment
 from cm4vllm.power.workload import COMMAND, Relay
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
-from cm4vllm.records.power.session import FILES, PowerSession, unmeasured
+from cm4vllm.records.power.session import FILES, PowerSession, reasons_unmeasured
 from cm4vllm.rules import PowerPrograms, default_round, round_terms
 
 #: What the client printed, beside the folder of the session: never published.
@@ -68,7 +68,7 @@ class SiteInputs(Settings, frozen=True, kw_only=True):
     port: input_types.PowerPort = 4950
     ntp_server: input_types.NtpServer = ""
 
-    def site(self, *, simulated: bool) -> Site:
+    def as_site(self, *, simulated: bool) -> Site:
         """Return the place."""
         return Site(
             source=self.source,
@@ -214,7 +214,7 @@ def _run_client(words: Sequence[str], site: Site, folder: Path, relay: Relay, ma
         )
     try:
         while client.poll() is None:
-            if relay.asked():
+            if relay.asks_for_run():
                 _make_run(folder / "loadgen", relay, make_run)
             time.sleep(_POLL_S)
     finally:
@@ -232,7 +232,8 @@ def _make_run(folder: Path, relay: Relay, make_run: Run) -> None:
 
 
 def _require_measured(session: PowerSession, status: int, output: str) -> None:
-    reasons = unmeasured(session)
+    """Raise an error with the official client's own reasons if it ended without a measurement."""
+    reasons = reasons_unmeasured(session)
     if status == 0 and _ENDED_WELL in output and not reasons:
         return
     said = [text for text in _FAULT.findall(output) if text]

@@ -39,6 +39,7 @@ class SimulatedAnalyzer:
     """The analyzer behind the protocol: its ranges, its present measurement and the samples that were not yet read."""
 
     def __init__(self, log: Path) -> None:
+        """Take the file that gets a line for each sample, as PTDaemon's log."""
         self._log = log
         self._lock = threading.Lock()
         self._ranges = {"V": "Auto", "A": "Auto"}
@@ -61,12 +62,13 @@ class SimulatedAnalyzer:
         if name == "Stop":
             return [self._end()]
         if name == "RL":
-            return self._unread() if not words else ["Invalid number of parameters"]
+            return self._unread_lines() if not words else ["Invalid number of parameters"]
         if name in ("Watts", "Uncertainty"):
             return [self._totals(name)]
         return ["Error: Unknown command"]
 
     def _go(self, interval_ms: int, mark: str) -> str:
+        """Begin a measurement with a sample every `interval_ms`; return PTDaemon's reply."""
         if self._stop is not None:
             return "Error: a measurement is in progress"
         self._lines, self._read, self._mark, self._stop = [], 0, mark, threading.Event()
@@ -76,6 +78,7 @@ class SimulatedAnalyzer:
         return f"Starting untimed measurement, maximum 500000 samples at {interval_ms}ms with 0 rampup samples"
 
     def _take(self, interval_s: float, stop: threading.Event) -> None:
+        """Add a sample at each interval, in s, until `stop` is set."""
         begin = time.monotonic()
         due = begin + min(0.1, interval_s)  # as an analyzer that is read at its own time
         while not stop.wait(max(0.0, due - time.monotonic())):
@@ -90,6 +93,7 @@ class SimulatedAnalyzer:
             due += interval_s
 
     def _end(self) -> str:
+        """End the measurement; return PTDaemon's reply."""
         if self._stop is None or self._sampler is None:
             return "Error: no measurement to stop"
         self._stop.set()
@@ -98,12 +102,13 @@ class SimulatedAnalyzer:
         _say("Completed test")
         return "Stopping untimed measurement"
 
-    def _unread(self) -> list[str]:
+    def _unread_lines(self) -> list[str]:
         with self._lock:
             lines, self._read = self._lines[self._read :], len(self._lines)
         return [f"Last {len(lines)} samples", *lines]
 
     def _totals(self, name: str) -> str:
+        """Return PTDaemon's reply with the totals of a quantity (`Watts`, `Uncertainty`) over all samples."""
         with self._lock:
             samples = samples_of("\n".join(self._lines)).samples
         count = len(samples)
@@ -127,6 +132,7 @@ class _Handler(socketserver.StreamRequestHandler):
     server: _Daemon
 
     def handle(self) -> None:
+        """Answer the commands of one connection, line by line, until it is closed."""
         _say(f"Accepted connection from {self.client_address[0]}:{self.client_address[1]}")
         analyzer = self.server.analyzer
         for data in self.rfile:

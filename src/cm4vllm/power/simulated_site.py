@@ -55,6 +55,7 @@ def _raise_loopback() -> None:
 
 
 def _await_port(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Wait until the power server listens; end the process if the server ends first."""
     end = time.monotonic() + _START_S
     while time.monotonic() < end:
         if server.poll() is not None:

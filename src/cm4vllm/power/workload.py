@@ -24,6 +24,7 @@ class Relay:
     """The two pipes between the command in a folder, and the process that makes the runs."""
 
     def __init__(self, folder: Path) -> None:
+        """Write into `folder` the command that the official client runs, and the pipes by which it asks for a run."""
         script = folder / COMMAND
         script.write_text(_SCRIPT, encoding="utf-8")
         script.chmod(0o755)
@@ -37,7 +38,7 @@ class Relay:
         os.close(self._requests)
         os.close(self._answers)
 
-    def asked(self) -> bool:
+    def asks_for_run(self) -> bool:
         """Return True once for each time that the command asked for a run."""
         try:
             return bool(os.read(self._requests, len(b"run\n")))

@@ -61,13 +61,14 @@ class Access(Record, frozen=True, kw_only=True):
             )
         return headers | {"Authorization": f"Bearer {key}"}
 
-    def hidden(self, text: str) -> str:
+    def without_secrets(self, text: str) -> str:
         """Return the text of a server without the key and the headers' values, which some servers repeat."""
         for secret in sorted(self._secrets(), key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         return text
 
     def _secrets(self) -> set[str]:
+        """Return the values of the headers and their words, as far as they are long enough to be secrets."""
         try:
             values = self.headers().values()
         except UsageError:
@@ -80,6 +81,7 @@ NO_ACCESS = Access()
 
 
 def _value_of(variable: str, content: str) -> str:
+    """Return an environment variable that should contain `content`. Raises UsageError if it is not set."""
     value = os.environ.get(variable)
     if value is None:
         raise UsageError(
@@ -94,7 +96,7 @@ def _headers_of(variable: str) -> dict[str, str]:
     """Return the headers that a variable holds: lines of `Name: value`, or a JSON object."""
     text = _value_of(variable, "headers for the server").strip()
     headers: dict[str, str] = {}
-    for name, value in _pairs(text, variable):
+    for name, value in _header_pairs(text, variable):
         if not _HEADER_NAME.fullmatch(name) or not _PRINTABLE.fullmatch(value):
             raise _no_headers(variable, "a name or a value has characters that are not allowed in a header")
         if name.lower() in _RESERVED:
@@ -107,7 +109,8 @@ def _headers_of(variable: str) -> dict[str, str]:
     return headers
 
 
-def _pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
+def _header_pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each header of a text: lines or a JSON object. Raises UsageError for anything else."""
     if text.startswith("{"):
         try:
             document: Mapping[str, Any] = json_of(text)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cm4vllm.records.client import ADDED_TTFT, HEADROOM, ClientRecord, SelfCheck
-from cm4vllm.records.run import QUOTA, TIMES, MachineLoad, RunRecord, RunSettings, fewer
+from cm4vllm.records.run import QUOTA, TIMES, MachineLoad, RunRecord, RunSettings, fewer_open_requests
 from cm4vllm.records.server import Prompts
 from cm4vllm.rules import Mode
 
@@ -124,7 +124,7 @@ def _server_doubts(run: RunRecord) -> Iterator[Doubt]:
             f"a connection to the server took {client.longest_connect_s:.1f} s to open ({client.retries:,} requests "
             "were sent again): the queue in which it accepts connections was full",
             "raise the server's listen backlog (net.core.somaxconn), or give it "
-            + fewer(at_once=settings.terms.at_once),
+            + fewer_open_requests(at_once=settings.terms.at_once),
             precision=True,
         )
     mean = client.completion_tokens / client.completed if client.completed else 0.0
@@ -166,6 +166,7 @@ def _prompt_doubts(run: RunRecord) -> Iterator[Doubt]:
 
 
 def _machine_doubts(run: RunRecord) -> Iterator[Doubt]:
+    """Yield the doubts about a performance run that come from the load of the machines."""
     load = run.machine_load
     if load is None or run.settings.mode is not Mode.PERFORMANCE:
         return
@@ -193,20 +194,20 @@ def _slowed_machine(load: MachineLoad, machine: str) -> Iterator[Doubt]:
         if counter.startswith(QUOTA) and counter.endswith(TIMES):
             lost = load.throttled.get(counter.removesuffix(TIMES))
             yield Doubt(
-                f"{_slowed(counter, amount)}{f', its threads for {lost:,.1f} s' if lost else ''}: the control group of "
-                "server and client was kept from processors that were free",
+                f"{_slow_down_in_words(counter, amount)}{f', its threads for {lost:,.1f} s' if lost else ''}: the "
+                "control group of server and client was kept from processors that were free",
                 "run it in a control group without a CPU quota (docker run without --cpus)",
                 precision=True,
             )
         if "temperature" in counter:
             yield Doubt(
-                f"{_slowed(counter, amount)}: {machine} was too hot to run as fast as it can",
+                f"{_slow_down_in_words(counter, amount)}: {machine} was too hot to run as fast as it can",
                 "see to its cooling",
                 precision=True,
             )
 
 
-def _slowed(counter: str, amount: float) -> str:
+def _slow_down_in_words(counter: str, amount: float) -> str:
     """Return in words that a processor or GPU was slowed down."""
     where, _, cause = counter.removesuffix(TIMES).partition(": ")
     how = f"{amount:,.0f} times" if counter.endswith(TIMES) else f"for {amount:,.1f} s"
@@ -226,19 +227,19 @@ def run_warnings(run: RunRecord) -> list[str]:
 
     The report has the others as well, and those on the precision of a rehearsal's figures.
     """
-    warnings = (*_doubts(run), *_limited(run), *_slower(run), *_preemptions(run), *_finish_reasons(run))
+    warnings = (*_doubts(run), *_limits_in_doubt(run), *_slow_server(run), *_preemptions(run), *_finish_reasons(run))
     known = (doubt for doubt in warnings if doubt.remedy and not (doubt.precision and run.settings.rehearsal))
     return [*run.faults, *(doubt.text for doubt in known)]
 
 
-def _limited(run: RunRecord) -> Iterator[Doubt]:
+def _limits_in_doubt(run: RunRecord) -> Iterator[Doubt]:
     """Yield the parts that were slowed down for other reasons than heat, which makes a measurement doubtful."""
     for counter, amount in (run.machine_load.throttled if run.machine_load else {}).items():
         if "temperature" not in counter and not counter.startswith(QUOTA):
-            yield Doubt(_slowed(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
+            yield Doubt(_slow_down_in_words(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
 
 
-def _slower(run: RunRecord) -> Iterator[Doubt]:
+def _slow_server(run: RunRecord) -> Iterator[Doubt]:
     """Yield a doubt where the server lost speed that the number of its requests does not explain."""
     speed = run.server_metrics.speed if run.server_metrics else None
     if speed is not None and speed.slowed:
@@ -251,6 +252,7 @@ def _slower(run: RunRecord) -> Iterator[Doubt]:
 
 
 def _preemptions(run: RunRecord) -> Iterator[Doubt]:
+    """Yield a doubt if the server preempted requests."""
     metrics = run.server_metrics
     if metrics is not None and metrics.preemptions:
         yield Doubt(

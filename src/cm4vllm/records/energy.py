@@ -123,13 +123,13 @@ def energy_between(counter: Counter, readings: Sequence[Reading], begin: float, 
         counted.append(counted[-1] + step)
     points = [(at, count * counter.unit_j) for (at, _), count in zip(inside, counted, strict=True)]
     seconds, total_j = points[-1][0] - points[0][0], points[-1][1]
-    if stopped := _stopped(points):
+    if stopped := _first_stop(points):
         place, lasted = stopped
         return f"its counter stayed at {inside[place][1]:,} for {lasted:.3g} s"
     if total_j > _MOST_W * seconds:
         return f"its counter states {total_j:,.0f} J in {seconds:.3g} s, which it cannot draw"
-    at_begin, begin_within = _interpolated(points[:2], begin)
-    at_end, end_within = _interpolated(points[-2:], end)
+    at_begin, begin_within = _interpolate(points[:2], begin)
+    at_end, end_within = _interpolate(points[-2:], end)
     return CountedEnergy(
         name=counter.name,
         scope=counter.scope,
@@ -144,7 +144,7 @@ def energy_between(counter: Counter, readings: Sequence[Reading], begin: float, 
     )
 
 
-def _stopped(points: Sequence[tuple[float, float]]) -> tuple[int, float] | None:
+def _first_stop(points: Sequence[tuple[float, float]]) -> tuple[int, float] | None:
     """Return where the counter stopped, and for how many s it had all but stayed there; None where it went on.
 
     It stopped where it states less than _LEAST_W for _STOPPED_S and more, or through the whole of a shorter run.
@@ -159,7 +159,7 @@ def _stopped(points: Sequence[tuple[float, float]]) -> tuple[int, float] | None:
     return None
 
 
-def _interpolated(points: Sequence[tuple[float, float]], at: float) -> tuple[float, float]:
+def _interpolate(points: Sequence[tuple[float, float]], at: float) -> tuple[float, float]:
     """Return the joules at a time between two points, and by how many they may be off; none where it is a point."""
     (earlier, low), (later, high) = points[0], points[-1]
     for time, joules in points:

@@ -113,7 +113,7 @@ def accelerator(name: str) -> Accelerator | None:
 
 def is_integrated(name: str) -> bool:
     """Return True for a GPU, by its driver's name, that is known to compute in the host's memory and to have no own."""
-    return any(_words(known) == _words(name) for row in _integrated() for known in row.names)
+    return any(_words(known) == _words(name) for row in _integrated_gpus() for known in row.names)
 
 
 def products_named(text: str) -> set[str]:
@@ -173,11 +173,11 @@ def _other_cores(said: str, row: Processor) -> bool:
     return whole_number(said) not in (None, *row.cores)
 
 
-def _more(said: str, row: Processor) -> bool:
+def _is_more(said: str, row: Processor) -> bool:
     return row.sockets is not None and (whole_number(said) or 0) > row.sockets
 
 
-def _faster(said: str, row: Processor) -> bool:
+def _is_faster(said: str, row: Processor) -> bool:
     stated = [float(value) for value in re.findall(r"(\d{1,9}(?:\.\d{1,9})?)\s{0,9}GHz", said, re.IGNORECASE)]
     return bool(row.ghz and stated) and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE)
 
@@ -192,8 +192,8 @@ _ACCELERATOR_CHECKS: _Checks = (
 )
 _PROCESSOR_CHECKS: _Checks = (
     ("host_processor_core_count", "cores", _other_cores, "the {row.name} has {row.known_cores} cores"),
-    ("host_processors_per_node", "sockets", _more, "a machine holds at most {row.sockets} of the {row.name}"),
-    ("host_processor_frequency", "ghz", _faster, "the {row.name} reaches {row.ghz[1]:g} GHz"),
+    ("host_processors_per_node", "sockets", _is_more, "a machine holds at most {row.sockets} of the {row.name}"),
+    ("host_processor_frequency", "ghz", _is_faster, "the {row.name} reaches {row.ghz[1]:g} GHz"),
 )
 
 
@@ -211,7 +211,7 @@ def _accelerators() -> list[Accelerator]:
 
 
 @cache
-def _integrated() -> list[Integrated]:
+def _integrated_gpus() -> list[Integrated]:
     return msgspec.yaml.decode(bytes_of(_TABLES / "integrated_gpus.yaml"), type=list[Integrated])
 
 

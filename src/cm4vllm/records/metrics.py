@@ -149,7 +149,7 @@ class ServerMetrics(Record, frozen=True, kw_only=True):
     media_cache_hits: int = 0
 
     @property
-    def reused(self) -> str:
+    def reason_of_reuse(self) -> str:
         """The reason why the rules do not allow this run, empty if they do (inference_rules, Caching)."""
         if self.media_cache_hits:
             return (
@@ -175,6 +175,7 @@ class _Span(Record, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
+        """Return the mean time of one step of the engine, in s."""
         return self.running * self.seconds / self.tokens
 
 
@@ -195,7 +196,7 @@ def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
     if len(spans) < LEAST_SPANS:
         return None
     base_s, per_request_s = _line(spans)
-    parts = _parts(spans, base_s, per_request_s)
+    parts = _speed_of_parts(spans, base_s, per_request_s)
     if not parts:
         return None
     typical = median(parts.values())
@@ -217,7 +218,7 @@ def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
 
 
 def _line(spans: Sequence[_Span]) -> tuple[float, float]:
-    """Fit the time of a step over the number of requests, through the medians of the lowest and the highest third."""
+    """Return base and slope, in s, of the time of a step over the number of requests, by the outer thirds' medians."""
     ordered = sorted(spans, key=lambda span: span.running)
     third = max(1, len(ordered) // 3)
     low, high = ordered[:third], ordered[-third:]
@@ -228,7 +229,7 @@ def _line(spans: Sequence[_Span]) -> tuple[float, float]:
     return max(0.0, median(span.step_s - slope * span.running for span in spans)), slope
 
 
-def _parts(spans: Sequence[_Span], base_s: float, per_request_s: float) -> dict[int, float]:
+def _speed_of_parts(spans: Sequence[_Span], base_s: float, per_request_s: float) -> dict[int, float]:
     """Return the speed of each part of the run that the samples mostly cover, as a share of that by the line."""
     length = _part_s(spans)
     parts: dict[int, list[_Span]] = {}

@@ -1,13 +1,24 @@
-"""The command of a server as pages and capsules publish it: with variables for what is of this machine alone."""
+"""A server, its machines and the private words of what was measured on them, as they are published."""
 
+import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
+from cm4vllm.common.checking.private_words import PrivateWord, private_words
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import bytes_of, text_of
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.programs.containers import Container, Mount, engines, run_words
 from cm4vllm.common.secrets.command_lines import published_words
-from cm4vllm.records.server import ContainerRecord, ServerRecord
+from cm4vllm.records.machine import MACHINE_FILE, NODE_FILES
+from cm4vllm.records.run import RUN_FILE
+from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord
+
+_UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
 
 
 def server_words(
@@ -51,3 +62,52 @@ def described_container(record: ContainerRecord, program: Sequence[str]) -> Cont
         passed=tuple(record.passed),
         options=tuple(record.options),
     )
+
+
+def words_of(out: Path) -> list[PrivateWord]:
+    """Return the private words of this machine, of its GPUs and of the servers that the runs in `out` measured."""
+    machines = [out / "system" / MACHINE_FILE, *(out / "system").glob(NODE_FILES)]
+    facts = "\n".join(text_of(machine) for machine in machines if machine.is_file())
+    folders = [str(out.parent.absolute()), os.environ.get("CM_REPOS", "")]
+    return private_words(servers=servers_of(out), serials=set(_UUID.findall(facts)), folders=folders)
+
+
+class _Server(msgspec.Struct, frozen=True):
+    endpoint: str
+    replicas: list[str] = []
+    nodes: list[NodeRecord] = []
+    env: dict[str, str] = {}
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    server: _Server
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """The fields of a run's record that name servers."""
+
+    settings: _Settings
+
+
+def servers_of(out: Path) -> set[str]:
+    """Return the hosts of the servers that the runs in `out` asked, but for what every machine calls itself.
+
+    Raises SubmissionError for a record that does not tell them: a host that is not known cannot be looked for.
+    """
+    host_sets = (_hosts(record) for record in sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}")))
+    return {host for hosts in host_sets for host in hosts if not is_loopback(host)}
+
+
+def _hosts(record: Path) -> set[str]:
+    """Return the hosts of the servers that a run's record names, their nodes and Ray clusters among them."""
+    try:
+        server = msgspec.json.decode(bytes_of(record), type=_Run).settings.server
+        addresses = [server.endpoint, *server.replicas, f"//{server.env.get('RAY_ADDRESS', '')}"]
+        nodes = {host for node in server.nodes for host in node.hosts}
+        return ({urlsplit(address).hostname or "" for address in addresses} | nodes) - {""}
+    except (OSError, ValueError, RecursionError) as error:
+        raise SubmissionError(
+            f"{record} does not say which servers its run asked",
+            cause=str(error),
+            remedy="their hosts may not be published: measure the run again, or move its folder out of the results",
+        ) from error

@@ -73,18 +73,22 @@ class RunSettings(Record, frozen=True, kw_only=True):
 
     @property
     def round(self) -> str:
+        """Return the round, such as `v6.1`."""
         return self.terms.round
 
     @property
     def benchmark(self) -> str:
+        """Return the benchmark's name of the rules."""
         return self.terms.benchmark
 
     @property
     def scenario(self) -> Scenario:
+        """Return the scenario of the run."""
         return self.terms.scenario
 
     @property
     def mode(self) -> Mode:
+        """Return whether the run measures performance or accuracy."""
         return self.terms.mode
 
     @property
@@ -221,7 +225,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
         """Reasons why this run is no valid result, even if LoadGen says VALID: a failed request is work not done."""
         failed = self.client.failed
         fault = f"{failed:,} of {self.client.requests:,} requests failed" if failed else ""
-        reused = self.server_metrics.reused if self.server_metrics else ""
+        reused = self.server_metrics.reason_of_reuse if self.server_metrics else ""
         cached = self.client.cached_prompt_tokens or (self.client.text.cached_prompt_tokens if self.client.text else 0)
         if cached and not reused:
             reused = (
@@ -241,7 +245,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
         )
 
 
-def fewer(*, at_once: bool) -> str:
+def fewer_open_requests(*, at_once: bool) -> str:
     """Return in words, with the flag, what a run needs that has fewer requests open."""
     return "fewer requests in flight: --max_in_flight" if at_once else "a lower rate: --server_target_qps"
 

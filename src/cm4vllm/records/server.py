@@ -28,6 +28,7 @@ class Api(StrEnum):
 
     @property
     def path(self) -> str:
+        """Return the path of the HTTP endpoint."""
         paths = {
             Api.GENERATE: "/inference/v1/generate",
             Api.CHAT: "/v1/chat/completions",

@@ -12,7 +12,7 @@ from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report.curve_page import compare_curves
-from cm4vllm.report.final_table import aligned
+from cm4vllm.report.final_table import align
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.comparing import uncertainty
@@ -68,12 +68,12 @@ def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
 
 
 def value(row: Row, cell: Cell) -> str:
-    """Write a cell's figure, as its unit is written elsewhere."""
+    """Return a cell's figure as text, with the digits that its unit has elsewhere."""
     return _number(row, cell.figure.value) if cell.figure else ""
 
 
 def interval(row: Row, cell: Cell) -> str:
-    """Write a cell's interval; one of percentiles alone has a ~ before it."""
+    """Return a cell's interval as text, with a ~ before one that comes of percentiles alone."""
     bounds = cell.interval
     if bounds is None:
         return ""
@@ -87,14 +87,18 @@ def _number(row: Row, value: float) -> str:
 
 
 def change(moved: Shift | None) -> str:
-    """Write a relative change with its interval."""
+    """Return a relative change with its interval as text."""
     if moved is None or moved.change is None or moved.verdict is Verdict.SAME:
         return ""
-    text = _signed(moved.change)
-    return f"{text} ({_signed(moved.low)} to {_signed(moved.high)})" if None not in (moved.low, moved.high) else text
+    text = _signed_percent(moved.change)
+    return (
+        f"{text} ({_signed_percent(moved.low)} to {_signed_percent(moved.high)})"
+        if None not in (moved.low, moved.high)
+        else text
+    )
 
 
-def _signed(part: float | None) -> str:
+def _signed_percent(part: float | None) -> str:
     return "" if part is None else f"{'+' if part >= 0 else '-'}{percent(abs(part))}"
 
 
@@ -126,7 +130,7 @@ def as_text(comparison: Comparison) -> Iterator[str]:
             f"{side.name} {'not measured' if valid is None else 'valid' if valid else 'INVALID'}"
             for side, valid in zip(block.sides, block.valid, strict=True)
         )
-        yield from aligned([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
+        yield from align([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
         yield from answer_lines(block)
         for meaning, words in ((Verdict.UNKNOWN, "not known"), (Verdict.DOUBTFUL, "doubtful")):
             shifts = (cell.shift for row in block.rows for cell in row.cells if cell.shift)
@@ -138,13 +142,14 @@ def as_text(comparison: Comparison) -> Iterator[str]:
 
 
 def _settings(comparison: Comparison) -> Iterator[str]:
+    """Yield the lines on settings that differ, with the packages summed up."""
     yield ""
     yield f"Settings that differ ({comparison.alike} are the same, {comparison.unstated} not stated by all):"
     packages = {group for groups in _INSTALLED.items() for group in groups}
     rows = [difference for difference in comparison.differences if difference.group not in packages]
     if rows:
-        named = ((row.title, *map(_cut, row.values)) for row in rows)
-        yield from aligned([("setting", *(side.name for side in comparison.sides)), *named])
+        named = ((row.title, *map(_shorten, row.values)) for row in rows)
+        yield from align([("setting", *(side.name for side in comparison.sides)), *named])
     yield from _package_lines(comparison.settings)
 
 
@@ -173,11 +178,12 @@ def answer_lines(block: Block) -> Iterator[str]:
             yield f"{side.name} against {block.sides[0].name}: {words}"
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 4]} ..."
 
 
 def _head(letters: Sequence[str]) -> tuple[str, ...]:
+    """Return the head of the table of figures: a column for each result, its interval, and its change."""
     return (
         "figure",
         *(
@@ -191,6 +197,7 @@ def _head(letters: Sequence[str]) -> tuple[str, ...]:
 
 
 def _line(row: Row) -> tuple[str, ...]:
+    """Return the cells of a figure: values, intervals, changes against the first result, verdicts."""
     cells = [f"{row.name}{f', {row.unit}' if row.unit and not row.unit.endswith('/s') else ''}"]
     for place, cell in enumerate(row.cells):
         cells += [value(row, cell), interval(row, cell)]
@@ -240,6 +247,7 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
 
 
 def _figure(row: Row) -> dict[str, Any]:
+    """Return a figure of all results for `--out=json`."""
     return {
         "name": row.name,
         "unit": row.unit,

@@ -31,11 +31,12 @@ def bounds(curve: Curve) -> dict[Path, Bound]:
     for place, point in enumerate(points):
         low, high = (point, points[place + 1]) if place + 1 < len(points) else (points[max(place - 1, 0)], point)
         if (more := (high.concurrency or 0) / (low.concurrency or 1)) > 1:
-            by_folder[point.folder] = _bound(point, low, high, more)
+            by_folder[point.folder] = _bound_between(point, low, high, more)
     return by_folder
 
 
-def _bound(point: Point, low: Point, high: Point, more: float) -> Bound:
+def _bound_between(point: Point, low: Point, high: Point, more: float) -> Bound:
+    """Return what limits a point by the growth of tokens/s from `low` to `high`, `more` times its concurrency."""
     gained = high.figures["system_tps"].value / low.figures["system_tps"].value
     growth = math.log(gained) / math.log(more)
     evidence = (

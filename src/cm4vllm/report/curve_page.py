@@ -14,7 +14,7 @@ from cm4vllm.common.number_texts import ms, number, percent, rate, seconds
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.report.curve_bounds import bounds
-from cm4vllm.report.final_table import aligned
+from cm4vllm.report.final_table import align
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
@@ -91,7 +91,7 @@ def compare_curves(curves: Sequence[Curve], page: Path) -> dict[str, Any]:
     write_curve_page(curves, page, notices=[REHEARSAL_NOTICE] if rehearsal else [])
     say_text(curve_table(curves).rstrip())
     rows = changes(first, second)
-    for line in aligned([_CHANGES_HEAD, *rows]) if rows else ["the curves have no concurrency in common"]:
+    for line in align([_CHANGES_HEAD, *rows]) if rows else ["the curves have no concurrency in common"]:
         say_text(line)
     say_text(f"page: {page}")
     points = [dict(zip(_CHANGES_HEAD, row, strict=True)) for row in rows]
@@ -117,7 +117,11 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
                 "name": name,
                 "regions": _regions_words(curve),
                 "points": _points(curve),
-                "bounds": [(f"{_of(point)}", known[point.folder]) for point in curve.points if point.folder in known],
+                "bounds": [
+                    (f"{_concurrency_of(point)}", known[point.folder])
+                    for point in curve.points
+                    if point.folder in known
+                ],
                 "windows": _windows(curve),
                 "window_words": _window_words(curve),
                 "distributions": [picture for point in curve.points for picture in _distributions(point)],
@@ -147,7 +151,7 @@ def changes(first: Curve, second: Curve) -> list[Row]:
     for point in first.fixed:
         if (other := others.get(point.concurrency)) is None:
             continue
-        cells = [_of(point)]
+        cells = [_concurrency_of(point)]
         for name in (_TPS, PER_USER):
             before, after = point.figures.value(name), other.figures.value(name)
             change = f"{after / before - 1:+.1%}" if before and after is not None else ""
@@ -169,7 +173,7 @@ def _names(curves: Sequence[Curve]) -> list[str]:
     return [f"{chr(ord('A') + place)}: {_title(curve)}" for place, curve in enumerate(curves)]
 
 
-def _of(point: Point) -> str:
+def _concurrency_of(point: Point) -> str:
     """Return the concurrency of a point, as its rows are headed."""
     return f"{point.concurrency or 0:,}"
 
@@ -191,7 +195,7 @@ def _points(curve: Curve) -> Table:
     powered = any(_PER_KW in point.figures for point in curve.points)
     rows = tuple(
         (
-            _of(point),
+            _concurrency_of(point),
             _region(regions, point),
             _cell(point, _TPS, rate),
             _cell(point, PER_USER, rate),
@@ -231,11 +235,12 @@ def _accuracy(curve: Curve, point: Point) -> str:
 
 
 def _scores(curve: Curve, point: Point) -> Iterator[Row]:
+    """Yield a row for each score of a point, with its target."""
     targets = _targets(curve)
     for score in point.scores:
         wanted = targets.get(score.metric.lower())
         yield (
-            _of(point),
+            _concurrency_of(point),
             score.metric,
             f"{score.value:g}",
             number(score.samples),
@@ -262,7 +267,7 @@ def _window(point: Point) -> Row:
     if not window and (variation := number_of(part(point.record, "steady_state"), "least_variation")) is not None:
         tpot.append(f"varies by {percent(variation)} at least")
     return (
-        _of(point),
+        _concurrency_of(point),
         str(declared.get("status") or "not stated").replace("_", " "),
         str(declared.get("verdict") or "").replace("_", " ").lower(),
         ", ".join(tpot),
@@ -346,7 +351,7 @@ def _line(curve: Curve, figure: str) -> Iterator[tuple[str, float, float]]:
     for point in curve.fixed:
         x, y = point.figures.value(PER_USER), point.figures.value(figure)
         if x is not None and y is not None:
-            yield _of(point), x, y
+            yield _concurrency_of(point), x, y
 
 
 def _distributions(point: Point) -> Iterator[Picture]:
@@ -373,7 +378,7 @@ def _distributions(point: Point) -> Iterator[Picture]:
         if p90 is not None:
             canvas.marks([(p90, "mark-p99", f"p90 {ms(p90)} ms")])
         yield Picture(
-            title=f"{words} at concurrency {_of(point)}",
+            title=f"{words} at concurrency {_concurrency_of(point)}",
             words=", ".join(f"{key} {ms(value)} ms" for key, value in stated if key in ("p50", "p90", "p99")),
             shapes=tuple(canvas.shapes),
             tables=(Table(("", "ms"), tuple((key, ms(value)) for key, value in stated)),),

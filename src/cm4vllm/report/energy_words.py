@@ -59,17 +59,18 @@ def energy_notes(part: Performance) -> list[str]:
 
 
 def _row(energy: CountedEnergy, seconds: float) -> tuple[str, ...]:
+    """Return the cells of a counter: name, scope, method, J, mean W over `seconds`, and its resolution."""
     name = energy.name if energy.serves else f"{energy.name} (the server did not compute on it: not counted)"
     within = (
         f"1 of the counter is {energy.unit_j:g} J; both ends of the window together within "
-        f"{_rounded(energy.within_j, energy.within_j)} J"
+        f"{_round(energy.within_j, energy.within_j)} J"
     )
-    joules = _rounded(energy.joules, energy.within_j)
-    watts = _rounded(energy.joules / seconds, energy.within_j / seconds)
+    joules = _round(energy.joules, energy.within_j)
+    watts = _round(energy.joules / seconds, energy.within_j / seconds)
     return (name, str(energy.scope), energy.method, joules, watts, within)
 
 
-def _rounded(value: float, within: float) -> str:
+def _round(value: float, within: float) -> str:
     """Return a value with the digits, three decimals at most, that its resolution `within` leaves."""
     decimals = min(3, max(0, -math.floor(math.log10(within)))) if within > 0 else 3
     return f"{value:,.{decimals}f}"

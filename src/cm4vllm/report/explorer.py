@@ -100,12 +100,12 @@ def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:
     return page_template("explorer.html.j2").render(
         rows=rows,
         own=own,
-        namesakes=_namesakes(rows),
+        namesakes=_rows_of_equal_name(rows),
         columns=[(name, share) for name, share in _COLUMNS if powered or name != "watt"],
         stand=stand,
         script=Markup(script),  # noqa: S704 - our own script, read from the package
         script_hash=f"sha256-{digest}",
-        rounds=_counted([row.round or "round unknown" for row in index.rows]),
+        rounds=_counts_of([row.round or "round unknown" for row in index.rows]),
         submitters=len({row.submitter for row in index.rows}),
         powered=powered,
         outlier=index.outlier,
@@ -120,7 +120,7 @@ def _order(row: IndexRow) -> tuple[Any, ...]:
     return row.benchmark, row.scenario, row.unit, -(row.per_accelerator or 0.0), row.submitter, row.system
 
 
-def _namesakes(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
+def _rows_of_equal_name(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
     """Return the rows of systems that have the name of another system of the same submitter."""
     folders: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
@@ -128,7 +128,7 @@ def _namesakes(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
     return {row.identity for row in rows if len(folders[row.round, row.division, row.submitter, row.system]) > 1}
 
 
-def _counted(words: Sequence[str]) -> str:
+def _counts_of(words: Sequence[str]) -> str:
     return ", ".join(f"{word}: {words.count(word):,}" for word in sorted(set(words)))
 
 
@@ -137,6 +137,7 @@ def _units(row: IndexRow) -> str:
 
 
 def _errors(row: IndexRow) -> str:
+    """Return the error codes of a result with their counts, in words."""
     return ", ".join(
         f"{code.partition(' ')[2]}{f' x{count}' if count > 1 else ''}"
         for code, count in row.codes.items()

@@ -45,18 +45,22 @@ def final_table(report: Report, *, stream: TextIO | None = None) -> str:
 
 
 def _text(report: Report, *, terminal: bool) -> str:
+    """Return the table at the end of a job with the lines below it; coloured for a terminal."""
     rows = [_row(report, m) for m in report.results]
     rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
     if terminal:
-        return _coloured(report, rows)
+        return _coloured_table(report, rows)
     titles = [
         *([f"*** {report.notice} ***"] if report.notice else []),
         *([] if report.rehearsal else [headline(report)]),
     ]
-    return "\n".join([*_above(report), "", *map(one_line, titles), *aligned([_COLUMNS, *rows]), "", *_below(report)])
+    return "\n".join(
+        [*_lines_above(report), "", *map(one_line, titles), *align([_COLUMNS, *rows]), "", *_lines_below(report)]
+    )
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
+    """Return the cells of one scenario."""
     part = measurement.performance
     return (
         measurement.scenario,
@@ -88,6 +92,7 @@ def _latency(performance: Performance, name: str) -> str:
 
 
 def _accuracy(measurement: Result) -> str:
+    """Return how many accuracy targets are met, in words."""
     if measurement.accuracy is None:
         return "not measured"
     record = measurement.accuracy.record
@@ -98,7 +103,7 @@ def _accuracy(measurement: Result) -> str:
     return f"{sum(judged)} of {len(judged)} targets met{without}"
 
 
-def _above(report: Report) -> list[str]:
+def _lines_above(report: Report) -> list[str]:
     """Return the lines above the table: scores, checker, where things are, what a result still has to state."""
     lines: list[str] = []
     for measurement in report.results:
@@ -144,7 +149,7 @@ def score_lines(scenario: str, record: AccuracyRecord, whole: int) -> list[str]:
     ]
 
 
-def _below(report: Report) -> list[str]:
+def _lines_below(report: Report) -> list[str]:
     """Return the lines below the table: why a result is not valid, where the page is, what to do next."""
     reasons = [
         f"{measurement.scenario} is INVALID: {reason}"
@@ -189,14 +194,15 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 
-def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+def align(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return the lines of a table whose first row is its head."""
     table = [[one_line(cell) for cell in row] for row in rows]
     rule = ["-" * max(map(len, column)) for column in zip(*table, strict=True)]
     return columns([table[0], rule, *table[1:]])
 
 
-def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
+def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
+    """Return the table as text with the terminal's colours."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -210,6 +216,7 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
     checked = {Severity.GOOD: "green", Severity.ERROR: "bold red", Severity.NOTE: ""}[findings(report)[-1].severity]
 
     def show(lines: list[str]) -> None:
+        """Print lines below the table, wrapped to its width, with a colour for warnings and invalid runs."""
         for line in lines:
             style = "red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else ""
             inside = " " * (len(line) - len(line.lstrip()) + 2)
@@ -219,9 +226,9 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
             for part in parts or [""]:
                 console.print(Text(part, style=checked if line.startswith("checker:") else style), soft_wrap=True)
 
-    show(_above(report))
+    show(_lines_above(report))
     if report.notice:
         console.print(Text(f" {one_line(report.notice)} ", style="bold black on yellow"))
     console.print(table)
-    show(_below(report))
+    show(_lines_below(report))
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

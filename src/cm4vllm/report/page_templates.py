@@ -51,13 +51,13 @@ def environment(*, autoescape: bool = True) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"flags": partial(_whole, _FLAG), "whole_words": partial(_whole, _WORD)}
+    templates.filters |= {"flags": partial(_unbroken, _FLAG), "whole_words": partial(_unbroken, _WORD)}
     templates.globals["w"] = {writer.__name__: writer for writer in _WRITERS}
     return templates
 
 
-def _whole(words: re.Pattern[str], text: object) -> Markup:
-    """Keep each of these words of a text on one line: a browser would break them after a hyphen."""
+def _unbroken(words: re.Pattern[str], text: object) -> Markup:
+    """Return a text in which no browser breaks one of these words after a hyphen."""
     return Markup(words.sub(r'<span class="whole">\g<0></span>', str(escape(text))))  # noqa: S704  it is escaped
 
 

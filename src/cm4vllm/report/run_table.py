@@ -7,7 +7,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.records.doubts import client_doubts
 from cm4vllm.records.run import RUN_FILE, RunRecord
-from cm4vllm.report.final_table import aligned, one_line, performance_cells, score_lines
+from cm4vllm.report.final_table import align, one_line, performance_cells, score_lines
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.rules import Mode
 
@@ -29,13 +29,13 @@ def run_table(folder: Path) -> str:
     reasons = performance.reasons if performance else run.faults
     lines = [
         *([f"*** {run.notice} ***"] if run.notice else []),
-        *aligned([_COLUMNS, row]),
+        *align([_COLUMNS, row]),
         "",
         *(f"{title} is INVALID: {reason}" for reason in reasons),
         *([f"{title} is shortened: {run.settings.shortened}"] if run.settings.shortened else []),
         *([] if run.settings.rehearsal else [f"WARNING: {doubt}" for doubt in client_doubts(run)]),
         f"logs:    {folder}",
-        *_next(run, folder),
+        *_next_command(run, folder),
     ]
     return "\n".join(map(one_line, lines))
 
@@ -51,7 +51,7 @@ def score_table(folder: Path) -> str:
     return "\n".join(map(one_line, lines))
 
 
-def _next(run: RunRecord, folder: Path) -> list[str]:
+def _next_command(run: RunRecord, folder: Path) -> list[str]:
     """Return the command that scores or verifies a run; none for a performance run."""
     if run.settings.compliance_test:
         return [f"next:    cm run script --tags=process,mlperf,compliance --test_dir={folder}"]

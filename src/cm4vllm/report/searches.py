@@ -31,7 +31,7 @@ def search_curves(out: Path, scenario: str) -> list[Picture]:
 
 
 def _curve(record: SearchRecord, points: list[tuple[ProbeRecord, LimitRecord]], file: str) -> Picture:
-    """Draw p99 as a part of its limit, so that the limits of TTFT and TPOT are one line."""
+    """Return the picture of p99 as a share of its limit, so that the limits of TTFT and TPOT are one line."""
     names = list(dict.fromkeys(limit.name for _, limit in points))
     shares = [100 * (limit.p99_ms or 0.0) / limit.limit_ms for _, limit in points]
     rates = [probe.rate for probe, _ in points]
@@ -108,6 +108,7 @@ def tried_settings(out: Path) -> TriedSettings | None:
 
 
 def _words(record: SettingsRecord) -> str:
+    """Return what a search over server settings did, in sentences."""
     gain = (
         f", which did {record.gain:.3f} times as much as the server as it is" if record.gain and record.chosen else ""
     )
@@ -131,6 +132,7 @@ def _value(score: Score) -> str:
 
 
 def _row(record: SettingsRecord, evaluation: Evaluation, standing: str) -> tuple[str, ...]:
+    """Return the cells of one candidate of a search: options, round, times, values, standing."""
     scores = {score.scenario: _value(score) for score in evaluation.scenarios}
     options = " ".join(f"--{name}={value}" for name, value in evaluation.options.items()) or "as without the search"
     state = "chosen" if evaluation.options == record.chosen and evaluation.score is not None else standing

@@ -7,13 +7,13 @@ from cm4vllm.records.server import ServerRecord
 
 
 def server_command(server: ServerRecord, model_path: str) -> str:
-    """Write the server's command as `server_words` returns it, one flag a line; empty for a server that already ran."""
+    """Return the server's command, one flag a line; empty for a server that was running already."""
     env, words = server_words(server, model_path)
     return shell_line(words, env)
 
 
 def container_command(server: ServerRecord, model_path: str) -> str:
-    """Write the command of the engine that ran the server's command in a container, with the same variables."""
+    """Return the container engine's command that ran the server, with the same variables."""
     if server.container is None:
         return ""
     words = container_words(server.container, server.argv)
@@ -23,5 +23,5 @@ def container_command(server: ServerRecord, model_path: str) -> str:
 
 
 def typed_command(command: str, server: ServerRecord) -> str:
-    """Write the command that was typed, one flag a line, with variables for what is only known where it was typed."""
+    """Return the typed command, one flag a line, with variables for paths, servers and secrets."""
     return published_command(command, hosts=hosts_of(server))

@@ -179,6 +179,7 @@ def summary_csv(report: Report) -> str:
 
 
 def _row(record: SummaryRecord, result: SummaryResult) -> dict[str, Any]:
+    """Return the row of a scenario in summary.csv, by column."""
     system = record.system_description
     values = {figure.name: figure.value for figure in result.figures}
     latencies = {latency.name: latency for latency in result.latencies}
@@ -223,12 +224,13 @@ def _row(record: SummaryRecord, result: SummaryResult) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """Keep a cell from being read as a formula by a spreadsheet; numbers and truth values are what they are."""
+    """Return a cell that no spreadsheet reads as a formula; numbers and booleans are unchanged."""
     text = "" if value is None else " ".join(str(value).split())
     return f"'{text}" if isinstance(value, str) and text[:1] in ("=", "+", "-", "@") else text
 
 
 def _result(result: Result) -> SummaryResult:
+    """Return a result as summary.json has it."""
     part, accuracy = result.performance, result.accuracy
     record = accuracy.record if accuracy else None
     return SummaryResult(
@@ -256,6 +258,7 @@ def _result(result: Result) -> SummaryResult:
 
 
 def _latencies(part: Performance) -> tuple[SummaryLatency, ...]:
+    """Return TTFT and TPOT as summary.json has them, in ms."""
     return tuple(
         SummaryLatency(
             name=latency.name,
@@ -270,6 +273,7 @@ def _latencies(part: Performance) -> tuple[SummaryLatency, ...]:
 
 
 def _figure(figure: Figure) -> SummaryFigure:
+    """Return a figure as summary.json has it, with its file and field."""
     return SummaryFigure(
         name=figure.name,
         value=float(figure.value),

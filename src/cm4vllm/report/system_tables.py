@@ -51,6 +51,7 @@ def machine_group(machine: MachineFacts) -> Group:
 
 
 def _group(title: str, keys: list[str], description: Mapping[str, str]) -> Group:
+    """Return a table of the system's description: its keys with their values, `not stated` for empty ones."""
     if title == "Accelerators" and description.get("accelerators_per_node") == "0":
         row = label("accelerators_per_node"), "0", True
         return Group(title, (row,), "None: the model is served by the processor.")

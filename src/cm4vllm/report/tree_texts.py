@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from cm4vllm.common.files import typed_path, write_json
+from cm4vllm.common.files import text_of, typed_path, write_json
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
@@ -40,7 +40,7 @@ def build_asked_tree(settings: TreeSettings, scripts: Mapping[str, Any]) -> Path
     folders = results_folders(settings.results)
     if scripts:
         write_json(folders[0] / "system" / SCRIPTS_FILE, scripts)
-    introduction = typed_path(settings.introduction).read_text(encoding="utf-8") if settings.introduction else ""
+    introduction = text_of(typed_path(settings.introduction)) if settings.introduction else ""
     asked = [
         tree_asked(
             out,
@@ -85,6 +85,7 @@ def measurement_readmes(report: Report) -> dict[Scenario, str]:
 
 
 def _text(report: Report, measurement: Result) -> str:
+    """Return the README of a result in the submission tree."""
     run, software = measurement.run, read_software(report.out)
     text = _template().render(
         setup="\n".join(setup_lines(report, software)),
@@ -110,26 +111,26 @@ def _text(report: Report, measurement: Result) -> str:
 def _template() -> jinja2.Template:
     # Markdown needs its own escaping, which the filters below do; HTML's would show as entities in code.
     templates = environment(autoescape=False)
-    templates.filters.update(code=code, plain=plain, block=block)
+    templates.filters.update(code=code, plain=escape, block=block)
     return templates.get_template("measurement.md.j2")
 
 
 def code(value: Any) -> str:
-    """Put a value in a code span that nothing in it can close, fit for a table's cell."""
+    """Return a value as a code span that nothing in it can close, fit for a table's cell."""
     text = " ".join(str(value).split()).replace("|", "\\|")
     fence = "`" * (1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text}{pad}{fence}" if text else ""
 
 
-def plain(value: Any) -> str:
-    """Escape what Markdown or HTML would take for markup."""
+def escape(value: Any) -> str:
+    """Return a text with everything escaped that Markdown or HTML would take for markup."""
     text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
 
 
 def block(value: Any) -> str:
-    """Put text in a fenced block of shell that nothing in it can close."""
+    """Return a text as a fenced block of shell that nothing in it can close."""
     text = str(value)
     fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
     return f"{fence}bash\n{text}\n{fence}"

@@ -81,15 +81,15 @@ class Catalogue(Record, frozen=True, kw_only=True):
 
     def model(self, name: str) -> CatalogueModel:
         """Return a model by its name. Raises UsageError."""
-        return _one(self.models, name, "model")
+        return _one_of(self.models, name, "model")
 
     def dataset(self, name: str) -> CatalogueDataset:
         """Return a dataset by its name. Raises UsageError."""
-        return _one(self.datasets, name, "dataset")
+        return _one_of(self.datasets, name, "dataset")
 
     def benchmark(self, name: str) -> BenchmarkAssets:
         """Return the assets of a benchmark's reference. Raises UsageError."""
-        return _one(self.benchmarks, name, "benchmark")
+        return _one_of(self.benchmarks, name, "benchmark")
 
     def config(self, name: str) -> dict[str, Any]:
         """Return the known part of a model's config.json; of a quantised model, that of its base. Raises UsageError."""
@@ -111,7 +111,7 @@ def published_bytes(size: str) -> int:
     return round(float(size[:-2]) * _UNITS[size[-2:]]) if size else 0
 
 
-def _one(known: Mapping[str, T], name: str, kind: str) -> T:
+def _one_of(known: Mapping[str, T], name: str, kind: str) -> T:
     if name not in known:
         raise UsageError(f"the catalogue has no {kind} {name!r}", remedy=nearest(name, known))
     return known[name]

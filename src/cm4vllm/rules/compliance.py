@@ -46,13 +46,13 @@ class VerifiedFile(Record, frozen=True, kw_only=True):
         """Return the lines of a passed test that the text of the file lacks."""
         return tuple(line for line in self.lines if line not in text)
 
-    def forbidden(self, text: str) -> tuple[str, ...]:
+    def forbidden_lines(self, text: str) -> tuple[str, ...]:
         """Return the lines of a failed test that stand in the text of the file."""
         return tuple(line for line in self.not_lines if line in text)
 
     def shows_passed(self, text: str) -> bool:
         """Return True if the text of the file is that of a passed test."""
-        return not self.missing(text) and not self.forbidden(text)
+        return not self.missing(text) and not self.forbidden_lines(text)
 
 
 class VerifiedFigure(Record, frozen=True, kw_only=True):
@@ -86,6 +86,7 @@ class ComplianceRules(Record, frozen=True, kw_only=True):
 
 @cache
 def _tests() -> dict[str, ComplianceRules]:
+    """Return the rules of each compliance test, by its name."""
     read = read_files("compliance_tests", ComplianceRules)
     return {
         name: replace(

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common.records import Record
 from cm4vllm.rules.entries import DivisionRule
-from cm4vllm.rules.tables import division_rule_entries, matching, sources, stated
+from cm4vllm.rules.tables import division_rule_entries, facts_of, matching, sources
 from cm4vllm.rules.terms import family_of
 from cm4vllm.rules.vocabulary import Category, Division, Scenario
 
@@ -44,4 +44,4 @@ def _document(source: str) -> str:
 def speculation(round_name: str, benchmark: str, scenario: Scenario) -> Speculation | None:
     """Return the speculative decoding that the closed division allows; None where it allows none."""
     entries = matching(family_of(round_name, benchmark).speculative_decoding, round_name, benchmark, scenario)
-    return next(stated(entries, Speculation), None)
+    return next(facts_of(entries, Speculation), None)

@@ -34,7 +34,7 @@ def matching(
     ]
 
 
-def stated(entries: Iterable[Entry], kind: type[T]) -> Iterator[T]:
+def facts_of(entries: Iterable[Entry], kind: type[T]) -> Iterator[T]:
     """Return the facts of entries as records whose fields have the same names, without the cells that they hold for."""
     return (msgspec.convert(entry, kind, from_attributes=True) for entry in entries)
 

@@ -32,11 +32,11 @@ from cm4vllm.rules.records import (
 from cm4vllm.rules.tables import (
     division_rule_entries,
     equal_issue_entries,
+    facts_of,
     families,
     matching,
     round_entries,
     scenario_entries,
-    stated,
 )
 from cm4vllm.rules.vocabulary import Category, Division, Mode, Scenario
 
@@ -171,7 +171,7 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
 
 def chat_prompts() -> tuple[ChatPrompt, ...]:
     """Return the prompts of all rounds by which samples are asked for in a conversation."""
-    return tuple(prompt for family in families() for prompt in stated(family.prompts, ChatPrompt))
+    return tuple(prompt for family in families() for prompt in facts_of(family.prompts, ChatPrompt))
 
 
 def require_text(benchmark: BenchmarkTerms) -> None:
@@ -228,21 +228,21 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         min_queries=next((entry.count for entry in matching(family.min_queries, *cell)), how.min_queries),
         early_stopping=how.early_stopping,
         user_conf={entry.setting: entry.value for entry in matching(family.user_conf, *cell)},
-        generation=_generation(family, division, cell),
-        limits=next(stated(matching(family.limits, *cell), LatencyLimits), None),
+        generation=_generation_terms(family, division, cell),
+        limits=next(facts_of(matching(family.limits, *cell), LatencyLimits), None),
         targets=accuracy_targets(round_name, benchmark, scenario),
         scorer=family.scorer,
         seeds=round_.seeds,
         loadgen=round_.loadgen,
         layout=round_.layout,
         compliance=of_benchmark.compliance,
-        stops=tuple(stated(matching(family.stop_sequences, *cell), StopSequence)),
+        stops=tuple(facts_of(matching(family.stop_sequences, *cell), StopSequence)),
         media=family.media,
         token_latencies=family.token_latencies,
         logged=logged.form,
         labels=logged.labels,
         mean_tokens=_mean_tokens(family, accuracy_targets(round_name, benchmark, scenario), cell),
-        prompt=next(stated(matching(family.prompts, *cell), ChatPrompt), None),
+        prompt=next(facts_of(matching(family.prompts, *cell), ChatPrompt), None),
     )
 
 
@@ -316,7 +316,7 @@ def family_of(round_name: str, benchmark: str) -> Family:
     return family
 
 
-def _generation(family: Family, division: Division, cell: _Cell) -> Generation:
+def _generation_terms(family: Family, division: Division, cell: _Cell) -> Generation:
     """Return the reference's settings of generation, with the division's lengths where it states them.
 
     No tokens where the rules do not state how text is generated.

@@ -14,7 +14,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import Api, NodeRecord, ServerRecord
 from cm4vllm.records.vllm.given_options import given_options, whole_number
-from cm4vllm.records.vllm.options import Options, fitted, read_options
+from cm4vllm.records.vllm.options import Options, fit_to_release, read_options
 from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
 from cm4vllm.serving.clusters.launchers.choice import node_count
@@ -181,7 +181,7 @@ def _words(chosen: arguments.ServerSettings, python: Path, preset: Preset | None
         say("note: the options of this vLLM are not known: they are not checked before it starts")
         return words
     program = words.index("serve") + 1
-    done, notes = fitted(words[program:], options)
+    done, notes = fit_to_release(words[program:], options)
     for note in notes:
         say(f"note: {note}")
     return [*words[:program], *done]

@@ -259,6 +259,7 @@ class _Digested(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
+        """Write to all streams, and add the bytes to the digest."""
         self.digest.update(data)
         for stream in self.streams:
             stream.write(data)

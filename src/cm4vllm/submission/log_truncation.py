@@ -78,6 +78,7 @@ def _cut(log: Path) -> bool:
 
 
 def _is_cut(log: Path) -> bool:
+    """Return True if a log has the form of one that was cut."""
     if log.stat().st_size != 2 * _END_BYTES + len(_GAP):
         return False
     with opened(log) as file:

@@ -7,7 +7,7 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
-from cm4vllm.records.power.session import FILES, SESSION, Phase, PowerSession, session_beside, unmeasured
+from cm4vllm.records.power.session import FILES, SESSION, Phase, PowerSession, reasons_unmeasured, session_beside
 from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.submission.tree_writer import TreeWriter
 
@@ -60,8 +60,9 @@ def require_analyzer(session: PowerSession) -> None:
 
 
 def _require_publishable(session: PowerSession) -> None:
+    """Raise SubmissionError for a session that is simulated or not whole."""
     require_analyzer(session)
-    if reasons := unmeasured(session):
+    if reasons := reasons_unmeasured(session):
         raise SubmissionError(
             f"the power session in {session.folder} is not whole", cause="\n".join(reasons), remedy="measure again"
         )

@@ -1,25 +1,20 @@
 """The last check before a tree leaves the machine: every file is read, and no file is written afterwards."""
 
-import os
-import re
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import msgspec
-
+from cm4vllm.common.checking.private_text import KEYS, SECRETS, Private, found_in
+from cm4vllm.common.checking.private_words import PrivateWord, first_private
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import bytes_of, sha256_of, text_of
-from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.files import sha256_of, text_of
 from cm4vllm.common.programs.own_program import program_files
-from cm4vllm.records.machine import MACHINE_FILE, NODE_FILES
-from cm4vllm.records.run import RUN_FILE
-from cm4vllm.records.server import NodeRecord
+from cm4vllm.records.published_server import words_of
 from cm4vllm.rules import tree_layouts
-from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
 from cm4vllm.submission.published_program import program_folders, published_files
 
-_UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
+#: The most bytes of a file, which is searched as a whole: an accuracy log of long answers has one or two GiB.
+_MOST_BYTES = 4 * 2**30
 
 
 def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
@@ -37,53 +32,67 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
     refuse_private(tree, words_of(tree.parent) if words is None else words, program)
 
 
-def words_of(out: Path) -> list[PrivateWord]:
-    """Return the private words of this machine, of its GPUs and of the servers that the runs in `out` measured."""
-    machines = [out / "system" / MACHINE_FILE, *(out / "system").glob(NODE_FILES)]
-    facts = "\n".join(text_of(machine) for machine in machines if machine.is_file())
-    folders = [str(out.parent.absolute()), os.environ.get("CM_REPOS", "")]
-    return private_words(servers=servers_of(out), serials=set(_UUID.findall(facts)), folders=folders)
+def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mapping[str, bool] | None = None) -> None:
+    """Raise SubmissionError where a file below `folder`, or the name of one, holds a private word or a secret.
 
-
-class _Server(msgspec.Struct, frozen=True):
-    endpoint: str
-    replicas: list[str] = []
-    nodes: list[NodeRecord] = []
-    env: dict[str, str] = {}
-
-
-class _Settings(msgspec.Struct, frozen=True):
-    server: _Server
-
-
-class _Run(msgspec.Struct, frozen=True):
-    """The fields of a run's record that name servers."""
-
-    settings: _Settings
-
-
-def servers_of(out: Path) -> set[str]:
-    """Return the hosts of the servers that the runs in `out` asked, but for what every machine calls itself.
-
-    Raises SubmissionError for a record that does not tell them: a host that is not known cannot be looked for.
+    Every file is read. `program` are paths of the program's files, each with whether it is public already: a name or an
+    address in such a file, which is this machine's too, is an example's.
     """
-    host_sets = (_hosts(record) for record in sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}")))
-    return {host for hosts in host_sets for host in hosts if not is_loopback(host)}
+    secrets = [word for word in words if word.kind == "secret"]
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder).as_posix()
+        public = (program or {}).get(inside)
+        sought = secrets if public else words
+        if word := first_private(inside, sought):
+            _refuse(f"the name of {inside}", word)
+        if path.is_file():
+            forms = [SECRETS] if public is None else [] if public else [KEYS]
+            _refuse_content(inside, _text_of(inside, path), sought, forms)
 
 
-def _hosts(record: Path) -> set[str]:
-    """Return the hosts of the servers that a run's record names, their nodes and Ray clusters among them."""
+def _text_of(inside: str, path: Path) -> str:
     try:
-        server = msgspec.json.decode(bytes_of(record), type=_Run).settings.server
-        addresses = [server.endpoint, *server.replicas, f"//{server.env.get('RAY_ADDRESS', '')}"]
-        nodes = {host for node in server.nodes for host in node.hosts}
-        return ({urlsplit(address).hostname or "" for address in addresses} | nodes) - {""}
-    except (OSError, ValueError, RecursionError) as error:
+        return text_of(path, _MOST_BYTES)
+    except OSError as error:
         raise SubmissionError(
-            f"{record} does not say which servers its run asked",
-            cause=str(error),
-            remedy="their hosts may not be published: measure the run again, or move its folder out of the results",
+            f"{inside} cannot be searched for private words",
+            cause=error.strerror or str(error),
+            remedy="truncate the logs of the tree, or remove what the rules do not ask for",
         ) from error
+
+
+def _refuse_content(inside: str, content: str, words: Collection[PrivateWord], forms: Collection[Private]) -> None:
+    lower = content.lower()
+    present = [word for word in words if word.word.lower() in lower]
+    if not present and not any(found_in(content, forms)):
+        return
+    for number, line in enumerate(content.splitlines(), 1):
+        if named := first_private(line, present):
+            _refuse(f"{inside}, line {number},", named)
+        if any(found_in(line, forms)):
+            _refuse_secret(f"{inside}, line {number},")
+    if named := first_private(content, [word for word in present if "\n" in word.word]):
+        _refuse(inside, named)
+
+
+def _refuse(where: str, word: PrivateWord) -> None:
+    if word.kind == "secret":
+        _refuse_secret(where, word.shown)
+    raise SubmissionError(
+        f"no submission: {where} names this machine's {word.kind}",
+        cause=f"{word.shown} would be published",
+        remedy="take it out of what the file is made from (system file, --hw_name, folders, user.conf); logs are made "
+        "again with --rerun",
+    )
+
+
+def _refuse_secret(where: str, subject: str = "text in the form of a key, a token or a password") -> None:
+    raise SubmissionError(
+        f"no submission: {where} contains a secret",
+        cause=f"{subject} would be published",
+        remedy="take it out of what the file is made from (system file, --hw_name, user.conf), and replace the secret "
+        "where it is in use: files of this run contain it; logs are made again with --rerun",
+    )
 
 
 @cache

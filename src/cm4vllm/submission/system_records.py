@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.common import input_types
+from cm4vllm.common.checking.private_words import first_private, private_words
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import json_text, typed_path
 from cm4vllm.common.folders.owned_folders import forget, write_noted
@@ -28,7 +29,6 @@ from cm4vllm.records.server import ServerRecord, Simulation
 from cm4vllm.records.software import SOFTWARE_FILE, SoftwareRecord
 from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
-from cm4vllm.submission.privacy import first_private, private_words
 
 _TEMPLATE = "system.template.yaml"
 #: A file system takes names of 255 bytes, and other names are made of this one.
@@ -187,6 +187,7 @@ def runs_here(endpoint: str) -> bool:
 
 
 def _is_own(address: str) -> bool:
+    """Return True if an address is one of this machine."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if parsed.is_loopback or parsed.is_unspecified:
         return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.bounded_documents import read_json
+from cm4vllm.common.checking.private_words import PrivateWord, scrubbed
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, write_json, write_text
 from cm4vllm.common.folders.owned_folders import recover
@@ -19,6 +20,7 @@ from cm4vllm.records.described_system import folder_name, keys_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.machine import SYSTEM_FILE
+from cm4vllm.records.published_server import servers_of, words_of
 from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree
@@ -27,8 +29,7 @@ from cm4vllm.submission.campaign_software import published_facts
 from cm4vllm.submission.checked_runs import LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.measurements_json import measurements
 from cm4vllm.submission.power_files import copy_power, copy_supplies
-from cm4vllm.submission.privacy import PrivateWord, scrubbed
-from cm4vllm.submission.privacy_check import inspect_tree, servers_of, words_of
+from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.published_program import add_program, program_folders, source_page
 from cm4vllm.submission.shared_pages import heading_of
 from cm4vllm.submission.submitter_pages import (
@@ -158,6 +159,7 @@ class Results:
 
     @property
     def scenarios(self) -> tuple[str, ...]:
+        """Return the names of the scenarios that were run."""
         return tuple(str(run.scenario) for run in self.runs)
 
     def home(self, root: Path) -> Path:

@@ -47,7 +47,7 @@ class TreeSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def exists_before(self) -> bool:
-        """True where the tree exists before the recipe runs; that of results is built first."""
+        """Return True if the tree exists before the recipe runs; that of results is built first."""
         return bool(self.tree and not self.results)
 
 

@@ -115,6 +115,7 @@ def tree_kind(submitter: str, flag: str = "--submission_dir") -> Kind:
     """
 
     def of_others(tree: Path) -> str:
+        """Return why a tree is not replaced: it holds submissions of others; empty if not."""
         homes = {tuple(name.rstrip("/").split("/")[:2]) for name in entries(tree) if name.count("/") > 1}
         others = sorted("/".join(home) for home in homes if home[0] in set(Division) and home[1] != submitter)
         return f"it holds the submission of others: {first_of(others, 4)}" if others and submitter else ""

@@ -21,7 +21,7 @@ def _needs_a_sandbox(request):
 
 def run(program, seconds=20.0):
     """Run a Python program in the sandbox; return its exit status, what it printed, and why it was held."""
-    with Sandbox(LIMITS).started([str(PYTHON), "-I", "-c", program]) as (process, held):
+    with Sandbox(LIMITS).start([str(PYTHON), "-I", "-c", program]) as (process, held):
         try:
             printed, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -151,7 +151,7 @@ def test_nothing_is_left_of_a_sandbox_that_is_ended_while_it_starts():
     """Its first process waits for bwrap without a limit of time before it is bound to it."""
     mark = f"mark{os.getpid()}"
     for number in range(150):
-        with Sandbox(LIMITS).started(["true", mark]):
+        with Sandbox(LIMITS).start(["true", mark]):
             time.sleep(number % 30 / 5000)
     deadline = time.monotonic() + 30
     while left := [line for line in command_lines() if mark in line]:

@@ -1,6 +1,6 @@
 import pytest
 
-from cm4vllm.engine.run.environment import exported, substitute_all
+from cm4vllm.engine.run.environment import exported_keys, substitute_all
 
 
 def last(home, **given):
@@ -140,8 +140,8 @@ def test_unresolved_values_are_withheld_from_dependencies(home):
 
 def test_export_by_name_glob_and_value():
     env = {"CM_A": "1", "CM_AB": "2", "+PATH": ["/x"], "KEY": "CM_Q", "CM_Q": "3"}
-    assert exported(env, ["CM_A", "+PATH", "<<<KEY>>>"]) == {"CM_A": "1", "+PATH": ["/x"], "CM_Q": "3"}
-    assert exported(env, ["CM_A*"]) == {"CM_A": "1", "CM_AB": "2"}
+    assert exported_keys(env, ["CM_A", "+PATH", "<<<KEY>>>"]) == {"CM_A": "1", "+PATH": ["/x"], "CM_Q": "3"}
+    assert exported_keys(env, ["CM_A*"]) == {"CM_A": "1", "CM_AB": "2"}
 
 
 def test_local_keys_do_not_reach_dependencies(home):

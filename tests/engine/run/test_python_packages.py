@@ -99,7 +99,7 @@ def test_hashes_are_no_part_of_a_requirement(tmp_path):
     file.write_text(
         "# made by make lock\nsix==1.17.0 \\\n    --hash=sha256:00 \\\n    --hash=sha256:11\nnumpy==2.4.6\n"
     )
-    assert list(pythons.listed(file)) == [("six", "==1.17.0"), ("numpy", "==2.4.6")]
+    assert list(pythons.listed_packages(file)) == [("six", "==1.17.0"), ("numpy", "==2.4.6")]
 
 
 def test_missing_requirements_file_is_told(tmp_path):

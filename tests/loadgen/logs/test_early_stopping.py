@@ -11,7 +11,7 @@ import pytest
 
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.records.logs.early_stopping import (
-    failing,
+    is_surely_failing,
     missing_queries,
     most_over,
     passes,
@@ -90,13 +90,13 @@ def test_failing_is_the_other_side():
         return 1 - sum(math.comb(queries, k) * 0.01**k * 0.99 ** (queries - k) for k in range(over))
 
     for queries, over in itertools.product((20, 100, 700), range(1, 20)):
-        assert failing(queries, over) is (at_least(over, queries) < 0.01), (queries, over)
-        assert not (failing(queries, over) and passes(queries, over))
-    assert failing(10_000, 9_000)
-    assert failing(50, 50)
-    assert not failing(1_000_000, 10_000)
+        assert is_surely_failing(queries, over) is (at_least(over, queries) < 0.01), (queries, over)
+        assert not (is_surely_failing(queries, over) and passes(queries, over))
+    assert is_surely_failing(10_000, 9_000)
+    assert is_surely_failing(50, 50)
+    assert not is_surely_failing(1_000_000, 10_000)
     assert not passes(0, 0)
-    assert not failing(0, 0)
+    assert not is_surely_failing(0, 0)
 
 
 def test_wilson_intervals():

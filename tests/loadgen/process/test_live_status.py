@@ -63,7 +63,7 @@ def test_nothing_is_said_of_the_time_left_of_what_has_hardly_begun():
 
 def test_rates_are_those_of_the_last_ten_seconds(make_settings, tmp_path):
     live = LiveStatus(make_settings("http://a", "Offline", "accuracy"), tmp_path, NoWatch())
-    live.checked(
+    live.take_self_check(
         SelfCheck(
             workers=1,
             tokens=50,

@@ -275,7 +275,7 @@ def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_bef
 ):
     import psutil
 
-    take = process_monitor._take
+    take = process_monitor._message_of
 
     def take_and_crash(line, log, run):  # at once: a second after the first failure the process ends by itself
         message = take(line, log, run)

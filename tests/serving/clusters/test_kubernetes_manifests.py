@@ -195,7 +195,7 @@ def test_the_token_is_a_reference(monkeypatch, tmp_path):
         ({"CM_KUBERNETES_NAME": "My_Name"}, "My_Name"),
         ({"CM_VLLM_SERVER_MODEL_NAME": "/models/llama"}, "cannot access"),
         ({"CM_VLLM_SERVER_MODEL_NAME": "pvc://"}, "claim"),
-        ({"CM_KUBERNETES_REPLICAS": "0"}, "replicas"),
+        ({"CM_KUBERNETES_REPLICAS": "0"}, "REPLICAS=0 is not usable"),
         ({"CM_KUBERNETES_KIND": "llm-d", "CM_KUBERNETES_HF_TOKEN_SECRET_NAME": "hub"}, "service account"),
         ({"CM_KUBERNETES_KIND": "swarm"}, "CM_KUBERNETES_KIND"),
     ],

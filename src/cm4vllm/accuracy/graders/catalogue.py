@@ -88,7 +88,7 @@ def _known_programs() -> tuple[Known, ...]:
     )
 
 
-def _math(response: str, right: bool) -> Known:
+def _known_math(response: str, right: bool) -> Known:
     return Known({"response": response, "reference": "\\frac{1}{2}"}, right)
 
 
@@ -223,7 +223,10 @@ GRADERS = {
                     "the submodule's commit in mlcommons/inference",
                 ),
             ),
-            known=(_math(r"so \boxed{\dfrac{1}{2}}", right=True), _math(r"so \boxed{\frac{1}{3}}", right=False)),
+            known=(
+                _known_math(r"so \boxed{\dfrac{1}{2}}", right=True),
+                _known_math(r"so \boxed{\frac{1}{3}}", right=False),
+            ),
         ),
         _livecodebench(
             "livecodebench",
@@ -261,13 +264,13 @@ def grader_lacks(name: str, problems: str = "") -> tuple[str, ...]:
             f"LiveCodeBench's tests are not given: fetch them ({HOW_TO_FETCH}; {len(known.problems)} of its files are "
             "read) and give --livecodebench_path=FOLDER"
         )
-    if missing := _missing(known):
+    if missing := _missing_tools(known):
         listed = ", ".join(f"{program} (for {use})" for program, use in missing.items())
         reasons.append(f"not found on this machine: {listed}; install what is missing")
     return tuple(filter(None, reasons))
 
 
-def _missing(grader: Grader) -> dict[str, str]:
+def _missing_tools(grader: Grader) -> dict[str, str]:
     """Return the programs and libraries of a grader that this machine lacks, each with its use."""
     programs = {program: language for language, names in grader.tools.items() for program in names}
     return {

@@ -53,7 +53,7 @@ def judge(record: GraderRecord, tasks: Sequence[Mapping[str, str]], workers: int
     index = _index(record, tasks)
     parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        of_parts = pool.map(lambda part: _judged(record, known, part, index), parts)
+        of_parts = pool.map(lambda part: _judge_together(record, known, part, index), parts)
         judged = [verdict for verdicts in of_parts for verdict in verdicts]
     if held := sum(verdict.held for verdict in judged):
         say(f"{record.name}: the sandbox held {held} of {len(judged)} answers, which count as wrong")
@@ -85,18 +85,18 @@ def _index(record: GraderRecord, tasks: Sequence[Mapping[str, str]]) -> ProblemI
     return index
 
 
-def _judged(
+def _judge_together(
     record: GraderRecord, grader: Grader, tasks: Sequence[Mapping[str, str]], index: ProblemIndex | None
 ) -> list[Verdict]:
     """Return the verdicts on tasks that share a judging process; after one that was held, the others get a new one."""
     verdicts: list[Verdict] = []
     while len(verdicts) < len(tasks):
-        with _started(record, grader, grader.inside) as judging:
+        with _judging_process(record, grader, grader.inside) as judging:
             while len(verdicts) < len(tasks):
                 task = tasks[len(verdicts)]
                 if index and "problem" not in task:  # megabytes of tests: read when they are used
                     task = {**task, "problem": problem(index, task["question_id"])}
-                verdict = _answered(record, grader, judging, task)
+                verdict = _judge(record, grader, judging, task)
                 verdicts.append(verdict)
                 if judging.held.why or verdict.held:
                     break
@@ -113,25 +113,26 @@ class _Process:
 
 
 @contextlib.contextmanager
-def _started(record: GraderRecord, grader: Grader, script: Path) -> Iterator[_Process]:
+def _judging_process(record: GraderRecord, grader: Grader, script: Path) -> Iterator[_Process]:
+    """Yield a process that runs the official script in a sandbox, with a socket to it; end it with the block."""
     environment = Path(record.python).parent.parent
     folders = {INSIDE: "/inside", script: "/script.py", Path(record.official): "/official"}
     sandbox = Sandbox(limits=grader.limits, read_only={**folders, environment: str(environment)})
     ours, theirs = socket.socketpair()
     with ours, theirs:
         argv = [record.python, "-I", "/script.py", grader.script]
-        with sandbox.started(argv, stdin=theirs.fileno()) as (process, held):
+        with sandbox.start(argv, stdin=theirs.fileno()) as (process, held):
             theirs.close()
             if process.stdout is None:
                 raise ValueError("the sandbox was started without a pipe")
             yield _Process(ours, process.stdout.fileno(), held)
 
 
-def _answered(record: GraderRecord, grader: Grader, judging: _Process, task: Mapping[str, str]) -> Verdict:
+def _judge(record: GraderRecord, grader: Grader, judging: _Process, task: Mapping[str, str]) -> Verdict:
     """Return the verdict on one task; a program that is its answer runs in a sandbox of its own."""
     if grader.program is None:
         return _verdict(judging, task, [], grader.limits.seconds + _START_S)
-    with _started(record, grader, grader.program) as program:
+    with _judging_process(record, grader, grader.program) as program:
         verdict = _verdict(judging, task, [program.socket], grader.limits.seconds + _START_S)
         why = program.held.why
     return Verdict(right=False, held=True, why=why) if why else verdict

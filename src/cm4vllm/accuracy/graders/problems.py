@@ -87,6 +87,7 @@ def problem(index: ProblemIndex, question_id: str) -> str:
 
 
 def _row(decoder: msgspec.json.Decoder[_Row], line: bytes, path: Path, number: int) -> _Row:
+    """Return the problem of one line. Raises DatasetError, naming the line, for anything else."""
     try:
         return decoder.decode(line)
     except (ValueError, RecursionError) as error:

@@ -69,6 +69,7 @@ def provide(
 
 
 def _official(origin: Origin, target: Path, folder: Path, at_hand: Path | None) -> None:
+    """Put the sources of an origin at its commit into `target`: those at hand, else fetched ones."""
     remedy = f"give a folder with a git directory of it, {origin.name}: --grader_src=FOLDER\n({origin.url})"
     git = git_directory(at_hand / origin.name) if at_hand else None
     if git is None:
@@ -85,6 +86,7 @@ def _official(origin: Origin, target: Path, folder: Path, at_hand: Path | None) 
 def _record(
     grader: Grader, official: Path, python: Path, requirements: Path, problems: Path, index: ProblemIndex | None
 ) -> GraderRecord:
+    """Return the record of a grader that was made ready: commits, digests and the paths of its parts."""
     commits = {origin.name: origin.commit for origin in grader.origins}
     if index:
         commits["code_generation_lite"] = hashlib.sha256(" ".join(index.files.values()).encode()).hexdigest()

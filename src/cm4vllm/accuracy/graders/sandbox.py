@@ -106,7 +106,7 @@ class Sandbox:
         return [*words, "--", str(PYTHON), "-I", "/limited.py", *map(str, limits)]
 
     @contextlib.contextmanager
-    def started(
+    def start(
         self, argv: Sequence[str], stdin: int = subprocess.PIPE
     ) -> Iterator[tuple[subprocess.Popen[bytes], Held]]:
         """Start a program with pipes for its input and output; at the end of the block end it and its descendants.
@@ -137,14 +137,16 @@ class Sandbox:
             watch.join()
 
     def _watch(self, process: subprocess.Popen[bytes], held: Held) -> None:
+        """End the program as soon as it exceeds a limit, and note which one in `held`."""
         while process.poll() is None:
-            if excess := self._exceeded(_tree(process.pid, self.limits.processes)):
+            if excess := self._exceeded_limit(_tree(process.pid, self.limits.processes)):
                 held.why = held.why or excess
                 _end(process)
                 return
             time.sleep(_POLL_S)
 
-    def _exceeded(self, pids: Sequence[int]) -> str:
+    def _exceeded_limit(self, pids: Sequence[int]) -> str:
+        """Return in words the limit that these processes exceed together, empty if none."""
         if len(pids) > self.limits.processes:
             return f"more than {self.limits.processes} processes"
         if sum(map(_memory, pids)) > self.limits.memory_bytes:

@@ -13,7 +13,7 @@ from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.settings import Settings, require_above_zero
+from cm4vllm.common.settings import Settings
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
@@ -102,7 +102,6 @@ class EndpointsJob(ScheduledJob):
         mode = ExecutionMode.parse(settings.execution_mode)
         benchmark = endpoints_benchmark(settings.benchmark)
         seed_set(settings.cohort)
-        require_above_zero("--attempts", settings.attempts)
         asset_sources = sources(
             AssetInputs(
                 model=benchmark.benchmark,

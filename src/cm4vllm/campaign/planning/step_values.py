@@ -68,7 +68,7 @@ class Values:
 
     def _searched_target(self, wanted: MeasuredTarget) -> TargetQps:
         search = read_record(self._folder(wanted.step) / SEARCH_FILE, SearchRecord)
-        rate = search.lowered(wanted.lowered)
+        rate = search.lowered_rate(wanted.lowered)
         below = f"; lowered to {rate:g}, since a run missed a limit" if wanted.lowered else ""
         return TargetQps(rate, f"{wanted.step}: {search.words}{below}")
 

@@ -13,7 +13,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import GREATEST, Settings, env_keys, require_above_zero
+from cm4vllm.common.settings import Settings, env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api, Simulation
 from cm4vllm.rules import catalogue
@@ -91,15 +91,7 @@ def simulation_of(settings: SimulatedSettings) -> Simulation:
 
 
 def _require_possible(settings: SimulatedSettings) -> None:
-    """Raise UsageError for numbers and faults that no simulated server can have."""
-    require_above_zero("--max_num_seqs", settings.max_num_seqs)
-    require_above_zero("--max_num_batched_tokens", settings.max_num_batched_tokens)
-    if not 0 <= settings.seed <= GREATEST:
-        raise UsageError(
-            f"--rehearse_seed={settings.seed} is not usable",
-            cause=f"it must be 0 or more, and {GREATEST:,} at most",
-            remedy="give a value in this range, or leave it out",
-        )
+    """Raise UsageError for an action or faults that no simulated server can have."""
     if settings.action not in ("start", "describe"):
         raise UsageError(
             f"a simulated server has no action {settings.action}",

@@ -16,7 +16,7 @@ import numpy as np
 
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.records.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
+from cm4vllm.records.logs.early_stopping import CONFIDENCE, is_surely_failing, passes, percentile, wilson_interval
 from cm4vllm.records.searches.rate_search import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.rules import LatencyLimits
 
@@ -86,7 +86,7 @@ class Judge:
         """Return the verdict at the probe's end."""
         if self._is_passing():
             return Verdict.PASSES
-        fails = self._plan.sure or any(failing(queries, late) for _, queries, late in self._late())
+        fails = self._plan.sure or any(is_surely_failing(queries, late) for _, queries, late in self._late())
         return Verdict.FAILS if fails else Verdict.UNDECIDED
 
     @property
@@ -187,7 +187,7 @@ class Judge:
         counts = list(self._late())
         hopeless = any(late > _HOPELESS * queries for _, queries, late in counts)
         if (hopeless or news.elapsed_s >= half) and any(
-            failing(queries, late, confidence=_EARLY_CONFIDENCE) for _, queries, late in counts
+            is_surely_failing(queries, late, confidence=_EARLY_CONFIDENCE) for _, queries, late in counts
         ):
             return Verdict.FAILS
         if min(until, news.elapsed_s) >= half and self._is_passing(_EARLY_CONFIDENCE):

@@ -29,8 +29,8 @@ NOT_CHECKED = Finding(
 
 
 class Stage(StrEnum):
-    """What a check is of, and when: a submission after any measurement, before a tree is made of it, as a written tree;
-    all submissions of a tree together; a curve of MLPerf Endpoints; a job before it begins.
+    """The subject of a check, and when it applies: a submission after any measurement, before a tree is made of it, as
+    a written tree; all submissions of a tree together; a curve of MLPerf Endpoints; a job before it begins.
     """
 
     ALWAYS = "always"
@@ -146,12 +146,12 @@ def checks_in(package: str) -> dict[str, Check]:
 
     Raises ValueError for a code that two checks have, and for a check whose docstring states no rule.
     """
-    found: dict[str, Check] = {}
+    checks: dict[str, Check] = {}
     for module in walk_packages(import_module(package).__path__, f"{package}."):
         for value in vars(import_module(module.name)).values():
-            if isinstance(value, Check) and (found.setdefault(value.code, value) is not value or not value.rule.text):
+            if isinstance(value, Check) and (checks.setdefault(value.code, value) is not value or not value.rule.text):
                 raise ValueError(f"{module.name}: {value.code} is the code of two checks, or states no rule")
-    return found
+    return checks
 
 
 def reason_of(error: Exception) -> str:

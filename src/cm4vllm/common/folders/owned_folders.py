@@ -271,6 +271,7 @@ def _free(target: Path, ending: str, only: str = "") -> Path:
 
 
 def _finish(staging: Path, target: Path, made: list[int], carried: Collection[str]) -> None:
+    """Put a finished folder in its place. Raises NotWritable if it is not the one that was begun."""
     if identity(staging) != made:
         raise _vanished(target, staging)
     with translated_os_errors("finish", target):
@@ -334,6 +335,7 @@ def _put_into(staging: Path, folder: Path, files: Files) -> None:
 
 
 def _vanished(target: Path, staging: Path) -> NotWritable:
+    """Return the error for a folder that was removed while it was being written."""
     return NotWritable(
         f"cannot finish {target}",
         cause=f"{staging} was removed while it was being written",

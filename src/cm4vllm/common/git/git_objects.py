@@ -87,10 +87,12 @@ class Entry:
 
     @property
     def is_link(self) -> bool:
+        """Return True if the entry is a symbolic link."""
         return self.mode == "120000"
 
     @property
     def is_executable(self) -> bool:
+        """Return True if the entry is an executable file."""
         return self.mode == "100755"
 
 
@@ -162,6 +164,7 @@ class GitObjects:
             yield name, mode, data[end + 1 : at].hex()
 
     def _read(self, name: str, kind: str) -> bytes:
+        """Return the content of an object of this kind. Raises an error if the repository lacks it."""
         with contextlib.suppress(BrokenPipeError):
             self._names.write(f"{name}\n".encode())
             self._names.flush()

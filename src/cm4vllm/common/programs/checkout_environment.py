@@ -54,6 +54,7 @@ def install(
     place = Path(folder)
 
     def run(*words: str | Path) -> Completed:
+        """Run a command and return its status and output."""
         argv = [str(word) for word in words]
         done = subprocess.run(
             argv,

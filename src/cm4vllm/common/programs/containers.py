@@ -203,6 +203,7 @@ def _takes_shm_size(container: Container) -> bool:
 
 
 def _mount_words(engine: Engine, container: Container, root: Path) -> Iterator[str]:
+    """Yield the engine's options for the mounts of a container."""
     if container.mounts and exists(root / "sys/fs/selinux/enforce"):
         yield from engine.selinux
     for mount in container.mounts:

@@ -134,6 +134,7 @@ def _git(root: Path, *words: str | Path) -> str | None:
 
 
 def _of_git(root: Path) -> list[ProgramFile]:
+    """Return the files that git lists, each with whether it is as committed; none without git."""
     listed = _git(root, "ls-files", "-z", "--cached") if (root / ".git").exists() else None
     if listed is None:
         return []
@@ -146,6 +147,7 @@ def _of_git(root: Path) -> list[ProgramFile]:
 
 
 def _of_manifest(root: Path) -> list[ProgramFile]:
+    """Return the files that MANIFEST lists, each with whether it has its digest."""
     return [
         ProgramFile(name, root / name, sha256_of(root / name) == digest)
         for digest, name in _listed(root)
@@ -158,6 +160,7 @@ def _is_unchanged(root: Path) -> bool:
 
 
 def _listed(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield digest and name of each file in MANIFEST."""
     if (root / MANIFEST).is_file():
         for line in (root / MANIFEST).read_text(encoding="utf-8").splitlines():
             digest, _, name = line.partition("  ")
@@ -166,6 +169,7 @@ def _listed(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _of_package(root: Path) -> list[ProgramFile]:
+    """Return the files of the installed package, each with whether it has its digest."""
     try:
         package = metadata.distribution(_PACKAGE)
     except metadata.PackageNotFoundError:

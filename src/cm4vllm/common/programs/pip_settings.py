@@ -72,6 +72,7 @@ def _files() -> list[Path]:
 
 
 def _read(path: Path) -> configparser.RawConfigParser:
+    """Return the settings in a file of pip. Raises InstallError if it cannot be read."""
     parser = configparser.RawConfigParser()
     try:
         parser.read_string(text_of(path), str(path))

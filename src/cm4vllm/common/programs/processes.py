@@ -31,6 +31,7 @@ class Completed:
 
     @property
     def ok(self) -> bool:
+        """Return True if the process ended with status 0."""
         return self.status == 0
 
     def tail(self, lines: int = 20) -> str:

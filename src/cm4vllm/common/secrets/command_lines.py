@@ -117,6 +117,7 @@ class _Namer:
         return self._variable(flag or "SERVER", url[0]) if host in self._hosts else url[0]
 
     def _path(self, flag: str, path: str, before: str = "") -> str:
+        """Return a path with the variable in place of the folder that it lies in."""
         if path in ("/", "~/"):
             return path
         for folder, stands in self._folders:
@@ -126,6 +127,7 @@ class _Namer:
         return self._variable(variation[1] if variation else flag or "FILE", path)
 
     def _variable(self, name: str, value: str) -> str:
+        """Return the variable that stands for a value, the same one for equal values."""
         if value in self._given:
             return self._given[value]
         plain = variable(name)[2:-3]

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO, cast
 
+from cm4vllm.common.programs.standard_streams import give_up, have_wait
 from cm4vllm.common.secrets.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secrets.secret_names import is_secret_name, variable_name
-from cm4vllm.common.standard_streams import give_up, have_wait
 
 #: The text in the place of a value in a command: a variable, which a shell refuses to leave empty.
 PLACEHOLDER = re.compile(r"\$\{[A-Z_][A-Z0-9_]*:\?\}")
@@ -151,6 +151,7 @@ class _Cleaning:
         self._vault = secrets
 
     def write(self, text: str) -> int:
+        """Write a text without its secrets; return its length."""
         clean = self._vault.clean(text)
         have_wait(self._stream)
         try:
@@ -163,6 +164,7 @@ class _Cleaning:
         return len(text)
 
     def flush(self) -> None:
+        """Flush the stream; one whose reader has gone is given up."""
         have_wait(self._stream)
         try:
             self._stream.flush()
@@ -170,6 +172,7 @@ class _Cleaning:
             give_up(self._stream, error)
 
     def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines without their secrets."""
         for line in lines:
             self.write(line)
 
@@ -262,6 +265,7 @@ class _Words:
         self.named_secrets: list[tuple[str, str]] = []
 
     def redacted(self, words: Iterable[str]) -> list[str]:
+        """Return the words of a command line with the values of secret flags hidden."""
         done: list[str] = []
         secret = ""  # the flag whose values follow it as words of their own
         for word in words:
@@ -316,6 +320,7 @@ class _Words:
         return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
 
     def _pairs(self, text: str) -> str:
+        """Return a text with the values hidden whose names (`NAME=value`) say that they are secret."""
         done, place = list[str](), 0
         while match := _pair().search(text, place):
             # The value of a name that is not secret may have a name of its own: https://host/?token=X

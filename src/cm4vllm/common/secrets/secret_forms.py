@@ -128,10 +128,9 @@ def without_keys(text: str, hidden: str = HIDDEN) -> str:
     return "".join([*parts, text[place:]]) if place else text
 
 
-def keys_in(content: bytes) -> Iterator[bytes]:
-    """Return keys of well-known services and private keys in the bytes of a text."""
-    text = content.decode("latin-1")
-    return (content[start:end] for start, end in _key_spans(text))
+def keys_in(text: str) -> Iterator[str]:
+    """Return keys of well-known services and private keys in a text."""
+    return (text[start:end] for start, end in _key_spans(text))
 
 
 def headers_changed(text: str, change: Callable[[str, str], str]) -> str:

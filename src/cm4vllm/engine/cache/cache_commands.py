@@ -35,7 +35,11 @@ def show(automation: Any, i: Result) -> Result:
         page(f"  Made by: {entry.script or '-'}, {age_text(entry.made_at)} ago; {size_text(size)}")
         if flag(i, "env"):
             _print_env(entry)
-    page(counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
+    page(
+        count_in_words(entries, total)
+        if entries
+        else "nothing is cached" + (" with these tags" if i.get("tags") else "")
+    )
     return {"return": 0, "list": artifacts}
 
 
@@ -75,7 +79,7 @@ def remove(automation: Any, i: Result) -> Result:
         )
     if not entries:
         print("nothing is cached")
-    elif not force and not (console and _confirmed(entries)):
+    elif not force and not (console and _is_confirmed(entries)):
         return {"return": 0, "deleted_list": []}
     for entry, artifact in zip(entries, artifacts, strict=True):
         if console:
@@ -95,7 +99,8 @@ def remove(automation: Any, i: Result) -> Result:
     return {"return": 0, "deleted_list": artifacts}
 
 
-def _confirmed(entries: Sequence[Entry]) -> bool:
+def _is_confirmed(entries: Sequence[Entry]) -> bool:
+    """Return True if the user agrees to remove these entries. Raises UsageError without a terminal."""
     for entry in entries:
         print(f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {entry.script} {entry.version}".rstrip())
     if not sys.stdin.isatty():
@@ -103,7 +108,7 @@ def _confirmed(entries: Sequence[Entry]) -> bool:
             "nothing was removed", cause="there is no terminal to ask for confirmation", remedy="add -f to remove these"
         )
     try:
-        answer = input(f"Remove {counted(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
+        answer = input(f"Remove {count_in_words(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
     except EOFError:  # Ctrl-D
         print()
         return False
@@ -125,12 +130,13 @@ def _entries(artifacts: Sequence[Any]) -> list[Entry]:
     return [Entry.of(artifact.path, artifact.meta) for artifact in artifacts]
 
 
-def counted(entries: Sequence[Entry], size: int) -> str:
+def count_in_words(entries: Sequence[Entry], size: int) -> str:
     """Return the number of entries and their size, which is in bytes, in words."""
     return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {size_text(size)}"
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry as `--out=json` prints it; `bytes` is its size on disk."""
     return {
         "path": entry.folder,
         "tags": list(entry.tags),

@@ -71,21 +71,22 @@ def slim(cmind: Any) -> None:
         path = Path(cmind.index.full_path_to_index)
         with locked(_lock_of(path)):
             if meta := json_mapping(path):
-                write_bytes(path, _slim(meta))
+                write_bytes(path, _without_indentation(meta))
 
 
-def _slim(meta: Any) -> bytes:
+def _without_indentation(meta: Any) -> bytes:
     return json.dumps(meta, separators=(",", ":")).encode()
 
 
 def _save(index: Any) -> dict[str, int]:
+    """Write cmind's index to its file, joined with what other processes wrote; return cmind's answer."""
     from pathlib import Path
 
     path = Path(index.full_path_to_index)
     # An index that cannot be written is no failure of the run: what it does not list is searched for in the folders.
     with contextlib.suppress(CmError, OSError), locked(_lock_of(path)):
         _take_over(index.meta, json_mapping(path) or {})
-        write_bytes(path, _slim(index.meta))
+        write_bytes(path, _without_indentation(index.meta))
     return {"return": 0}
 
 

@@ -92,8 +92,8 @@ class Entry(Value):
             raise Damaged(path)
         old = saved["folder"]
         if old and old != self.folder:
-            saved = with_texts(saved, lambda text: _moved(text, old, self.folder))
-        if path := changed(saved["files"]):
+            saved = with_texts(saved, lambda text: _path_after_move(text, old, self.folder))
+        if path := first_changed_file(saved["files"]):
             raise Damaged(path)
         return dict(saved)
 
@@ -102,7 +102,7 @@ class Damaged(Exception):
     """A file of an entry is gone or altered; its text is the path."""
 
 
-def stored(root: str, beginning: str = "") -> Iterator[Entry]:
+def finished_entries(root: str, beginning: str = "") -> Iterator[Entry]:
     """Yield the finished entries in the cache's folder whose names have this beginning, in the order of their names."""
     for name in sorted(os.listdir(root)) if os.path.isdir(root) else ():
         if name.startswith(beginning) and not name.startswith("."):
@@ -123,7 +123,7 @@ def remove_entry(folder: str) -> None:
             shutil.rmtree(folder)
 
 
-def _moved(path: str, old: str, new: str) -> str:
+def _path_after_move(path: str, old: str, new: str) -> str:
     """Return a path in `old` as it is in `new`, and any other text as it is."""
     return new + path[len(old) :] if path == old or path.startswith(old + os.sep) else path
 
@@ -132,14 +132,14 @@ def _is_finished(folder: str) -> bool:
     return os.path.exists(os.path.join(folder, _META_FILE))
 
 
-def _aside(folder: str) -> str:
+def _name_aside(folder: str) -> str:
     parent, name = os.path.split(folder)
     return os.path.join(parent, _LOCKS, name + _OLD)
 
 
 def _restore(folder: str) -> None:
     """Bring back what a renewal had set aside if no finished entry took its place; remove it otherwise."""
-    old = _aside(folder)
+    old = _name_aside(folder)
     if _is_finished(folder):
         _remove(old)
         return
@@ -159,7 +159,9 @@ class Cache:
     def find(self, identity: Identity, wanted: Wanted) -> Entry | None:
         """Return the entry to use: of several, one that was made without asking for a version, then the newest."""
         key = identity.key()
-        fitting = [entry for entry in stored(self.root, key[:_STEM]) if entry.key == key and entry.satisfies(wanted)]
+        fitting = [
+            entry for entry in finished_entries(self.root, key[:_STEM]) if entry.key == key and entry.satisfies(wanted)
+        ]
         return max(fitting, key=lambda entry: (not entry.asked, entry.made_at), default=None)
 
     @contextmanager
@@ -198,11 +200,11 @@ class Cache:
         return next(folder for folder in folders if not _is_finished(folder))
 
     @contextmanager
-    def emptied(self, folder: str) -> Iterator[str]:
+    def emptied_folder(self, folder: str) -> Iterator[str]:
         """Yield the emptied folder of an entry; what was there comes back when the block fails. With the lock held."""
         with translated_os_errors("make a cache entry in", self.root, "CM_REPOS"):
             if _is_finished(folder):
-                os.rename(folder, _aside(folder))
+                os.rename(folder, _name_aside(folder))
             _remove(folder)
             os.makedirs(folder)
         try:
@@ -241,7 +243,7 @@ class Cache:
             for value in (*result["new_env"].values(), depends_on)
             if isinstance(value, str) and value.startswith("/")
         }
-        files = observed(folder, named, depends_on)
+        files = file_records(folder, named, depends_on)
         with translated_os_errors("write a cache entry in", folder, "CM_REPOS"):
             _sync(folder)
         try:
@@ -282,7 +284,7 @@ def _sync(folder: str) -> None:
 # --- the files of an entry --------------------------------------------------------------------------------------------
 
 
-def observed(folder: str, exported: Iterable[str], made_from: str = "") -> dict[str, Record | None]:
+def file_records(folder: str, exported: Iterable[str], made_from: str = "") -> dict[str, Record | None]:
     """Return the files that must not change for an entry to be usable: path -> [size, mtime in ns, digest], or None for
     that only must exist.
 
@@ -308,6 +310,7 @@ def _stays(name: str) -> bool:
 
 
 def _tree(folder: str) -> dict[str, Record | None]:
+    """Return the record of each file below a folder that must not change, by its path."""
     records: dict[str, Record | None] = {}
     for root, folders, files in os.walk(folder):
         if not {".git", "pyvenv.cfg"}.isdisjoint((*folders, *files)):
@@ -323,7 +326,7 @@ def _tree(folder: str) -> dict[str, Record | None]:
     return records
 
 
-def changed(records: Mapping[str, Record | None]) -> str:
+def first_changed_file(records: Mapping[str, Record | None]) -> str:
     """Return the first path that is gone or altered; empty when all is as it was observed."""
     for path, record in records.items():
         try:

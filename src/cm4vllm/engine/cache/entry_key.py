@@ -154,6 +154,7 @@ def _code_digest(module: str, script: ScriptMeta) -> str:
 
 
 def _recipe_files(folder: str) -> Iterator[str]:
+    """Yield the files of a script's folder that decide what it makes: no README, no docs, no bytecode."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name in _NO_PART_OF_A_RECIPE or entry.name.endswith((".md", ".pyc")) or entry.name[0] == ".":

@@ -6,9 +6,9 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.engine.cache.entries import Cache, Damaged, Entry, remove_entry
 from cm4vllm.engine.cache.entry_key import Identity, cache_tags, identity_of
 from cm4vllm.engine.format.dependency import PHASES
-from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.run.environment import merge_into
-from cm4vllm.engine.run.execution import check_version, fresh, run_phase
+from cm4vllm.engine.run.execution import check_version, run_phase, run_steps
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.scope import Outcome, Scope
 from cm4vllm.engine.run.script_run import Run
@@ -25,7 +25,7 @@ def kept_outcome(cache: Cache, run: Run) -> Outcome:
     again = flag(task.request.inputs, "new", "renew")
     if not again and (entry := cache.find(identity, task.wanted)) is not None:
         try:
-            return _used(run, entry)
+            return _use_entry(run, entry)
         except Damaged:
             pass  # found once more, and reported, with the lock held
     with cache.lock(identity, session.tell):
@@ -33,7 +33,7 @@ def kept_outcome(cache: Cache, run: Run) -> Outcome:
         entry = cache.find(identity, task.wanted)
         if entry is not None and not again:
             try:
-                return _used(run, entry)
+                return _use_entry(run, entry)
             except Damaged as damage:
                 session.tell(
                     f"{task.script.title()}: its cache entry has changed since it was made ({damage}); making it again"
@@ -41,15 +41,15 @@ def kept_outcome(cache: Cache, run: Run) -> Outcome:
                 remove_entry(entry.folder)
                 entry = None
         renews = entry is not None and flag(task.request.inputs, "renew")
-        with cache.emptied(entry.folder if entry and renews else cache.free_folder(identity)) as folder:
+        with cache.emptied_folder(entry.folder if entry and renews else cache.free_folder(identity)) as folder:
             try:
-                return _made(run.but(scope=run.scope.but(folder=folder)), identity, cache)
+                return _make_entry(run.but(scope=run.scope.but(folder=folder)), identity, cache)
             except CmError as error:
                 session.keep_logs(task.script, folder, error)
                 raise
 
 
-def _used(run: Run, entry: Entry) -> Outcome:
+def _use_entry(run: Run, entry: Entry) -> Outcome:
     """Return the content of an entry: only dynamic dependencies run. Raises Damaged."""
     saved = entry.result()
     current = run.but(scope=run.scope.but(env=dict(run.scope.env), deps=[], folder=entry.folder))
@@ -60,7 +60,7 @@ def _used(run: Run, entry: Entry) -> Outcome:
     )
     for phase in PHASES:
         run_phase(current, phase, only_dynamic=True)
-    env, state = current.scope.env, merged(current.scope.state, saved["new_state"])
+    env, state = current.scope.env, merge(current.scope.state, saved["new_state"])
     merge_into(env, saved["new_env"])
     return Outcome(
         env,
@@ -91,9 +91,9 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
         raise Damaged(f"it has version {version}, and {_VALIDATE}.sh detects {seen}")
 
 
-def _made(run: Run, identity: Identity, cache: Cache) -> Outcome:
+def _make_entry(run: Run, identity: Identity, cache: Cache) -> Outcome:
     """Run the script in the folder of its entry, that of the scope, and finish the entry when it ends well."""
-    outcome, task, vault = fresh(run), run.task, run.session.vault
+    outcome, task, vault = run_steps(run), run.task, run.session.vault
     check_version(task, outcome.version)
     versions = [f"version-{version}" for version in dict.fromkeys((task.wanted.version, outcome.version)) if version]
     tags = [*cache_tags(task, outcome.env), *versions, *outcome.extra_tags, f"script-artifact-{task.script.uid}"]

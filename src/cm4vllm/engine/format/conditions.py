@@ -56,12 +56,12 @@ class Conditions(Value):
         if self.enable_all is not None:
             parts += [match(key, values, True) for key, values in self.enable_all.items()]
         if self.enable_any is not None:
-            unmatched = [_opposite(match(key, values, False)) for key, values in self.enable_any.items()]
-            parts.append(_opposite(both(*unmatched)))
+            unmatched = [_negated(match(key, values, False)) for key, values in self.enable_any.items()]
+            parts.append(_negated(both(*unmatched)))
         if self.skip_all is not None:
-            parts.append(_opposite(both(*(match(key, values, True) for key, values in self.skip_all.items()))))
+            parts.append(_negated(both(*(match(key, values, True) for key, values in self.skip_all.items()))))
         if self.skip_any is not None:
-            parts += [_opposite(match(key, values, False)) for key, values in self.skip_any.items()]
+            parts += [_negated(match(key, values, False)) for key, values in self.skip_any.items()]
         return both(*parts)
 
 
@@ -73,7 +73,7 @@ def both(*parts: Truth) -> Truth:
     return keys or True
 
 
-def _opposite(truth: Truth) -> Truth:
+def _negated(truth: Truth) -> Truth:
     return truth if isinstance(truth, frozenset) else not truth
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.engine.format.conditions import CONDITION_KEYS, Conditions
-from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 
@@ -59,6 +59,7 @@ class Dependency(Value):
 
     @classmethod
     def of(cls, raw: Raw) -> Dependency:
+        """Return the dependency that an entry of a meta describes."""
         return cls(
             tags=split_tags(raw.get("tags")),
             names=frozenset(texts(raw.get("names"))),
@@ -83,10 +84,10 @@ class Dependency(Value):
             replacing=(),
         )
 
-    def amended(self, change: Raw) -> Dependency:
+    def with_change(self, change: Raw) -> Dependency:
         """Return this dependency with `change` merged in: tags appended, mappings merged, all else replaced."""
         rest = {key: value for key, value in change.items() if key != "tags"}
-        raw = merged(self.raw, rest)
+        raw = merge(self.raw, rest)
         added = split_tags(change.get("tags"))
         if added:
             raw = {**raw, "tags": list(dict.fromkeys((*self.tags, *added)))}

@@ -52,6 +52,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
     lines: dict[tuple[str | int, ...], int] = {}
 
     def visit(node: Any, place: tuple[str | int, ...]) -> None:
+        """Note the line of each key and item below a node, by its place."""
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 lines.setdefault((*place, str(key.value)), key.start_mark.line + 1)
@@ -62,6 +63,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
                 visit(item, (*place, number))
 
     def nodes(data: bytes) -> Any:
+        """Return the tree of YAML nodes of a text. Raises what reading it as a document raises."""
         yaml_of(data)  # what is refused there has nodes without end
         return yaml.compose(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
@@ -70,7 +72,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
     return lines
 
 
-def merged(first: Any, second: Any) -> Any:
+def merge(first: Any, second: Any) -> Any:
     """Return `first` with `second` merged in: mappings by key, lists appended without repeats, all else replaced.
 
     Neither argument is changed.
@@ -78,7 +80,7 @@ def merged(first: Any, second: Any) -> Any:
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         result = dict(first)
         for key, value in second.items():
-            result[key] = merged(result[key], value) if key in result else value
+            result[key] = merge(result[key], value) if key in result else value
         return result
     if isinstance(first, list) and isinstance(second, list):
         return first + [item for item in second if item not in first]

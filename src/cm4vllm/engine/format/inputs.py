@@ -52,8 +52,8 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
     mapping: dict[str, str] = {}
     described: dict[str, Any] = {}
     for alias, flags in (raw.get("inputs_of") or {}).items():
-        meta = _other(str(alias), folder, read, "inputs_of")
-        other, groups = _described(meta.get("inputs") or {}), meta.get("input_groups") or {}
+        meta = _referred_meta(str(alias), folder, read, "inputs_of")
+        other, groups = _inputs_by_flag(meta.get("inputs") or {}), meta.get("input_groups") or {}
         named = [flags] if isinstance(flags, str) else flags or ()
         for flag in (flag for name in named for flag in groups.get(name, (name,))):
             if flag not in other:
@@ -62,7 +62,7 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
                     remedy=nearest(flag, (*other, *groups)),
                 )
             mapping[flag], described[flag] = other[flag][0], {**other[flag][1], "of": alias}
-    for flag, (key, entry) in _described(raw.get("inputs") or {}).items():
+    for flag, (key, entry) in _inputs_by_flag(raw.get("inputs") or {}).items():
         mapping[flag], described[flag] = key, entry
     for flag, change in (raw.get("input_changes") or {}).items():
         if flag not in described:
@@ -90,7 +90,7 @@ def with_variations(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
         return raw
     shared: dict[str, Any] = {}
     for alias, groups in (raw.get("variations_of") or {}).items():
-        defined = _other(str(alias), folder, read, "variations_of").get("variations") or {}
+        defined = _referred_meta(str(alias), folder, read, "variations_of").get("variations") or {}
         known = {str(variation.get("group")) for variation in defined.values() if variation}
         for group in [groups] if isinstance(groups, str) else groups or ():
             if group not in known:
@@ -106,7 +106,7 @@ def with_variations(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
     return {**raw, "variations": {**shared, **(raw.get("variations") or {})}}
 
 
-def _other(alias: str, folder: str, read: Callable[[str], Raw], key: str) -> Raw:
+def _referred_meta(alias: str, folder: str, read: Callable[[str], Raw], key: str) -> Raw:
     """Return the meta of the recipe `alias`, to which `key` refers, in the folder beside `folder`."""
     path = os.path.join(os.path.dirname(folder), alias)
     if not os.path.isdir(path):
@@ -114,7 +114,7 @@ def _other(alias: str, folder: str, read: Callable[[str], Raw], key: str) -> Raw
     return read(path)
 
 
-def _described(inputs: Raw) -> dict[str, tuple[str, dict[str, Any]]]:
+def _inputs_by_flag(inputs: Raw) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return environment key and description of each flag, under all its names."""
     described: dict[str, tuple[str, dict[str, Any]]] = {}
     for flag, entry in inputs.items():

@@ -47,6 +47,7 @@ class Bring(Value):
 
     @classmethod
     def of(cls, raw: Raw) -> Bring:
+        """Return the entry of `brings` that a meta describes."""
         return cls(
             str(raw.get("what") or ""),
             str(raw.get("how") or ""),
@@ -85,6 +86,7 @@ class Layer(Value):
 
     @classmethod
     def of(cls, raw: Raw) -> Layer:
+        """Return the part of a meta, variation or version that a run applies as one layer."""
         return cls(
             env=raw.get("env") or {},
             default_env=raw.get("default_env") or {},
@@ -315,6 +317,10 @@ def load_script(folder: str, repo: str, read: Callable[[str], Raw] = read_meta) 
 
 
 def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
+    """Return the typed meta of a script from the raw one.
+
+    `folder` is the script's, `repo` the alias of its repository.
+    """
     return ScriptMeta(
         alias=str(raw.get("alias") or ""),
         uid=str(raw.get("uid") or ""),

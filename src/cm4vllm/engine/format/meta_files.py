@@ -70,6 +70,7 @@ def data_changed_at(meta: Mapping[str, Any]) -> float:
 
 
 def _state(path: str) -> list[int]:
+    """Return size and times of a file, empty where there is none."""
     try:
         status = os.stat(path)
     except OSError:

@@ -123,24 +123,24 @@ def wrong_shapes(raw: Mapping[str, Any]) -> WrongShapes:
     """Yield the place of each part that has the wrong shape for its key, with the shape that it must have."""
     yield from _part(raw, ())
     for kind in ("variations", "versions"):
-        yield from _named(raw.get(kind), (kind,), _part, may_be_empty=True)
-    yield from _named(raw.get("inputs"), ("inputs",), _input)
-    yield from _named(raw.get("input_changes"), ("input_changes",), _anything)
+        yield from _faults_by_name(raw.get(kind), (kind,), _part, may_be_empty=True)
+    yield from _faults_by_name(raw.get("inputs"), ("inputs",), _input)
+    yield from _faults_by_name(raw.get("input_changes"), ("input_changes",), _anything)
     description = raw.get("input_description")
     for key, entry in description.items() if isinstance(description, Mapping) else ():
         if not isinstance(entry, (Mapping, str, type(None))):
-            yield ("input_description", key), _must("a mapping or a text", entry)
+            yield ("input_description", key), _must_be("a mapping or a text", entry)
     inputs = (raw.get("tests") or {}).get("run_inputs") if isinstance(raw.get("tests") or {}, Mapping) else None
     yield from _entries(inputs, ("tests", "run_inputs"), _anything)
 
 
-def _named(named: Any, place: Place, inner: Inner, *, may_be_empty: bool = False) -> WrongShapes:
+def _faults_by_name(named: Any, place: Place, inner: Inner, *, may_be_empty: bool = False) -> WrongShapes:
     """Yield the faults in a mapping of names to mappings; what is no mapping itself has a fault already."""
     for name, entry in named.items() if isinstance(named, Mapping) else ():
         if isinstance(entry, Mapping):
             yield from inner(entry, (*place, name))
         elif entry is not None or not may_be_empty:
-            yield (*place, name), _must("a mapping", entry)
+            yield (*place, name), _must_be("a mapping", entry)
 
 
 def _anything(_entry: Mapping[str, Any], _place: Place) -> WrongShapes:
@@ -149,9 +149,9 @@ def _anything(_entry: Mapping[str, Any], _place: Place) -> WrongShapes:
 
 def _input(entry: Mapping[str, Any], place: Place) -> WrongShapes:
     if not isinstance(entry.get("key"), str):
-        yield (*place, "key"), _must("the name of an environment key", entry.get("key"))
+        yield (*place, "key"), _must_be("the name of an environment key", entry.get("key"))
     elif entry.get("values") is not None and not isinstance(entry["values"], list):
-        yield (*place, "values"), _must("a list", entry["values"])
+        yield (*place, "values"), _must_be("a list", entry["values"])
 
 
 def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
@@ -159,8 +159,8 @@ def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
     for key, value in raw.items():
         if not isinstance(key, str):
             continue  # lint reports it as unknown
-        if value is not None and (wanted := _wanted(key, value)):
-            yield (*place, key), _must(wanted, value)
+        if value is not None and (wanted := _missing_shape(key, value)):
+            yield (*place, key), _must_be(wanted, value)
             continue
         if key in _ENVIRONMENTS:
             yield from _environment(value, (*place, key), plain=key == "input_mapping")
@@ -175,6 +175,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    """Return True if a value is a number, or a text that is one."""
     try:
         float(value)
     except (TypeError, ValueError):
@@ -196,34 +197,36 @@ _KINDS: tuple[tuple[frozenset[str], Callable[[Any], bool], str], ...] = (
 )
 
 
-def _wanted(key: str, value: Any) -> str:
+def _missing_shape(key: str, value: Any) -> str:
     """Return the words for the value that a key must have; empty when it has it."""
     return next((words for keys, fits, words in _KINDS if key in keys and not fits(value)), "")
 
 
 def _environment(value: Any, place: Place, *, plain: bool = False) -> WrongShapes:
+    """Yield the faults in a mapping of environment keys; with `plain` each value must be the name of a key."""
     for key, item in (value or {}).items():
         if not isinstance(key, str):
             yield (*place, key), f"must be named by a text, not by {key!r}"
         elif plain and not isinstance(item, str):
-            yield (*place, key), _must("the name of an environment key", item)
+            yield (*place, key), _must_be("the name of an environment key", item)
 
 
 def _entries(value: Any, place: Place, inner: Inner) -> WrongShapes:
+    """Yield the faults in a list of mappings, each checked by `inner`."""
     if value is not None and not isinstance(value, list):
-        yield place, _must("a list", value)
+        yield place, _must_be("a list", value)
         return
     for number, entry in enumerate(value or ()):
         if isinstance(entry, Mapping):
             yield from inner(entry, (*place, number))
         else:
-            yield (*place, number), _must("a mapping", entry)
+            yield (*place, number), _must_be("a mapping", entry)
 
 
 def _cache_tag(entry: Mapping[str, Any], place: Place) -> WrongShapes:
     if not isinstance(entry.get("env"), str):
-        yield (*place, "env"), _must("the name of an environment key", entry.get("env"))
+        yield (*place, "env"), _must_be("the name of an environment key", entry.get("env"))
 
 
-def _must(wanted: str, value: Any) -> str:
+def _must_be(wanted: str, value: Any) -> str:
     return f"must be {wanted}, not {str(value)[:60]!r}" if value is not None else f"must be {wanted}"

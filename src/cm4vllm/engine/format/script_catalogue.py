@@ -31,12 +31,12 @@ class Catalogue:
     def with_tags(self, tags: tuple[str, ...]) -> list[ScriptMeta]:
         """Return the scripts that have all these tags; the folders are read only when the index knows none."""
         wanted = set(tags)
-        indexed = [self.script(path, repo) for path, repo in self.indexed(wanted)]
+        indexed = [self.script(path, repo) for path, repo in self.indexed_folders(wanted)]
         return [script for script in indexed if wanted <= set(script.tags)] or [
             self.script(summary.path, summary.repo) for summary in self.summaries if wanted <= set(summary.tags)
         ]
 
-    def named(self, name: str, repo: str = "") -> list[ScriptMeta]:
+    def scripts_named(self, name: str, repo: str = "") -> list[ScriptMeta]:
         """Return the scripts with this alias or UID, only those of `repository` (alias or UID) if it is given."""
         return [
             self.script(summary.path, summary.repo)
@@ -44,7 +44,7 @@ class Catalogue:
             if name in (summary.alias, summary.uid) and (not repo or repo in self._repo_names(summary.repo))
         ]
 
-    def indexed(self, wanted: set[str]) -> list[tuple[str, str]]:
+    def indexed_folders(self, wanted: set[str]) -> list[tuple[str, str]]:
         """Return folder and repository of the scripts that have all these tags, as far as cmind's index knows."""
         self._lookups += 1
         narrowest = self._entries
@@ -88,6 +88,7 @@ class Catalogue:
 
     @cached_property
     def _by_tag(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the entries of cmind's index by each of their tags."""
         entries: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for entry in self._entries:
             for tag in entry.get("tags") or ():
@@ -99,11 +100,12 @@ class Catalogue:
         return (folder for folder in self._candidates() if has_meta(folder[0]))
 
     def _candidates(self) -> Iterator[tuple[str, str]]:
+        """Yield each folder that may hold a script with its repository's alias, repository by repository."""
         for repo in self._cmind.repos.lst:
             top = os.path.normpath(repo.path_with_prefix)
-            for automation in (name for name in _listed(top) if name.startswith("script")):
+            for automation in (name for name in _names_in(top) if name.startswith("script")):
                 folder = os.path.join(top, automation)
-                for name in _listed(folder):
+                for name in _names_in(folder):
                     yield os.path.join(folder, name), str(repo.meta.get("alias", ""))
 
     def _repo_names(self, alias: str) -> set[str]:
@@ -113,7 +115,7 @@ class Catalogue:
         }
 
 
-def _listed(folder: str) -> list[str]:
+def _names_in(folder: str) -> list[str]:
     """Return the names in a folder; none where it cannot be read, which `cm doctor script` reports."""
     try:
         return sorted(os.listdir(folder))

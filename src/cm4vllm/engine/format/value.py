@@ -23,6 +23,7 @@ class Value:
         cls._names = frozenset(cls._fields)
 
     def __init__(self, *values: Any, **named: Any) -> None:
+        """Take the values of the fields, in their order or by name. Raises TypeError as a function call would."""
         own = self.__dict__
         own.update(zip(self._fields, values, strict=False))
         own.update(named)
@@ -31,6 +32,7 @@ class Value:
             self._check(len(values), named)
 
     def _check(self, count: int, named: dict[str, Any]) -> None:
+        """Raise TypeError for the first value that is too many, unknown or missing; `count` were given by place."""
         name, left = type(self).__name__, self._fields[count:]
         if count > len(self._fields):
             raise TypeError(f"{name} has {len(self._fields)} fields, not {count}")

@@ -20,13 +20,15 @@ class Resolution(Value):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the names of the variations that are on, in the order in which they apply."""
         return tuple(variation.name for variation in self.active)
 
     @property
     def layers(self) -> tuple[Variation, ...]:
+        """Return the variations and combinations that are on, in the order in which they apply."""
         return (*self.active, *self.combinations)
 
-    def inheritable(self, without_groups: Collection[str]) -> tuple[str, ...]:
+    def inheritable_names(self, without_groups: Collection[str]) -> tuple[str, ...]:
         """Return the names that a dependency with inherit_variation_tags gets."""
         return tuple(v.name for v in self.active if v.group not in without_groups or not v.group)
 
@@ -50,12 +52,12 @@ def as_typed(names: Iterable[str]) -> list[str]:
     return [name.replace("#", "<value>") for name in names if "," not in name]
 
 
-def known(script: ScriptMeta, names: Collection[str]) -> bool:
+def are_defined(script: ScriptMeta, names: Collection[str]) -> bool:
     """Return True if a script defines all these variations."""
     return all(definition(script.variations, name) for name in names)
 
 
-def replaced(script: ScriptMeta, chosen: Sequence[str], batches: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def without_replaced(script: ScriptMeta, chosen: Sequence[str], batches: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the chosen variations without those that a later batch replaces with others of the same group."""
     added = {name for batch in batches for name in batch}
     kept = tuple(name for name in chosen if name not in added)
@@ -95,6 +97,7 @@ class _Resolver:
         self.expanding: list[str] = []
 
     def variation(self, name: str) -> Variation:
+        """Return the variation of a name. Raises UsageError, naming the nearest one, for an unknown name."""
         key = definition(self.script.variations, name)
         if not key:
             raise UsageError(
@@ -130,6 +133,7 @@ class _Resolver:
                 self.add_choices(variation.default_variations.items())
 
     def add_bases(self, name: str) -> None:
+        """Switch on the variations that this one builds on, before it."""
         if name in self.expanding:
             return  # a base of itself, as in some public scripts: it is on, and no more is asked
         self.expanding.append(name)
@@ -138,6 +142,7 @@ class _Resolver:
         self.expanding.pop()
 
     def add_base(self, variation: Variation, base: str, before: str) -> None:
+        """Switch on one base of a variation. Raises UsageError if the request excludes it."""
         if base in self.excluded:
             raise UsageError(
                 f"variation _{variation.name} of {self.script.title()} builds on _{base}, which is excluded",
@@ -177,11 +182,16 @@ class _Resolver:
         return [variation for _, variation in sorted(sized, key=lambda item: item[0])]
 
     def part_on(self, part: str) -> str:
+        """Return the variation that is on for a part of a combination (`name` or `name.#`), empty if none is."""
         if part.endswith(".#"):
             return next((name for name in self.order if definition(self.script.variations, name) == part), "")
         return part if part in self.order else ""
 
     def result(self) -> Resolution:
+        """Return the variations that are on.
+
+        Raises UsageError for two of one group, or a combination that is not allowed.
+        """
         active = tuple(self.variation(name) for name in self.order)
         groups: dict[str, str] = {}
         for variation in active:

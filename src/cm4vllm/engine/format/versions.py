@@ -25,6 +25,7 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _part(word: str) -> tuple[int, int, str]:
+    """Return the key by which one part of a version is ordered."""
     # In order: a word of a pre-release, the end of a version, a later build of it, a further number.
     if word.isdecimal():
         digits = word.lstrip("0")  # a number of any length: int() refuses one of thousands of digits
@@ -113,6 +114,7 @@ ANY = Wanted()
 
 
 def _text(value: Any, key: str) -> str:
+    """Return the version given under `key` as text, empty where none is. Raises UsageError for what is no version."""
     # `--version` without a value arrives as True; it asks for nothing.
     text = "" if value is None or isinstance(value, bool) else str(value)
     if text and "<<<" not in text and not re.search(r"[0-9a-zA-Z]", text):

@@ -9,7 +9,7 @@ from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.meta_shapes import Place
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.format.variations import are_defined
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts, unread_words
 from cm4vllm.engine.run.request import Request, parse_tags
 from cm4vllm.engine.run.script_selection import choice_note, select
@@ -56,10 +56,10 @@ class Chain:
             self._found[tags] = self.catalogue.with_tags(tags) if tags else []
         return [script for script in self._found[tags] if not set(excluded) & set(script.tags)]
 
-    def _meant(self, script: ScriptMeta, words: Sequence[str]) -> list[ScriptMeta]:
+    def _possible_scripts(self, script: ScriptMeta, words: Sequence[str]) -> list[ScriptMeta]:
         """Return the scripts that a dependency of a script may mean: of several, those of its own repository."""
         scripts = self.answering(words)
-        own = [other for other in scripts if other.repo == script.repo and known(other, parse_tags(words)[2])]
+        own = [other for other in scripts if other.repo == script.repo and are_defined(other, parse_tags(words)[2])]
         return own or scripts
 
     def below(self, scripts: Iterable[ScriptMeta]) -> list[ScriptMeta]:
@@ -71,7 +71,7 @@ class Chain:
             if script.folder not in seen:
                 seen[script.folder] = script
                 for *_, dependency in dependencies_of(script):
-                    waiting += self._meant(script, plain_tags(dependency))
+                    waiting += self._possible_scripts(script, plain_tags(dependency))
         return list(seen.values())
 
     def names_below(self, scripts: Iterable[ScriptMeta]) -> frozenset[str] | None:

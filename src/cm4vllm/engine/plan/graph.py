@@ -47,6 +47,7 @@ def as_tree(root: Node) -> str:
 def _rows(
     node: Node, first: str, rest: str, shown: set[tuple[Any, ...]], again: Counter[str]
 ) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a node and of those below it: the tree with the title, and the state beside it."""
     key = _key(node)
     repeated = bool(node.children) and key in shown
     shown.add(key)
@@ -95,6 +96,7 @@ def _name(node: Node) -> str:
 
 
 def _state(node: Node) -> str:
+    """Return in words what a run would do with a node."""
     if node.status is Status.CACHED and node.entry is not None:
         version = f"{node.version or node.entry.version}, " if node.version or node.entry.version else ""
         return f"cached ({version}{age_text(node.entry.made_at)} old)"
@@ -106,6 +108,7 @@ def _state(node: Node) -> str:
 
 
 def _details(node: Node) -> list[str]:
+    """Return the lines below a node's title: conditions, folder, what it brings, notes."""
     facts = node.open_facts if node.status is Status.OPEN else ()
     lines = [f"depends on {', '.join(facts)}"] if facts else []
     lines += [condition for condition in node.only_if if condition.removeprefix("depends on ") not in facts]
@@ -131,6 +134,7 @@ def summary(root: Node) -> list[str]:
 
 
 def _all_brought(root: Node, *, certain: bool) -> list[Brought]:
+    """Return what the run surely brings, or with `certain=False` what it may bring besides."""
     sure = [
         brought
         for node, is_sure in root.walk()
@@ -143,6 +147,7 @@ def _all_brought(root: Node, *, certain: bool) -> list[Brought]:
 
 
 def _brought_lines(label: str, brought: list[Brought]) -> list[str]:
+    """Return a head line with the total size on disk, and a line for each thing that is brought."""
     if not brought:
         return []
     known = [item.disk_bytes for item in brought if item.disk_bytes]
@@ -170,6 +175,7 @@ def as_json(root: Node) -> dict[str, Any]:
 
 
 def _brought_json(brought: Brought) -> dict[str, Any]:
+    """Return a thing that is brought for `--out=json`; sizes in bytes, null where not measured."""
     return {
         "how": brought.how,
         "what": brought.what,
@@ -179,6 +185,7 @@ def _brought_json(brought: Brought) -> dict[str, Any]:
 
 
 def _as_json(node: Node, *, certain: bool) -> dict[str, Any]:
+    """Return a node and those below it for `--out=json`; `certain` is False below a condition that is open."""
     certain = certain and not node.only_if
     script, entry = node.script, node.entry
     return {
@@ -217,11 +224,12 @@ def as_mermaid(root: Node) -> str:
     edges: dict[tuple[str, str, str], None] = {}
 
     def visit(node: Node) -> str:
+        """Add a node, those below it and the edges between them to the graph; return the node's id."""
         key = (node.script.path if node.script else node.tags, node.variations, node.asked)
         if key not in ids:
             ids[key] = f"n{len(ids)}"
             label = f"{_name(node)}<br/>{_state(node)}"
-            lines.append(f'  {ids[key]}["{_escaped(label)}"]:::{node.status.name.lower()}')
+            lines.append(f'  {ids[key]}["{_escape(label)}"]:::{node.status.name.lower()}')
         for child in node.children:
             name = "" if child.why == "deps" else child.why
             name = ", ".join(filter(None, [child.name or name, *child.only_if]))
@@ -231,13 +239,14 @@ def as_mermaid(root: Node) -> str:
     visit(root)
     for start, end, label in edges:
         arrow = "-.->" if label[0] == "~" else "-->"
-        text = f'|"{_escaped(label[1:])}"|' if label[1:] else ""
+        text = f'|"{_escape(label[1:])}"|' if label[1:] else ""
         lines.append(f"  {start} {arrow}{text} {end}")
     lines += [f"  classDef {status.name.lower()} {style}" for status, style in _STYLES.items()]
     return "\n".join(lines)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
+    """Return a text for a Mermaid label: special characters as entities, line breaks kept."""
     return (
         text.replace("&", "#amp;")
         .replace('"', "#quot;")
@@ -259,7 +268,7 @@ def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         try:
             root = plan(session, Request.of(i, working_folder(), from_person=bool(i.get("cmd"))))
         except CmError as error:
-            return {"return": error.exit_code, "error": session.explained(error)}
+            return {"return": error.exit_code, "error": session.explain(error)}
         data: dict[str, Any] = session.vault.cleaned(as_json(root))
         if flag(i, "j", "json"):
             page(json.dumps(data, indent=2))

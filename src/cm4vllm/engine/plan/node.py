@@ -15,7 +15,7 @@ from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.run_facts import in_words
 from cm4vllm.engine.run.environment import substitute
-from cm4vllm.engine.run.python_packages import listed, needs
+from cm4vllm.engine.run.python_packages import listed_packages, needs
 
 
 class Status(StrEnum):
@@ -102,6 +102,7 @@ def brought_by(
 
 
 def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted, missing: Callable[[Path], list[str]]) -> Brought | None:
+    """Return what an entry of `brings` brings here, None where nothing is missing."""
     title, size = bring.what, bring.disk_bytes
     if bring.package:
         condition = wanted.pip_text()
@@ -110,7 +111,7 @@ def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted, missing: Callable
         title = f"{title or 'the package'} {bring.package}{condition}"
     elif bring.requirements:
         path = (script.path / bring.requirements).resolve()
-        packages = missing(path) if bring.shared else [name for name, _ in listed(path)]
+        packages = missing(path) if bring.shared else [name for name, _ in listed_packages(path)]
         if not packages:
             return None
         title = f"{title}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"

@@ -15,12 +15,12 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import require_writable
-from cm4vllm.engine.cache.entries import Cache, Damaged, stored
+from cm4vllm.engine.cache.entries import Cache, Damaged, finished_entries
 from cm4vllm.engine.cache.entry_key import identity_of
 from cm4vllm.engine.format.conditions import both
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
-from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.format.variations import are_defined
 from cm4vllm.engine.plan.chain import warnings_of
 from cm4vllm.engine.plan.node import Brought, Node, Status, brought_by
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
@@ -28,11 +28,11 @@ from cm4vllm.engine.plan.recipe_code import PlannedStep, code_of, has_hook, may_
 from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, unknown
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
-from cm4vllm.engine.run.hooks import reworded, working_in
+from cm4vllm.engine.run.hooks import rewording, working_in
 from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.scope import amended, completed, remarks
-from cm4vllm.engine.run.script_selection import candidates, select, settled
+from cm4vllm.engine.run.scope import complete, remarks, with_amendments
+from cm4vllm.engine.run.script_selection import candidates, select, without_replaced_variations
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 
 #: The mark in place of a branch that is not entered again.
@@ -66,6 +66,7 @@ def plan(session: Session, request: Request) -> Node:
 
 class _Planner:
     def __init__(self, session: Session, adr: Iterable[Amendment] = ()) -> None:
+        """Take the session whose scripts are planned, and the changes of dependencies that hold for all of them."""
         self.session = session
         self.adr = adr
         self.cache = Cache(session.automation.cmind)
@@ -88,14 +89,14 @@ class _Planner:
         `added` are facts whose values, if there are any, become tags.
         """
         try:
-            request = self.settled(asked())
+            request = self.without_replaced_variations(asked())
             node.tags = in_words(request.title())
-            if facts := added | self.undetermined(request):
+            if facts := added | self.open_facts(request):
                 node.open_facts = self.words(facts)
                 node.brings = self.possibly_brought(request)
                 return Exports.of_patterns(self.patterns_of_any(request))
             node.script = select(self.session.catalogue, request, self.near)
-            return self.filled(node, asked, certain=certain)
+            return self.fill_known(node, asked, certain=certain)
         except CmError as error:
             if facts := facts_in(str(error)):
                 node.status, node.open_facts = Status.OPEN, self.words(facts)
@@ -108,17 +109,21 @@ class _Planner:
         """The folder of scripts to prefer: that of the script whose dependencies are planned."""
         return os.path.dirname(self.stack[-1].script.folder) if self.stack else self.session.near
 
-    def settled(self, request: Request) -> Request:
+    def without_replaced_variations(self, request: Request) -> Request:
         """Return a request without the variations that amendments have replaced, where its script is known."""
-        return request if facts_in(request.tags) else settled(self.session.catalogue, request, self.near)
+        return (
+            request
+            if facts_in(request.tags)
+            else without_replaced_variations(self.session.catalogue, request, self.near)
+        )
 
-    def undetermined(self, request: Request) -> frozenset[str]:
+    def open_facts(self, request: Request) -> frozenset[str]:
         """Return the facts without which it is not known which script is meant."""
         facts = facts_in([request.tags, request.excluded_tags, request.excluded_variations])
         if facts or not (in_variations := facts_in(request.variations)):
             return facts
         scripts = candidates(self.session.catalogue, request)
-        return frozenset() if any(known(script, request.variations) for script in scripts) else in_variations
+        return frozenset() if any(are_defined(script, request.variations) for script in scripts) else in_variations
 
     def patterns_of_any(self, request: Request) -> list[str]:
         """Return the patterns of the keys that any of the possible scripts may export."""
@@ -139,13 +144,14 @@ class _Planner:
                 brought |= dict.fromkeys(brought_by(script, layer.brings, request.wanted, self.missing, request.env))
         return tuple(brought)
 
-    def filled(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
+    def fill_known(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
+        """Fill in a node whose script is known, and what is below it; return what the script exports."""
         assert node.script is not None  # noqa: S101 the caller has set it
         globs: list[str] = []
         if self.stack:
             globs = self.stack[-1].all_globs
             self.stack[-1].learn(vocabulary_of(node.script))
-        frame = PlannedTask(self.settled(asked()), node.script, globs)
+        frame = PlannedTask(self.without_replaced_variations(asked()), node.script, globs)
         node.variations = tuple(map(in_words, frame.task.variations.names))
         node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
         node.notes += remarks(frame.task, frame.env)
@@ -170,6 +176,7 @@ class _Planner:
         return exports
 
     def check_circle(self, frame: PlannedTask) -> None:
+        """Raise an error if a script would need itself with the same variations and environment."""
         same = [
             other
             for other in self.stack
@@ -224,11 +231,12 @@ class _Planner:
     def may_be_there(self, script: ScriptMeta) -> bool:
         """Return True if the cache has, or will have by now, any entry of this script."""
         made = self.made_unseen | {made.script for made in self.made.values()}
-        return script.uid in made or any(entry.script_uid == script.uid for entry in stored(self.cache.root))
+        return script.uid in made or any(entry.script_uid == script.uid for entry in finished_entries(self.cache.root))
 
     # --- what is below -----------------------------------------------------------------------------------------------
 
     def below(self, node: Node, frame: PlannedTask, *, certain: bool) -> Exports:
+        """Fill in what is below a node by its status, and return what its script exports."""
         if node.status is Status.REUSED or node.status is Status.CACHED:
             for phase in PHASES:
                 self.dependencies(node, frame, phase, certain=certain, only_dynamic=True)
@@ -260,6 +268,7 @@ class _Planner:
         return frame.exports(runs_code=(bool(source) and not is_known) or runs_shell)
 
     def kept_exports(self, node: Node, frame: PlannedTask) -> Exports:
+        """Return what an entry of the cache exports, or one that this plan has already made."""
         if node.entry is not None:
             return Exports(known=node.entry.result()["new_env"])
         return self.made[identity_of(frame.asked, frame.scope).key()].exports
@@ -274,21 +283,21 @@ class _Planner:
         if facts_in([frame.env.get(key) for key in frame.script.input_mapping.values()]):
             return []
         env = frame.known_env
-        result = self.called(frame, "before_deps", env)
+        result = self.call_hook(frame, "before_deps", env)
         frame.env.update(env)
-        completed(frame.scope)
+        complete(frame.scope)
         frame.learn(frame.vocabulary)
         return list(map(str, result.get("notes") or ()))
 
-    def called(self, frame: PlannedTask, hook: str, env: Mapping[str, Any]) -> Mapping[str, Any]:
+    def call_hook(self, frame: PlannedTask, hook: str, env: Mapping[str, Any]) -> Mapping[str, Any]:
         """Call a hook of a script as a run would. Raises what the run would raise there."""
-        with working_in(frame.request.folder), reworded(frame.script, frame.request):
+        with working_in(frame.request.folder), rewording(frame.script, frame.request):
             given = {"env": env, "input": dict(frame.request.inputs), "automation": self.session.automation}
             return self.session.hooks_of(frame.script).call(hook, given)
 
     def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
-        """Take in what the hook `plan` of a script says of its code, and tell whether it says what that changes."""
-        said = self.called(frame, "plan", frame.known_env)
+        """Apply what the hook `plan` of a script states; return True if it states what the code changes."""
+        said = self.call_hook(frame, "plan", frame.known_env)
         steps = [PlannedStep.of(raw) for raw in said.get("steps") or ()]
         merge_into(frame.env, said.get("env") or {})
         if "adr" in said:
@@ -299,8 +308,8 @@ class _Planner:
 
     def step(self, node: Node, frame: PlannedTask, step: PlannedStep, *, certain: bool) -> None:
         """Add the node of a script that the code runs, and take what it returns."""
-        entry = step.entry.amended({"env": {key: unknown(key) for key in step.unknown}})
-        entry = amended(entry, frame.request.adr, frame.env)
+        entry = step.entry.with_change({"env": {key: unknown(key) for key in step.unknown}})
+        entry = with_amendments(entry, frame.request.adr, frame.env)
         self.setters.update(step.unknown)
         conditions = (f"only if {step.only_if}",) if step.only_if else ()
         child = Node(
@@ -311,7 +320,7 @@ class _Planner:
             names=tuple(sorted(entry.names)),
             data=step.data,
             only_if=conditions,
-            notes=[*step.notes, *self.typed(entry.names)],
+            notes=[*step.notes, *self.changes_typed_for(entry.names)],
             env={key: in_words(str(value)) for key, value in entry.env.items()},
         )
         node.children.append(child)
@@ -344,7 +353,7 @@ class _Planner:
     ) -> None:
         """Add the nodes of the dependencies that may take part in a phase, and take what each returns."""
         for dependency in frame.scope.phases[phase]:
-            taken, truth = frame.changed(dependency)
+            taken, truth = frame.with_certain_changes(dependency)
             truth = both(truth, decide(taken.conditions, frame.env))
             if truth is False or (only_dynamic and not taken.dynamic):
                 continue
@@ -357,7 +366,7 @@ class _Planner:
                 names=tuple(sorted(taken.names)),
                 added_by=frame.origin(dependency, phase),
                 only_if=conditions,
-                notes=self.typed(taken.names),
+                notes=self.changes_typed_for(taken.names),
                 env={key: in_words(str(value)) for key, value in taken.env.items()},
             )
             node.children.append(child)
@@ -366,7 +375,7 @@ class _Planner:
             exports = self.fill(child, asked, certain=child_certain, added=frame.added_by_facts(taken))
             frame.take(exports, certain=child_certain)
 
-    def typed(self, names: Collection[str]) -> list[str]:
+    def changes_typed_for(self, names: Collection[str]) -> list[str]:
         """Return a line for each change that was typed for one of these names."""
         return [
             f"--adr.{given.name}: {', '.join(f'{key}={in_words(str(value))}' for key, value in given.change.items())}"
@@ -375,5 +384,5 @@ class _Planner:
         ]
 
     def words(self, keys: Iterable[str]) -> tuple[str, ...]:
-        """Name for each fact the script that sets it."""
+        """Return each fact in words, with the script that sets it."""
         return tuple(f"{key}, which {self.setters[key]} sets" if key in self.setters else key for key in sorted(keys))

@@ -11,11 +11,11 @@ from cm4vllm.engine.format.conditions import Conditions, Truth, both
 from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
-from cm4vllm.engine.plan.run_facts import assured, decide, facts_in, in_words, is_assured, unknown
-from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
+from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, is_assured, mark_of_assured, unknown
+from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported_keys, matching, merge_into, substitute_all
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.scope import Scope, amended, request_for
+from cm4vllm.engine.run.scope import Scope, request_for, with_amendments
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 _WILD = re.compile(r"[*?\[]")
@@ -53,6 +53,7 @@ class PlannedTask:
     """
 
     def __init__(self, request: Request, script: ScriptMeta, inherited_globs: Iterable[str] = ()) -> None:
+        """Prepare the plan of one request: its task and its environment as far as they are known."""
         self.vocabulary = vocabulary_of(script)
         self.globs: list[str] = []
         self.inherited_globs = list(inherited_globs)
@@ -60,9 +61,10 @@ class PlannedTask:
         self.request = request
         self.asked = Task.of(script, request)
         self.task = self.asked
-        self.scope = self.composed()
+        self.scope = self.compose_scope()
 
-    def composed(self) -> Scope:
+    def compose_scope(self) -> Scope:
+        """Return the environment before the run; a key that only an open condition sets is unknown."""
         scope = Scope.of(self.task, lambda conditions, env: decide(conditions, env) is True)
         for update in (update for layer in self.task.layers for update in layer.updates):
             if not isinstance(decide(update.conditions, scope.env), bool):
@@ -71,6 +73,7 @@ class PlannedTask:
 
     @property
     def env(self) -> Env:
+        """Return the environment of the script, with marks for what only the run will tell."""
         return self.scope.env
 
     @property
@@ -85,11 +88,11 @@ class PlannedTask:
 
     def settle_version(self) -> str:
         """Take the default version if none is asked for, apply the meta of the version, and return it."""
-        settled = self.task.settled()
-        if settled is not self.task:
-            self.task = settled
-            self.scope = self.composed()
-        return settled.wanted.version
+        task = self.task.with_default_version()
+        if task is not self.task:
+            self.task = task
+            self.scope = self.compose_scope()
+        return task.wanted.version
 
     @property
     def known_env(self) -> Env:
@@ -113,7 +116,7 @@ class PlannedTask:
             if facts_in(value) and not is_assured(value)
         )
 
-    def changed(self, dependency: Dependency) -> tuple[Dependency, Truth]:
+    def with_certain_changes(self, dependency: Dependency) -> tuple[Dependency, Truth]:
         """Return a dependency with the changes that are certain, and the facts that decide about others."""
         truth: Truth = True
         changes = []
@@ -125,7 +128,7 @@ class PlannedTask:
                 truth = both(truth, holds)
             elif holds:
                 changes.append(change.but(conditions=Conditions()))
-        return amended(dependency, changes, self.env), truth
+        return with_amendments(dependency, changes, self.env), truth
 
     def origin(self, dependency: Dependency, phase: str) -> str:
         """Return the variation that brings a dependency; empty where the script itself does."""
@@ -136,6 +139,7 @@ class PlannedTask:
 
     @property
     def all_globs(self) -> list[str]:
+        """Return the patterns of keys that may change: those of this script and of the scripts above it."""
         return list(dict.fromkeys([*self.globs, *self.inherited_globs]))
 
     def learn(self, words: Iterable[str]) -> None:
@@ -148,7 +152,7 @@ class PlannedTask:
         """Merge what a script returns; what may be so, but need not, becomes a fact."""
         self.globs += exports.globs
         self.env.update({key: unknown(key) for key in {*matching(self.env, exports.globs), *exports.open}})
-        self.env.update({key: assured(key) if certain else unknown(key) for key in exports.assured})
+        self.env.update({key: mark_of_assured(key) if certain else unknown(key) for key in exports.assured})
         if certain:
             merge_into(self.env, exports.known)
         else:
@@ -166,7 +170,7 @@ class PlannedTask:
         """Return the exports of the script once all its dependencies are taken."""
         if runs_code:
             return Exports.of_patterns(self.task.new_env_keys, self.task.promised_env_keys)
-        known = exported(self.env, self.task.new_env_keys)
+        known = exported_keys(self.env, self.task.new_env_keys)
         # Keys that a dependency may have set and that this script hands on; where both are patterns, take no chance.
         open_ = Exports.of_patterns(self.task.new_env_keys)
         return Exports(

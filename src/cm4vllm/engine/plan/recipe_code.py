@@ -107,16 +107,17 @@ def unread_words(words: Sequence[str], folders: Iterable[Path], *, with_package:
     with `CM_` is there one of the process environment, where the keys of recipes are not.
     """
     recipes = [path for folder in folders for pattern in _SOURCES for path in folder.glob(pattern)]
-    left = _unnamed(words, recipes)
+    left = _words_not_named(words, recipes)
     if with_package and left:
         package = [path for pattern in _SOURCES for path in _PACKAGE.rglob(pattern)]
-        left = _unnamed([word for word in left if word.startswith(_OWN)], package) | {
+        left = _words_not_named([word for word in left if word.startswith(_OWN)], package) | {
             word for word in left if not word.startswith(_OWN)
         }
     return [word for word in words if word in left]
 
 
-def _unnamed(words: Iterable[str], files: Iterable[Path]) -> set[str]:
+def _words_not_named(words: Iterable[str], files: Iterable[Path]) -> set[str]:
+    """Return those of the words that no file contains, nor composes from a beginning."""
     left = set(words)
     for path in files:
         if not left:

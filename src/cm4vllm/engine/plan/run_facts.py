@@ -20,7 +20,7 @@ def unknown(key: str) -> str:
     return f"{_OPEN}?{key}{_CLOSE}"
 
 
-def assured(key: str) -> str:
+def mark_of_assured(key: str) -> str:
     """Return the mark for a value that a run will give to `key`."""
     return f"{_OPEN}!{key}{_CLOSE}"
 
@@ -52,6 +52,7 @@ def decide(conditions: Conditions, env: Mapping[str, Any]) -> Truth:
 
 
 def _matches(env: Mapping[str, Any], key: str, values: frozenset[str], missing_is_no: bool) -> Truth:
+    """Return whether a key has one of the values, or the facts on which that depends."""
     facts = facts_in(env.get(key))
     if not facts:
         return matches(env, key, values, missing_is_no)

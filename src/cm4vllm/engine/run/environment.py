@@ -85,12 +85,12 @@ def compose(
     """
     env: Env = {}
     merge_into(env, caller)
-    merge_into(env, _missing(base.default_env, env))
-    merge_into(env, _missing(base.env, explicit))
+    merge_into(env, _values_not_present(base.default_env, env))
+    merge_into(env, _values_not_present(base.env, explicit))
     defaults: Env = {}
     for layer in layers:
         merge_into(defaults, layer.default_env)
-    merge_into(env, _missing(defaults, env))
+    merge_into(env, _values_not_present(defaults, env))
     for layer in layers:
         merge_into(env, layer.env)
     constants: Env = {}
@@ -100,7 +100,7 @@ def compose(
     return env, constants
 
 
-def _missing(values: Mapping[str, Any], present: Container[str]) -> Env:
+def _values_not_present(values: Mapping[str, Any], present: Container[str]) -> Env:
     return {key: value for key, value in values.items() if key not in present}
 
 
@@ -109,7 +109,7 @@ def substitute(value: Any, env: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         if "<<<" not in value:
             return value
-        return _PLACEHOLDER.sub(lambda m: _joined(env[m[1]]) if m[1] in env else m[0], value)
+        return _PLACEHOLDER.sub(lambda m: _as_text(env[m[1]]) if m[1] in env else m[0], value)
     if isinstance(value, list):
         return [substitute(item, env) for item in value]
     if isinstance(value, Mapping):
@@ -117,7 +117,7 @@ def substitute(value: Any, env: Mapping[str, Any]) -> Any:
     return value
 
 
-def _joined(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return ",".join(value) if isinstance(value, list) else str(value)
 
 
@@ -125,33 +125,33 @@ def substitute_all(env: Env) -> None:
     """Replace `<<<KEY>>>` in all values of `env` from `env` itself, values of values included."""
     for _ in range(8):  # a chain longer than this is a cycle, and stays as it is written
         before = dict(env)
-        for key in (key for key, value in before.items() if unresolved(value)):
+        for key in (key for key, value in before.items() if is_unresolved(value)):
             env[key] = substitute(env[key], {k: v for k, v in env.items() if k != key})
         if env == before:
             return
 
 
-def unresolved(value: Any) -> bool:
+def is_unresolved(value: Any) -> bool:
     """Return True if a value still holds `<<<`."""
     if isinstance(value, str):
         return "<<<" in value
-    return isinstance(value, list) and any(unresolved(item) for item in value)
+    return isinstance(value, list) and any(is_unresolved(item) for item in value)
 
 
 def matching(keys: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """Return the keys that are among the patterns, or match one with `*`, `?` or `[`."""
-    exact, globs = _compiled(tuple(patterns))
+    exact, globs = _compile(tuple(patterns))
     return [key for key in keys if key in exact or (globs is not None and globs.match(key))]
 
 
 @cache
-def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str] | None]:
+def _compile(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str] | None]:
     """Return the patterns that are keys, and one expression for all others."""
     wild = [pattern for pattern in patterns if any(sign in pattern for sign in "*?[")]
     return frozenset(patterns) - set(wild), re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
 
 
-def exported(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
+def exported_keys(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
     """Return the keys that a script exports, those that `new_env_keys` names; `<<<X>>>` names the key that X holds."""
     names = [str(substitute(pattern, env)) for pattern in patterns]
     # A glob does not mean the keys that tell a script where it is: they are wrong for everybody else.

@@ -15,15 +15,15 @@ from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.run.environment import Env, merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.scope import Outcome, Scope, amended, completed, remarks, request_for
+from cm4vllm.engine.run.scope import Outcome, Scope, complete, remarks, request_for, with_amendments
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run
-from cm4vllm.engine.run.script_selection import select, settled
+from cm4vllm.engine.run.script_selection import select, without_replaced_variations
 from cm4vllm.engine.run.session import Session
 
 
 def run(session: Session, request: Request) -> Outcome:
     """Run the script that `request` names, or use its entry in the cache. Raises CmError when it fails."""
-    request = settled(session.catalogue, request, session.near)
+    request = without_replaced_variations(session.catalogue, request, session.near)
     script = select(session.catalogue, request, session.near)
     with session.under_way(script, request):
         task = Task.of(script, request)
@@ -46,14 +46,14 @@ def perform(run: Run) -> Outcome:
     """Run a task, or use its entry in the cache."""
     if run.session.kept_outcome is not None and run.task.is_cached and not run.is_fake:
         return run.session.kept_outcome(run)
-    return fresh(run)
+    return run_steps(run)
 
 
-def fresh(run: Run) -> Outcome:
+def run_steps(run: Run) -> Outcome:
     """Run a script step by step, from the scope of its task. A step that returns an outcome is the last one."""
-    settled = run.task.settled()
-    if settled is not run.task:  # a version more has its own say
-        run = run.but(task=settled, scope=Scope.of(settled).but(folder=run.scope.folder))
+    task = run.task.with_default_version()
+    if task is not run.task:  # a version more has its own say
+        run = run.but(task=task, scope=Scope.of(task).but(folder=run.scope.folder))
     for step in _STEPS:
         outcome = step(run)
         if outcome is not None:
@@ -120,7 +120,7 @@ def _before_deps(run: Run) -> None:
     """Call the hook before_deps: dependencies get the inputs as it left them. Raises UsageError for missing inputs."""
     if run.session.hooks_of(run.task.script).get("before_deps") is not None:
         run.hook("before_deps")
-        completed(run.scope)
+        complete(run.scope)
     if not run.is_fake:
         require_inputs(run.session.catalogue, run.task.script, run.scope.env)
 
@@ -134,12 +134,12 @@ def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
 def _take(current: Run, dependency: Dependency, phase: str, *, only_dynamic: bool = False) -> None:
     """Run a dependency as it is amended, if its conditions hold."""
     session, task, scope = current.session, current.task, current.scope
-    dependency = amended(dependency, task.ad + task.adr, scope.env)
+    dependency = with_amendments(dependency, task.ad + task.adr, scope.env)
     if session.fake and dependency.skip_if_fake_run:
         return
     if not dependency.conditions.hold(scope.env) or (only_dynamic and not dependency.dynamic):
         return
-    request = settled(session.catalogue, request_for(dependency, task, scope, phase), session.near)
+    request = without_replaced_variations(session.catalogue, request_for(dependency, task, scope, phase), session.near)
     scope.deps.append(request.title())
     if not session.no_deps:
         scope.receive(run(session, request))
@@ -154,10 +154,11 @@ def preprocess(run: Run) -> Outcome | None:
     if run.session.hooks_of(run.task.script).get("cleanup"):
         run.session.at_the_end(run.task.script.title(), lambda: run.hook("cleanup"))
     result = run.hook("preprocess")
-    return _instead(run, result) if result.get("skip") else None
+    return _run_instead(run, result) if result.get("skip") else None
 
 
-def _instead(current: Run, result: Mapping[str, Any]) -> Outcome:
+def _run_instead(current: Run, result: Mapping[str, Any]) -> Outcome:
+    """Run the script that `preprocess` named in place of this one; without one, skip it. Return the outcome."""
     task, scope = current.task, current.scope
     other = result.get("script")
     if not other:
@@ -243,6 +244,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _show_files(run: Run) -> None:
+    """Print the files that the meta asks to see after a failure."""
     for name in run.task.script.files_on_error:
         path = os.path.join(run.scope.folder, name)
         if os.path.isfile(path):
@@ -260,6 +262,7 @@ def check_version(task: Task, version: str) -> None:
 
 
 def _check_promises(task: Task, new_env: Env) -> None:
+    """Raise RecipeError if a key of `promised_env_keys` was not set."""
     for key in task.promised_env_keys:
         if is_no(new_env.get(key, "")):
             raise RecipeError(

@@ -282,11 +282,11 @@ def require_inputs(catalogue: Catalogue, script: ScriptMeta, env: Mapping[str, A
     raise UsageError(
         f"{script.title()} is not given {', '.join(flags[:-1])}{' and ' if flags[1:] else ''}{flags[-1]}",
         cause="\n".join(f"--{flag}: {entry.get('desc')}" for flag, entry in missing.items()),
-        remedy="\n".join(f"--{flag}=...{_givers(catalogue, script, flag)}" for flag in missing),
+        remedy="\n".join(f"--{flag}=...{_scripts_that_give(catalogue, script, flag)}" for flag in missing),
     )
 
 
-def _givers(catalogue: Catalogue, script: ScriptMeta, flag: str) -> str:
+def _scripts_that_give(catalogue: Catalogue, script: ScriptMeta, flag: str) -> str:
     """Return the recipes of the same repository that give an input, in words; empty where none does."""
     key = script.input_mapping[flag]
     givers = [
@@ -308,6 +308,7 @@ def with_usable_flags(text: str, scripts: Sequence[ScriptMeta]) -> str:
     keys = {flag: key for script in below for flag, key in script.input_mapping.items()}
 
     def usable(match: re.Match[str]) -> str:
+        """Return a flag of a text as the script takes it: `--env.KEY` where it has no such flag."""
         flag = match[1]
         return match[0] if flag in known or flag not in keys else f"--env.{keys[flag]}"
 

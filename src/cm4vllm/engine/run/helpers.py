@@ -73,6 +73,10 @@ def find_artifact(i: Answer) -> Answer:
 
 
 def _where_to_look(i: Mapping[str, Any], name: str) -> tuple[list[str], str, list[str]]:
+    """Return the folders to search, the name of the file, and the folders of the variable to search in.
+
+    Raises CmError for a given path that does not exist.
+    """
     env = i["env"]
     defaults = get_default_path_list(i)
     asked = [path for path in str(env.get("CM_TMP_PATH") or "").split(os.pathsep) if path.strip()]
@@ -96,6 +100,7 @@ def get_default_path_list(i: Mapping[str, Any]) -> list[str]:
 
 
 def _export_place(i: Mapping[str, Any], place: str) -> None:
+    """Add the folder that was found, and its neighbours in `extra_paths`, to the environment's lists of paths."""
     env = i["env"]
     key = f"+{i.get('default_path_env_key', '')}"
     if key != "+":
@@ -133,6 +138,7 @@ def find_file_in_paths(i: Answer) -> Answer:
 
 
 def _candidates(i: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files in the folders that have the name, or match the pattern."""
     for folder in i["paths"]:
         if not os.path.isdir(folder):
             continue
@@ -221,7 +227,7 @@ def update_deps(i: Answer) -> Answer:
     for raw in i["deps"]:
         for name, change in i["update_deps"].items():
             if name in (raw.get("names") or ()):
-                changed = dict(Dependency.of(raw).amended(change).raw)
+                changed = dict(Dependency.of(raw).with_change(change).raw)
                 raw.clear()
                 raw.update(changed)
     return {}
@@ -252,10 +258,11 @@ def clean_some_tmp_files(i: Answer) -> Answer:
     return {}
 
 
-def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]:
+def _as_helper(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]:
     """Return a helper for hooks: it answers by the dictionary that they expect, also where it fails."""
 
     def call(i: Answer) -> Answer:
+        """Return the helper's result in cmind's form: an error becomes its code and text."""
         try:
             return {"return": 0, **helper(i)}
         except CmError as error:
@@ -269,14 +276,14 @@ def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]
 
 #: By the name under which a hook calls it.
 HELPERS: Mapping[str, Callable[[Answer], Any]] = {
-    "find_artifact": _answering(find_artifact),
-    "find_file_in_paths": _answering(find_file_in_paths),
-    "find_file_deep": _answering(find_file_deep),
-    "find_file_back": _answering(find_file_back),
-    "parse_version": _answering(parse_version),
-    "run_native_script": _answering(run_native_script),
-    "detect_version_using_script": _answering(detect_version_using_script),
-    "update_deps": _answering(update_deps),
-    "clean_some_tmp_files": _answering(clean_some_tmp_files),
+    "find_artifact": _as_helper(find_artifact),
+    "find_file_in_paths": _as_helper(find_file_in_paths),
+    "find_file_deep": _as_helper(find_file_deep),
+    "find_file_back": _as_helper(find_file_back),
+    "parse_version": _as_helper(parse_version),
+    "run_native_script": _as_helper(run_native_script),
+    "detect_version_using_script": _as_helper(detect_version_using_script),
+    "update_deps": _as_helper(update_deps),
+    "clean_some_tmp_files": _as_helper(clean_some_tmp_files),
     "get_default_path_list": get_default_path_list,
 }

@@ -44,8 +44,8 @@ def working_in(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def reworded(script: ScriptMeta, request: Request) -> Iterator[None]:
-    """Have an error that names a key of an input name its flag instead, unless the user gave the key itself."""
+def rewording(script: ScriptMeta, request: Request) -> Iterator[None]:
+    """Raise an error of the block again with the flag in place of a key, unless the user gave the key itself."""
     try:
         yield
     except CmError as error:
@@ -65,12 +65,13 @@ class Hooks:
         self._module = self._load() if os.path.isfile(self._path) else None
 
     def _load(self) -> ModuleType:
+        """Return the module customize.py of the script. Raises RecipeError where it cannot be loaded."""
         name = f"customize_{self._name.replace('-', '_')}"
         spec = importlib.util.spec_from_file_location(name, self._path)
         if spec is None or spec.loader is None:
             raise RecipeError(f"{self._path} cannot be loaded")
         module = importlib.util.module_from_spec(spec)
-        with self._explained("cannot be loaded"):
+        with self._explaining("cannot be loaded"):
             spec.loader.exec_module(module)
         return module
 
@@ -88,7 +89,7 @@ class Hooks:
         hook = self.get(name)
         if hook is None:
             return {}
-        with self._explained(f"{name} of {self._title} failed"):
+        with self._explaining(f"{name} of {self._title} failed"):
             result = hook(given)
         if not isinstance(result, Mapping) or not isinstance(result.get("return"), int):
             raise RecipeError(
@@ -101,7 +102,8 @@ class Hooks:
         return result
 
     @contextmanager
-    def _explained(self, failure: str) -> Iterator[None]:
+    def _explaining(self, failure: str) -> Iterator[None]:
+        """Turn an exception of the script's own code into a RecipeError, or InstallError for a missing package."""
         try:
             yield
         except (CmError, KeyboardInterrupt):
@@ -136,6 +138,7 @@ class Hooks:
         return None
 
     def _where(self, error: BaseException) -> str:
+        """Return the exception with the lines of customize.py and of the code below it that raised it."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == self._path]
         last = [frame for frame in frames[-1:] if not frame.filename.startswith("<")]

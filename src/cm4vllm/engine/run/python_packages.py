@@ -78,7 +78,7 @@ def require_package(package: str, condition: str, options: Sequence[str]) -> str
 
 def needs(package: str, condition: str) -> bool:
     """Return whether the running Python lacks a package (`name` or `name[extra]`) in a version that fits."""
-    return not _allowed(installed_version(package), condition)
+    return not _is_allowed(installed_version(package), condition)
 
 
 def requirements_of(recipe: str) -> Path:
@@ -110,17 +110,17 @@ def missing_of(requirements: Path) -> list[str]:
 
     Where pip installed cm4vllm itself, it also saw to what it needs, in versions that suit the rest of that Python.
     """
-    present = _installed()
+    present = _installed_packages()
     if "cm4vllm" in present:
         return []
     return [
         f"{name}{condition}"
-        for name, condition in listed(requirements)
-        if not _allowed(present.get(_normalised(name), ""), condition)
+        for name, condition in listed_packages(requirements)
+        if not _is_allowed(present.get(_normal_name(name), ""), condition)
     ]
 
 
-def listed(requirements: Path) -> Iterator[tuple[str, str]]:
+def listed_packages(requirements: Path) -> Iterator[tuple[str, str]]:
     """Yield name and condition of each package that a requirements file lists, with hashes or without."""
     for line in requirements.read_text(encoding="utf-8").splitlines():
         requirement = _REQUIREMENT.match(line.strip())
@@ -128,26 +128,27 @@ def listed(requirements: Path) -> Iterator[tuple[str, str]]:
             yield requirement[1], requirement[2].replace(" ", "")
 
 
-def _installed() -> dict[str, str]:
+def _installed_packages() -> dict[str, str]:
     """Return all packages of the running Python from the names of their metadata, without reading them."""
     present: dict[str, str] = {}
     for folder in map(Path, sys.path):
         # A pip without the package wheel, as venv gives on Debian 12, leaves egg-info where a package comes as source.
         for info in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
             name, _, rest = info.stem.partition("-")
-            present.setdefault(_normalised(name), rest.partition("-py")[0])
+            present.setdefault(_normal_name(name), rest.partition("-py")[0])
     return present
 
 
-def _normalised(name: str) -> str:
+def _normal_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _allowed(version: str, condition: str) -> bool:
+def _is_allowed(version: str, condition: str) -> bool:
     return bool(version) and all(_holds(version, part.strip()) for part in condition.split(",") if part.strip())
 
 
 def _holds(version: str, part: str) -> bool:
+    """Return True if a version meets one condition, such as `>=1.2`."""
     condition = _CONDITION.fullmatch(part)
     if not condition:
         return False

@@ -69,7 +69,7 @@ class Request(Value):
         """Read the input dictionary of an action. Raises UsageError when it names no script."""
         if from_person:
             require_joined_values([str(word) for word in given.get("cmd") or ()])
-        tags, name, repo = _named(given)
+        tags, name, repo = _tags_or_name(given)
         if not isinstance(tags, (str, list, tuple, bool, type(None))):
             raise UsageError(f"{tags!r} are not tags", remedy="tags are words separated by commas, or a list of words")
         env = _mapping(given, "env")
@@ -134,7 +134,7 @@ _MEANING = (
 )
 
 
-def _named(given: Mapping[str, Any]) -> tuple[Any, str, str]:
+def _tags_or_name(given: Mapping[str, Any]) -> tuple[Any, str, str]:
     """Return the tags that an action's input has, or the name of a script and of its repository."""
     tags, parsed, artifact = given.get("tags"), given.get("parsed_artifact"), str(given.get("artifact") or "")
     if " " in artifact.strip():
@@ -163,7 +163,7 @@ class Task(Value):
 
     @classmethod
     def of(cls, script: ScriptMeta, request: Request) -> Task:
-        """Settle variations and versions.
+        """Return the task of a request: the script with its variations and versions settled.
 
         Raises UsageError for impossible variations, and for unknown flags where the script is strict about its input;
         else these are `notes`.
@@ -182,7 +182,7 @@ class Task(Value):
         version = self.script.version(wanted.version)
         return self.but(wanted=wanted, layers=layers if version is None else (*layers, version))
 
-    def settled(self) -> Task:
+    def with_default_version(self) -> Task:
         """Return this task with the default version where none was asked for: it counts only when nothing is cached."""
         default = next((layer.default_version for layer in reversed(self.layers) if layer.default_version), "")
         wanted = self.wanted.with_default(default)

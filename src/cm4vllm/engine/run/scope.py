@@ -15,7 +15,7 @@ from cm4vllm.common.host_addresses import PROXY_VARIABLES
 from cm4vllm.common.secrets.secret_names import is_secret_name
 from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, split_tags
-from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.value import Value
@@ -25,12 +25,12 @@ from cm4vllm.engine.run.environment import (
     Env,
     as_text,
     compose,
-    exported,
+    exported_keys,
+    is_unresolved,
     matching,
     merge_into,
     substitute,
     substitute_all,
-    unresolved,
 )
 from cm4vllm.engine.run.flags import mapped_inputs
 from cm4vllm.engine.run.request import Request, Task, parse_tags
@@ -117,19 +117,19 @@ class Scope(Value, frozen=False):
         state: dict[str, Any] = copy.deepcopy(dict(request.state))
         const_state = dict(request.const_state)
         for layer in task.layers:
-            state = merged(state, layer.state)
-            const_state = merged(const_state, layer.const_state)
+            state = merge(state, layer.state)
+            const_state = merge(const_state, layer.const_state)
         for update in (update for layer in task.layers for update in layer.updates):
             if holds(update.conditions, env):
                 merge_into(env, {key: value for key, value in update.env.items() if key not in const})
-                state = merged(state, update.state)
+                state = merge(state, update.state)
         substitute_all(env)
         scope = cls(
             env,
             const,
-            merged(state, const_state),
+            merge(state, const_state),
             const_state,
-            _collected(task.layers),
+            _dependencies_by_phase(task.layers),
             request.folder,
             [],
             task.wanted.version,
@@ -140,7 +140,7 @@ class Scope(Value, frozen=False):
     def receive(self, outcome: Outcome) -> None:
         """Take in what a dependency handed back."""
         merge_into(self.env, outcome.new_env)
-        self.state = merged(self.state, outcome.new_state)
+        self.state = merge(self.state, outcome.new_state)
         substitute_all(self.env)
 
     def outcome(self, task: Task) -> Outcome:
@@ -149,15 +149,15 @@ class Scope(Value, frozen=False):
         return Outcome(
             self.env,
             self.state,
-            exported(self.env, task.new_env_keys),
-            exported(self.state, state_keys),
+            exported_keys(self.env, task.new_env_keys),
+            exported_keys(self.state, state_keys),
             self.deps,
             self.version,
             self.extra_tags,
         )
 
 
-def completed(scope: Scope) -> None:
+def complete(scope: Scope) -> None:
     """Make constant what the hook before_deps has left of the flags: dependencies get the same values."""
     scope.const.update({key: scope.env[key] for key in scope.const if key in scope.env})
 
@@ -167,7 +167,7 @@ def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = is_secret_n
     lines = list(task.notes)
     for key in task.request.explicit:
         given = as_text(task.request.env[key])
-        if not is_secret(key) and env.get(key) != given and not unresolved(given):
+        if not is_secret(key) and env.get(key) != given and not is_unresolved(given):
             lines.append(
                 f"note: --env.{key}={given} is overridden by {env.get(key)!r} of a variation or an input; "
                 f"--const.{key}={given} would not be"
@@ -178,7 +178,7 @@ def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = is_secret_n
 # --- dependencies ----------------------------------------------------------------------------------------------------
 
 
-def _collected(layers: Iterable[Layer]) -> Phases:
+def _dependencies_by_phase(layers: Iterable[Layer]) -> Phases:
     """Return the dependencies of all layers by phase.
 
     One that a later layer adds replaces those of earlier layers with the same names, or, where it has none, with the
@@ -189,7 +189,7 @@ def _collected(layers: Iterable[Layer]) -> Phases:
         for phase, present in phases.items():
             earlier = list(present)
             for new in layer.deps[phase]:
-                replaced = [n for n, old in enumerate(present) if old in earlier and _same(old, new)]
+                replaced = [n for n, old in enumerate(present) if old in earlier and _is_same(old, new)]
                 if replaced:
                     present[replaced[0]] = new
                     for n in reversed(replaced[1:]):
@@ -208,7 +208,7 @@ def update_from(meta: Mapping[str, Any], phases: Phases) -> None:
             present[:] = [Dependency.of(entry) for entry in raw if entry.get("tags")]
 
 
-def _same(old: Dependency, new: Dependency) -> bool:
+def _is_same(old: Dependency, new: Dependency) -> bool:
     if new.names:
         return old.names == new.names
     return not old.names and set(old.tags) == set(new.tags) and old.conditions == new.conditions
@@ -225,11 +225,11 @@ def _check_names(script: ScriptMeta, phases: Phases, amendments: Sequence[Amendm
             )
 
 
-def amended(dependency: Dependency, amendments: Iterable[Amendment], env: Mapping[str, Any]) -> Dependency:
+def with_amendments(dependency: Dependency, amendments: Iterable[Amendment], env: Mapping[str, Any]) -> Dependency:
     """Return a dependency with all changes for its names whose conditions hold, in their order."""
     for amendment in amendments:
         if amendment.name in dependency.names and amendment.conditions.hold(env):
-            dependency = dependency.amended(substitute(amendment.change, env))
+            dependency = dependency.with_change(substitute(amendment.change, env))
     return dependency
 
 
@@ -240,9 +240,9 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
     tags = _tags(dependency, own_env, env)
     script_tags, excluded_tags, chosen, excluded = parse_tags(substitute(tags, env))
     if dependency.inherit_variation_tags:
-        inherited = task.variations.inheritable(dependency.skip_inherit_groups)
+        inherited = task.variations.inheritable_names(dependency.skip_inherit_groups)
         chosen = tuple(dict.fromkeys((*chosen, *(name for name in inherited if name not in excluded))))
-    child_env = _inherited(dependency, task.script, env, phase)
+    child_env = _inherited_keys(dependency, task.script, env, phase)
     merge_into(child_env, own_env)
     if not script_tags:
         raise RecipeError(
@@ -262,10 +262,10 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
         excluded_variations=excluded,
         env=child_env,
         const=dict(scope.const),
-        state=merged(scope.state, substitute(dict(dependency.raw.get("state") or {}), env)),
+        state=merge(scope.state, substitute(dict(dependency.raw.get("state") or {}), env)),
         const_state=scope.const_state,
         adr=(*task.adr, *(amendment for change in nested_adr for amendment in amendments_of(change))),
-        wanted=_wanted(dependency, env),
+        wanted=_requested_version(dependency, env),
         extra_cache_tags=extra_cache_tags,
         force_new_env_keys=dependency.force_new_env_keys,
         replacing=dependency.replacing,
@@ -282,7 +282,7 @@ def asked_by_code(given: Mapping[str, Any], folder: str) -> Request:
         return Request.of(rest, folder)
     env = rest.get("env") or {}
     entry = Dependency.of({"tags": rest.get("tags"), "names": given["names"], "env": env})
-    entry = amended(entry, Request.of(rest, folder).adr, env)
+    entry = with_amendments(entry, Request.of(rest, folder).adr, env)
     changed = {key: value for key, value in entry.raw.items() if key != "names"}
     return Request.of({**rest, **changed}, folder).but(replacing=entry.replacing)
 
@@ -300,15 +300,16 @@ def _tags(dependency: Dependency, own_env: Mapping[str, Any], env: Mapping[str, 
     return tags
 
 
-def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any], phase: str) -> Env:
+def _inherited_keys(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any], phase: str) -> Env:
     """Return the keys of a script that its dependency gets: not the local ones, and no values that still hold `<<<`."""
     local = script.clean_env_keys_post_deps if phase == "post_deps" else (*LOCAL_KEYS, *script.local_env_keys)
     dropped = set(matching(env, local))
     forced = set(matching(env, (*dependency.force_env_keys, *(["CM_VERSION*"] if dependency.reuse_version else ()))))
-    return {key: value for key, value in env.items() if key in forced or not (key in dropped or unresolved(value))}
+    return {key: value for key, value in env.items() if key in forced or not (key in dropped or is_unresolved(value))}
 
 
-def _wanted(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
+def _requested_version(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
+    """Return the version or range that a dependency asks for, with `<<<KEY>>>` filled in."""
     wanted = dependency.wanted
     return (
         wanted

@@ -15,7 +15,7 @@ from typing import Any
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.engine.format.dependency import PHASES
-from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.run.environment import as_text, merge_into
 from cm4vllm.engine.run.flags import flag
@@ -108,12 +108,12 @@ class Run(Value):
         hooks, scope = self.session.hooks_of(self.task.script), self.scope
         if hooks.get(name) is None:
             return {}
-        from cm4vllm.engine.run.hooks import reworded, working_in
+        from cm4vllm.engine.run.hooks import rewording, working_in
 
         # The folder of a cached script that failed is gone when its cleanup is called.
         with working_in(scope.folder if os.path.isdir(scope.folder) else self.task.request.folder):
             given = hook_input(self)
-            with reworded(self.task.script, self.task.request):
+            with rewording(self.task.script, self.task.request):
                 result = hooks.call(name, given)
         for key, value in scope.env.items():
             if not isinstance(key, str):
@@ -169,7 +169,7 @@ class Run(Value):
         session.vault.learn(env)
         state_out = os.path.join(folder, _STATE_OUT)
         if os.path.exists(state_out):
-            scope.state = merged(scope.state, _native_state(state_out, script.title()))
+            scope.state = merge(scope.state, _native_state(state_out, script.title()))
 
     def _native_environment(self, env: dict[str, Any]) -> dict[str, str]:
         """Return the environment of a shell file: keys as texts, and the access that git needs."""
@@ -192,6 +192,7 @@ class Run(Value):
 
 
 def _native_state(path: str, title: str) -> dict[str, Any]:
+    """Return the state that run.sh wrote as JSON. Raises RecipeError for anything else."""
     try:
         with open(path, "rb") as file:
             state = json_of(file.read())

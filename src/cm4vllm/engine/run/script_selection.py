@@ -7,7 +7,7 @@ from cm4vllm.common.errors import NotFoundError, UsageError, nearest
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.meta_store import Summary
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.format.variations import as_typed, known, replaced
+from cm4vllm.engine.format.variations import are_defined, as_typed, without_replaced
 from cm4vllm.engine.run.flags import unknown_flags
 from cm4vllm.engine.run.request import Request
 
@@ -21,7 +21,7 @@ def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     or when several share all tags of the request as those that mean none of them alone (`shared_tags` of a meta).
     """
     scripts = candidates(catalogue, request)
-    fitting = [script for script in scripts if known(script, request.variations)]
+    fitting = [script for script in scripts if are_defined(script, request.variations)]
     if fitting:
         _require_choice(fitting, request)
         fitting.sort(key=lambda script: os.path.dirname(script.folder) != near)
@@ -40,13 +40,13 @@ def choice_note(catalogue: Catalogue, request: Request, near: str) -> list[str]:
         return []
     chosen = select(catalogue, request, near)
     own = [script for script in scripts if os.path.dirname(script.folder) == near and script.repo != chosen.repo]
-    others = [script for script in scripts if script.repo != chosen.repo and not _lacking(script, request)]
+    others = [script for script in scripts if script.repo != chosen.repo and not _unknown_to(script, request)]
     if not (rivals := own or others):
         return []
     rival = min(rivals, key=lambda script: script.alias != chosen.alias)
-    lacking = _lacking(rival, request)
+    lacking = _unknown_to(rival, request)
     reason = f", because {rival.alias} of {rival.repo} has no {' and no '.join(lacking)}" if lacking else ""
-    words = ",".join(f"_{name}" for name in request.variations if known(rival, [name]))
+    words = ",".join(f"_{name}" for name in request.variations if are_defined(rival, [name]))
     command = f"cm run script {rival.repo}:{rival.alias}" + (f" --tags={words}" if words else "")
     return [f"note: {chosen.alias} of {chosen.repo} is run{reason}; that of {rival.repo}: {command}"]
 
@@ -55,9 +55,9 @@ def choice_note(catalogue: Catalogue, request: Request, near: str) -> list[str]:
 _SEVERAL = 2
 
 
-def _lacking(script: ScriptMeta, request: Request) -> list[str]:
+def _unknown_to(script: ScriptMeta, request: Request) -> list[str]:
     """Return what a script does not know of a request's variations and flags, in words."""
-    variations = [f"variation _{name}" for name in request.variations if not known(script, [name])]
+    variations = [f"variation _{name}" for name in request.variations if not are_defined(script, [name])]
     return variations + [f"input --{flag}" for flag in unknown_flags(script, request.inputs)]
 
 
@@ -74,17 +74,19 @@ def _require_choice(scripts: Sequence[ScriptMeta], request: Request) -> None:
         )
 
 
-def settled(catalogue: Catalogue, request: Request, near: str) -> Request:
+def without_replaced_variations(catalogue: Catalogue, request: Request, near: str) -> Request:
     """Return a request without the variations of its entry that amendments have replaced. Raises what `select` does."""
     if not request.replacing:
         return request
     script = select(catalogue, request, near)
-    return request.but(variations=replaced(script, request.variations, request.replacing), replacing=())
+    return request.but(variations=without_replaced(script, request.variations, request.replacing), replacing=())
 
 
 def candidates(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     """Return the scripts that match a request without regard to variations, in order of preference."""
-    matching = catalogue.named(request.name, request.repo) if request.name else catalogue.with_tags(request.tags)
+    matching = (
+        catalogue.scripts_named(request.name, request.repo) if request.name else catalogue.with_tags(request.tags)
+    )
     scripts = [
         script
         for script in matching
@@ -113,11 +115,12 @@ def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
     return NotFoundError(
         f"no scripts were found with the tags {request.title()}",
         cause=_why_no_match(wanted, excluded, every),
-        remedy=_near(wanted, excluded, every),
+        remedy=_nearest_script(wanted, excluded, every),
     )
 
 
 def _why_no_match(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
+    """Return why no script has the tags: an excluding tag, an unknown one, or a tag too many."""
     having = [script for script in scripts if wanted <= set(script.tags)]
     if having:
         tag = next(tag for tag in excluded if tag in having[0].tags)
@@ -131,7 +134,8 @@ def _why_no_match(wanted: set[str], excluded: set[str], scripts: Sequence[Named]
     return "no script has all of these tags"
 
 
-def _near(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
+def _nearest_script(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
+    """Return the remedy where no script matches: the script whose tags are nearest."""
     tags = {tag for script in scripts for tag in script.tags}
     hints = [nearest(tag, tags) for tag in wanted - tags]
     corrected = (wanted & tags) | {hint.split("'")[1] for hint in hints if hint.startswith("did you mean")}
@@ -161,10 +165,10 @@ def _names(scripts: Sequence[Named]) -> str:
 
 def no_variation(scripts: Sequence[ScriptMeta], request: Request) -> UsageError:
     """Return the error for scripts that have the tags, but not all the variations of a request."""
-    best = max(scripts, key=lambda script: sum(known(script, [name]) for name in request.variations))
-    missing = next(name for name in request.variations if not known(best, [name]))
+    best = max(scripts, key=lambda script: sum(are_defined(script, [name]) for name in request.variations))
+    missing = next(name for name in request.variations if not are_defined(best, [name]))
     cause = f"asked for as _{missing} in {request.title()}"
-    if elsewhere := [script for script in scripts if known(script, [missing])]:
+    if elsewhere := [script for script in scripts if are_defined(script, [missing])]:
         cause += f"\n_{missing} is one of {_names(elsewhere)}, which does not have the other variations"
     return UsageError(
         f"{best.title()} has no variation {missing!r}",

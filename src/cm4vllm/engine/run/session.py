@@ -46,6 +46,7 @@ class Session:
     def __init__(
         self, automation: Any, inputs: Mapping[str, Any], kept_outcome: Callable[[Any], Outcome] | None = None
     ) -> None:
+        """Take cmind's object for the automation and the action's input; `kept_outcome` keeps results in the cache."""
         self.automation = automation
         self.kept_outcome = kept_outcome
         self.vault = Vault()
@@ -225,7 +226,7 @@ class Session:
         """Have `cleanup` called when the top-level run ends, however it ends; the last one registered first."""
         self._cleanups.append((title, cleanup))
 
-    def explained(self, error: CmError) -> str:
+    def explain(self, error: CmError) -> str:
         """Return the text of an error that ends the run, with the way from the script that was asked for to it."""
         text, stack = self.vault.clean(str(error)), self._failure[1]
         if len(stack) < 2 or self._failure[0] not in text:
@@ -233,7 +234,7 @@ class Session:
         return f"{with_usable_flags(text, stack)}\n  in:     {' > '.join(script.title() for script in stack)}"
 
     @contextmanager
-    def supervised(self) -> Iterator[None]:
+    def supervision(self) -> Iterator[None]:
         """Turn SIGTERM and SIGHUP into an exception, and call the cleanups when the block ends, however it ends.
 
         Raises Interrupted when a signal or Ctrl-C ended it.
@@ -259,6 +260,7 @@ class Session:
                     self.guardian.close()
 
     def _clean_up(self, signals: _Signals) -> None:
+        """Call the cleanups, the last registered one first; a signal interrupts one of them, not the others."""
         while self._cleanups:
             title, cleanup = self._cleanups.pop()
             try:
@@ -302,6 +304,7 @@ class _Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __call__(self, signum: int, _frame: object) -> None:
+        """Raise KeyboardInterrupt for a signal, but not again within the time that one burst of signals takes."""
         now_s = time.monotonic()
         if self.armed and (self._ending or now_s >= self._calm_until_s):
             self.armed = not self._ending

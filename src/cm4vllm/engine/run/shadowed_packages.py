@@ -6,14 +6,14 @@ import sysconfig
 
 def shadowed_packages() -> str:
     """Return which installed packages a folder of PYTHONPATH hides, with what to do; empty where it hides none."""
-    installed = _modules(sysconfig.get_path("purelib"))
+    installed = _module_names(sysconfig.get_path("purelib"))
     for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        if hidden := sorted(_modules(folder) & installed):
+        if hidden := sorted(_module_names(folder) & installed):
             return f"unset PYTHONPATH: its folder {folder} hides the installed {', '.join(hidden)}"
     return ""
 
 
-def _modules(folder: str) -> set[str]:
+def _module_names(folder: str) -> set[str]:
     """Return the names of the modules and packages in a folder."""
     try:
         names = os.listdir(folder)

@@ -55,6 +55,7 @@ def process_environment(env: Mapping[str, Any], shell_keys: Collection[str] = ()
 
 
 def _prepend(full: dict[str, str], key: str, value: Any, *, is_shell_text: bool) -> None:
+    """Put the items of a list before what the variable holds already, with its separator."""
     name, separator = _list_key(key)
     items = [str(item) for item in (value if isinstance(value, list) else [value])]
     if is_shell_text:
@@ -97,7 +98,7 @@ def shell_text(env: Mapping[str, Any], vault: Vault, prefix: Iterable[str] = ())
 
 
 def debug_script(vault: Vault, script: str, env: Mapping[str, Any], folder: str, prefix: Iterable[str]) -> str:
-    """Write a shell file that runs a script's shell file without CM, and return its path."""
+    """Write a shell file that runs a script's shell file without CM; return its path."""
     from pathlib import Path
 
     path = Path(folder, _DEBUG_FILE)
@@ -144,13 +145,13 @@ def git_environment(env: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if token := str(env.get("CM_GH_TOKEN") or ""):
         login = base64.b64encode(f"x-access-token:{token}".encode()).decode()
-        return _configured(f"http.{_HOST}.extraheader", f"Authorization: Basic {login}")
+        return _git_setting(f"http.{_HOST}.extraheader", f"Authorization: Basic {login}")
     if not is_no(env.get("CM_GIT_SSH", "")):
-        return _configured("url.git@github.com:.insteadOf", _HOST)
+        return _git_setting("url.git@github.com:.insteadOf", _HOST)
     return {}
 
 
-def _configured(key: str, value: str) -> dict[str, str]:
+def _git_setting(key: str, value: str) -> dict[str, str]:
     # The configuration in the caller's own environment stays: git counts from 0.
     count = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     return {"GIT_CONFIG_COUNT": str(count + 1), f"GIT_CONFIG_KEY_{count}": key, f"GIT_CONFIG_VALUE_{count}": value}

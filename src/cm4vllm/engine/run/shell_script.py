@@ -50,6 +50,7 @@ class _Output:
     """Output of a command: passed on line by line, kept in a log, and its last lines remembered."""
 
     def __init__(self, stream: IO[str], log: str, clean: Callable[[str], str]) -> None:
+        """Take the stream that shows the output, the path of the log of a failure, and what removes secrets."""
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.log = log
         #: The reason why there is no log, or only a part of it.
@@ -66,11 +67,12 @@ class _Output:
                 self.tail.append(text.rstrip("\n"))
                 self._pass_on(text)
                 if not self.log_problem:
-                    log = self._logged(text, log)
+                    log = self._append_to_log(text, log)
             if log is not None:
                 log.close()
 
-    def _logged(self, text: str, log: IO[str] | None) -> IO[str] | None:
+    def _append_to_log(self, text: str, log: IO[str] | None) -> IO[str] | None:
+        """Write a text to the log, which is opened by its first text; return it, None where it cannot be written."""
         try:
             if log is None:
                 os.makedirs(os.path.dirname(self.log), exist_ok=True)
@@ -81,6 +83,7 @@ class _Output:
         return log
 
     def _pass_on(self, text: str) -> None:
+        """Show a text on the stream, until its reader has gone."""
         if self._stream is not None:
             try:
                 self._stream.write(text)
@@ -108,7 +111,7 @@ def run_native(
     process killed, the command and all it started are ended.
     """
     try:
-        process = _started(script, env, folder, guardian, prefix)
+        process = _start(script, env, folder, guardian, prefix)
     except OSError as error:
         raise NativeCommandError(
             f"{os.path.basename(script)} of {title} cannot be started",
@@ -134,7 +137,7 @@ def run_native(
         os.unlink(log)
 
 
-def _started(
+def _start(
     script: str, env: Mapping[str, str], folder: str, guardian: Guardian, prefix: Sequence[str]
 ) -> subprocess.Popen[str]:
     """Start bash on a shell file, in a process group of its own that the guardian knows. Raises OSError."""
@@ -142,7 +145,7 @@ def _started(
 
     guarding = guardian.start()
     return subprocess.Popen(
-        ["bash", "-c", "\n".join([guardian.telling(guarding), *prefix, '. "$0"']), script],
+        ["bash", "-c", "\n".join([guardian.registering_line(guarding), *prefix, '. "$0"']), script],
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -163,6 +166,7 @@ def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:
 
 
 def _failure(script: str, title: str, folder: str, status: int, printed: _Output) -> NativeCommandError:
+    """Return the error for a shell file that ended with a status other than 0: its last lines and its log."""
     from cm4vllm.common.programs.processes import exit_in_words
 
     tail = "\n".join(printed.tail)
@@ -182,6 +186,7 @@ def _from_shell(status: int) -> int:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
+    """End a shell file and all processes of its group: SIGTERM, then SIGKILL."""
     import subprocess
 
     for signum in (signal.SIGTERM, signal.SIGKILL):
@@ -231,7 +236,7 @@ class Guardian:
         return self._process.stdin.fileno()
 
     @staticmethod
-    def telling(descriptor: int) -> str:
+    def registering_line(descriptor: int) -> str:
         """Return the line by which a shell that leads its process group has it guarded from now on.
 
         The shell itself reports to the guarding process: a report of this process could be lost to a signal or a kill

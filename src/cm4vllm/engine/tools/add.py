@@ -25,7 +25,7 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
 
     The repository is the one named (`repo:alias`), else the one around the current folder, else CM's local one.
     """
-    repo, alias = _named(automation.cmind, i)
+    repo, alias = _place_and_name(automation.cmind, i)
     tags = split_tags(i.get("tags")) or tuple(alias.split("-"))
     kind = _template(i)
     _check(Catalogue(automation.cmind), alias, tags)
@@ -62,7 +62,8 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     return {"return": 0, "path": str(folder), "uid": uid, "alias": alias, "files": files}
 
 
-def _named(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
+def _place_and_name(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the repository of the new script and its name. Raises UsageError for a name that is none."""
     parsed = i.get("parsed_artifact") or []
     if not parsed or not (alias := str(parsed[0][0])):
         raise UsageError("the new script needs a name", remedy="for example: cm add script my-recipe --tags=my,recipe")
@@ -85,6 +86,7 @@ def _named(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _template(i: Mapping[str, Any]) -> str:
+    """Return the kind of template that was asked for. Raises UsageError for an unknown one."""
     # `--python` and `--shell` are typed as well; the public engine's templates have such flags.
     given = next((kind for kind in TEMPLATES if flag(i, kind)), str(i.get("template") or TEMPLATES[0]))
     if given not in TEMPLATES:
@@ -93,6 +95,7 @@ def _template(i: Mapping[str, Any]) -> str:
 
 
 def _check(catalogue: Catalogue, alias: str, tags: tuple[str, ...]) -> None:
+    """Raise UsageError for a tag that cannot be one, and for an alias or tags that a script has already."""
     for tag in tags:
         if not _TAG.fullmatch(tag):
             raise UsageError(
@@ -114,6 +117,7 @@ def _check(catalogue: Catalogue, alias: str, tags: tuple[str, ...]) -> None:
 
 
 def _write(kind: str, folder: Path, values: Mapping[str, str]) -> None:
+    """Write the files of a template into a folder, with the values filled in."""
     templates = resources.files("cm4vllm.engine.tools").joinpath("templates", kind)
     # The meta comes last: until then the folder is no script.
     for source in sorted(templates.iterdir(), key=lambda source: source.name == "_cm.yaml.in"):

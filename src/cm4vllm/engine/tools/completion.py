@@ -66,21 +66,21 @@ def candidates(line: str, home: str) -> list[str]:
         return ["script "] if "script".startswith(last) else []
     if len(words) < 3 or words[2].rpartition(":")[2] != "script":
         return []
-    indexed = _indexed(home)
+    indexed = _indexed_scripts(home)
     if last.startswith("--tags="):
         return sorted(_tags(last, indexed, home))
     tags = next((word.removeprefix("--tags=") for word in words if word.startswith("--tags=")), "")
     if not tags:
         return ["--tags="] if "--tags=".startswith(last) else []
     given = dict(word[2:].partition("=")[::2] for word in words[3:] if word.startswith("--") and "=" in word)
-    return sorted(_flags(last, given, _meant(tags, indexed), home))
+    return sorted(_flags(last, given, _matching_scripts(tags, indexed), home))
 
 
 def _tags(word: str, indexed: Sequence[Mapping[str, Any]], home: str) -> Iterator[str]:
     """Yield `--tags=` with one tag or variation more: those of the scripts that have the tags typed before."""
     typed, comma, begun = word.removeprefix("--tags=").rpartition(",")
     before = set(typed.split(",")) if comma else set()
-    scripts = _meant(typed, indexed)
+    scripts = _matching_scripts(typed, indexed)
     tags = {tag for entry in scripts for tag in entry["tags"]} - before
     if before and (begun.startswith("_") or len(scripts) == 1):
         # A variation that takes a value, `_name.#`, is typed as far as its dot.
@@ -105,7 +105,7 @@ def _flags(word: str, given: Mapping[str, str], scripts: Sequence[Mapping[str, A
         kind = entry if isinstance(entry, dict) else {}
         values = kind.get("choices") or (("yes", "no") if kind.get("type") == "switch" else ())
         if not values and kind.get("type") == "text":
-            values = _asked(kind.get("same_as") or flag, given, scripts[0], home)
+            values = _values_by_hook(kind.get("same_as") or flag, given, scripts[0], home)
         yield from (f"--{flag}={value}" for value in _values(begun, values, several=bool(kind.get("several"))))
     elif not word or word.startswith("-"):
         listed = (*(f"--{name}=" for name in own), "--tags=", *_GENERAL)
@@ -125,7 +125,7 @@ def _values(begun: str, values: Iterable[Any], *, several: bool) -> Iterator[str
     )
 
 
-def _asked(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home: str) -> Sequence[str]:
+def _values_by_hook(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home: str) -> Sequence[str]:
     """Return the values of a flag that the recipe's hook gives; none where it gives none."""
     from cm4vllm.engine.format.meta import load_script
     from cm4vllm.engine.format.meta_store import KeptMetas
@@ -136,13 +136,13 @@ def _asked(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home:
     return input_values(load_script(folder, "", read), {**given, "tags": tags}, read).get(flag, ())
 
 
-def _meant(typed: str, indexed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _matching_scripts(typed: str, indexed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the scripts that have the tags typed so far."""
     wanted = {tag for tag in typed.split(",") if tag and not tag.startswith(("_", "-"))}
     return [entry for entry in indexed if wanted.issubset(entry["tags"])]
 
 
-def _indexed(home: str) -> list[Mapping[str, Any]]:
+def _indexed_scripts(home: str) -> list[Mapping[str, Any]]:
     """Return path and tags of every script in cmind's index; none where there is no index yet."""
     scripts = (json_mapping(os.path.join(home, "index.json")) or {}).get(_SCRIPTS)
     # Each script stands twice in the index; the entry under its UID is the one that has its alias.

@@ -19,7 +19,7 @@ from cm4vllm.common.programs.containers import Container, Mount, engines, requir
 from cm4vllm.common.programs.processes import Completed, exit_in_words
 from cm4vllm.common.progress import say
 from cm4vllm.common.secrets.redaction import secret_flags, vault
-from cm4vllm.engine.format.documents import merged
+from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import resolve
@@ -64,7 +64,7 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
         work.mkdir(exist_ok=True)
     build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", made.container.image, str(folder)]
     mounts = (Mount(str(work), f"{_INSIDE}/work", writable=True), *made.container.mounts)
-    start = run_words(engines()["docker"], replace(made.container, mounts=mounts, passed=tuple(_passed(i))))
+    start = run_words(engines()["docker"], replace(made.container, mounts=mounts, passed=tuple(_passed_variables(i))))
     if i.get("out") == "con":
         print(f"{folder / 'Dockerfile'}\n\n{shlex.join(build)}\n{shlex.join(start)}")
     if run_it and not flag(i, "no_run"):
@@ -79,7 +79,7 @@ def image_of(script: ScriptMeta, i: Mapping[str, Any]) -> RecipeImage:
     request = Request.of(i, "")
     described: dict[str, Any] = dict(script.layer.docker)
     for variation in resolve(script, request.variations, request.excluded_variations).layers:
-        described = merged(described, dict(variation.layer.docker))
+        described = merge(described, dict(variation.layer.docker))
     words = [
         word
         for word in i.get("cmd") or [f"--tags={request.but(tags=request.tags or script.tags).title()}"]
@@ -119,7 +119,7 @@ def _container(image: str, described: Mapping[str, Any]) -> Container:
     )
 
 
-def _passed(i: Mapping[str, Any]) -> list[str]:
+def _passed_variables(i: Mapping[str, Any]) -> list[str]:
     """Return the variables that the container gets by name: those of _PASSED, and those that flags *_env name."""
     named = (str(value) for flag_name, value in i.items() if flag_name.endswith("_env"))
     return [name for name in (*_PASSED, *named) if os.environ.get(name)]
@@ -148,6 +148,7 @@ def write_context(image: RecipeImage, folder: Path, repositories: Mapping[str, P
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy a repository: what git lists of it, or all of it where git does not know it."""
     listed = _listed_by_git(source) if (shutil.which("git") and (source / ".git").exists()) else None
     if listed is None or not listed.ok:
         try:

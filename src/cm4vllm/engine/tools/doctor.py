@@ -12,15 +12,15 @@ from typing import Any
 from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
-from cm4vllm.engine.cache.cache_commands import counted, leftovers, size_of
-from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, stored
+from cm4vllm.engine.cache.cache_commands import count_in_words, leftovers, size_of
+from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, finished_entries
 from cm4vllm.engine.format.documents import json_mapping
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.tools.lint import Linter
-from cm4vllm.engine.tools.register import engines_before, registered, warning_about_engines
+from cm4vllm.engine.tools.register import engines_before, registered_folders, warning_about_engines
 
 #: What a line of the diagnosis begins with, by its severity.
 _MARKS = {Severity.GOOD: "ok", Severity.NOTE: "note", Severity.ERROR: "WRONG"}
@@ -46,7 +46,7 @@ _TOOLS = (
 
 
 def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
-    """Print all symptoms, each with its remedy; the result is 1 when something is wrong."""
+    """Print all symptoms, each with its remedy; return cmind's result, 1 when something is wrong."""
     symptoms = list(diagnose(automation.cmind, Path(automation.path).parents[1]))
     wrong = sum(symptom.severity is Severity.ERROR for symptom in symptoms)
     if i.get("out") != "json":
@@ -100,6 +100,7 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Finding]:
 
 
 def _python() -> Finding:
+    """Return a finding: whether the Python that runs `cm` can make environments with pip."""
     version = ".".join(map(str, sys.version_info[:3]))
     text = f"{version} at {sys.executable}"
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
@@ -126,6 +127,7 @@ def _tools() -> Iterator[Finding]:
 
 
 def _home(home: Path) -> Finding:
+    """Return a finding: whether the CM home can be written to."""
     if not os.access(home, os.W_OK | os.X_OK):
         return _symptom(
             Severity.ERROR,
@@ -137,7 +139,8 @@ def _home(home: Path) -> Finding:
 
 
 def _repositories(home: Path) -> list[Finding]:
-    listed = registered(home)
+    """Return a finding for each registered folder that holds no CM repository."""
+    listed = registered_folders(home)
     gone = [entry for entry in listed if not any((entry / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
     return [
         _symptom(
@@ -151,6 +154,7 @@ def _repositories(home: Path) -> list[Finding]:
 
 
 def _index(home: Path) -> Finding:
+    """Return a finding: whether cmind's index can be read and names folders that exist."""
     path = home / "index.json"
     try:
         index = json.loads(path.read_bytes())
@@ -174,6 +178,7 @@ def _index(home: Path) -> Finding:
 
 
 def _engines(checkout: Path, home: Path) -> Finding:
+    """Return a finding: whether this engine is the first one of the CM home."""
     if others := engines_before(checkout, home):
         return _symptom(
             Severity.ERROR,
@@ -192,6 +197,7 @@ def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> list[Finding]:
 
 
 def _packages(checkout: Path) -> Finding:
+    """Return a finding: which packages of requirements.txt the Python that runs `cm` lacks."""
     path = checkout / "requirements.txt"
     missing = missing_of(path) if path.is_file() else []
     if missing:
@@ -205,6 +211,7 @@ def _packages(checkout: Path) -> Finding:
 
 
 def _disk(home: Path, scripts: list[ScriptMeta]) -> Finding:
+    """Return a finding: whether the disk has room for the largest thing that a script says it brings."""
     free = shutil.disk_usage(home).free
     largest, name = max(
         (
@@ -227,9 +234,17 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Finding:
 
 
 def _cache(root: str) -> list[Finding]:
-    entries = list(stored(root))
-    faults = [*map(_fault_of_entry, entries), *_unreadable(Path(root)), *map(_unfinished, leftovers(Path(root)))]
-    sound = _symptom(Severity.GOOD, "cache", counted(entries, sum(size_of(entry.folder) for entry in entries)))
+    """Return a finding for each entry of the cache that is broken, unreadable or unfinished.
+
+    Else one that all are whole.
+    """
+    entries = list(finished_entries(root))
+    faults = [
+        *map(_fault_of_entry, entries),
+        *_unreadable_entries(Path(root)),
+        *map(_unfinished_entry, leftovers(Path(root))),
+    ]
+    sound = _symptom(Severity.GOOD, "cache", count_in_words(entries, sum(size_of(entry.folder) for entry in entries)))
     return list(filter(None, faults)) or [sound]
 
 
@@ -246,7 +261,7 @@ def _fault_of_entry(entry: Entry) -> Finding | None:
     return None
 
 
-def _unreadable(root: Path) -> Iterator[Finding]:
+def _unreadable_entries(root: Path) -> Iterator[Finding]:
     """Yield the entries whose meta is no object in JSON: cmind's own commands on the cache fail on them."""
     for path in sorted(root.glob("[!.]*/_cm.json")):
         if json_mapping(path) is None:
@@ -258,6 +273,6 @@ def _unreadable(root: Path) -> Iterator[Finding]:
             )
 
 
-def _unfinished(folder: Path) -> Finding:
+def _unfinished_entry(folder: Path) -> Finding:
     text = f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it now, or was killed"
     return _symptom(Severity.NOTE, "cache", text, f"if no run is active: rm -r {folder}")

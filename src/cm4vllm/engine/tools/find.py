@@ -15,7 +15,7 @@ from cm4vllm.engine.cache.cmind_index import slim
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.format.variations import are_defined
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.script_selection import candidates
 
@@ -37,7 +37,7 @@ def find_scripts(automation: Any, i: Result) -> Result:
     excluded = {word[1:] for word in words if word.startswith("-")}
     scripts: list[Any] = []
     catalogue = Catalogue(automation.cmind)
-    folders = catalogue.indexed(wanted) or [
+    folders = catalogue.indexed_folders(wanted) or [
         (summary.path, summary.repo) for summary in catalogue.summaries if wanted <= set(summary.tags)
     ]
     for folder, repo in folders:
@@ -59,6 +59,7 @@ def find_scripts(automation: Any, i: Result) -> Result:
 
 
 def _artifact(cmind: Any, folder: str, repo: str) -> Any:
+    """Return cmind's object for the script in a folder, with its repository."""
     from cmind.artifact import Artifact
 
     artifact = Artifact(cmind=cmind, path=folder)
@@ -77,7 +78,7 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
     if not artifact and not i.get("tags"):
         return catalogue.all()
     if i.get("tags") or " " in artifact:
-        return _fitting(catalogue, Request.of(i, ""))
+        return _fitting_scripts(catalogue, Request.of(i, ""))
     repo, _, name = artifact.rpartition(":")
     if "*" in name:
         scripts = [
@@ -89,16 +90,16 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
             raise NotFoundError(f"no scripts were found with the name {artifact!r}")
         return scripts
     try:
-        return _fitting(catalogue, Request.of(i, ""))
+        return _fitting_scripts(catalogue, Request.of(i, ""))
     except NotFoundError:
         if repo:
             raise
-        return _fitting(catalogue, Request.of({"tags": name}, ""))
+        return _fitting_scripts(catalogue, Request.of({"tags": name}, ""))
 
 
-def _fitting(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
+def _fitting_scripts(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     scripts = candidates(catalogue, request)
-    return [script for script in scripts if known(script, request.variations)] or scripts
+    return [script for script in scripts if are_defined(script, request.variations)] or scripts
 
 
 def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ cm show cache          what is cached, with sizes and ages; also cm find cache a
 
 
 def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
-    """Print what the scripts asked for are, or how to ask. An action's result comes back."""
+    """Print the page of each script asked for, or how to ask; return cmind's result."""
     if i.get("tags") or i.get("artifact"):
         catalogue = Catalogue(automation.cmind)
         scripts, read = asked_scripts(catalogue, i), catalogue.metas.read
@@ -94,13 +94,13 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         *(line for example in script.examples or [typed] for line in command_lines(example, "  ", _terminal_width())),
         "",
         f"  path      {script.path}",
-        *_wrapped(", ".join(script.tags), "  tags      ", " " * 12),
+        *_wrap(", ".join(script.tags), "  tags      ", " " * 12),
         f"  cached    {'yes' if script.cache else 'when asked for' if script.can_force_cache else 'no'}",
     ]
     if script.layer.default_version or script.versions:
         listed = ", ".join(script.versions)
         known = f" (known: {listed})" if listed else ""
-        head += _wrapped(f"{script.layer.default_version or 'any'}{known}", "  versions  ", " " * 12)
+        head += _wrap(f"{script.layer.default_version or 'any'}{known}", "  versions  ", " " * 12)
     more = runs_scripts(code_of(script))
     parts = [
         ("inputs", _columns(inputs_of(script, values))),
@@ -127,11 +127,12 @@ def _exports(script: ScriptMeta) -> list[str]:
 
 def command_lines(example: str, indent: str, width: int) -> list[str]:
     """Return an example as it can be typed, a long one in several lines."""
-    lines = _wrapped(f"cm run script --tags={example}", indent, f"{indent}    ", width - 2)
+    lines = _wrap(f"cm run script --tags={example}", indent, f"{indent}    ", width - 2)
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 
-def _wrapped(text: str, first: str, rest: str, width: int = 0) -> list[str]:
+def _wrap(text: str, first: str, rest: str, width: int = 0) -> list[str]:
+    """Return the lines of a text, at most `width` wide (0: the terminal), after `first` and then `rest`."""
     return textwrap.wrap(
         text,
         width or _terminal_width(),
@@ -162,6 +163,7 @@ def inputs_of(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingP
 
 
 def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values: Sequence[str]) -> str:
+    """Return the help of a flag: its description, values, default and example."""
     key = script.input_mapping.get(flag, "")
     # The mapping shows what an input sets where it is not described.
     text = str(entry.get("desc") or "") or f"sets {key}"
@@ -199,13 +201,14 @@ def variations_of(script: ScriptMeta) -> list[tuple[str, str]]:
 
 
 def _dependencies(script: ScriptMeta) -> list[str]:
+    """Return the lines that list the dependencies of a script, each with its phase."""
     texts = dict.fromkeys(
         ("" if phase == "deps" else f"{phase}: ") + _dependency(dependency)
         for phase in PHASES
         for dependency in script.layer.deps[phase]
     )
     width = _terminal_width() - 4
-    return [f"  {line}" for text in texts for line in _wrapped(text, "", "    ", width)]
+    return [f"  {line}" for text in texts for line in _wrap(text, "", "    ", width)]
 
 
 def _dependency(dependency: Dependency) -> str:
@@ -220,9 +223,7 @@ def _brought(bring: Any) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Align two columns; the second one is wrapped to the terminal."""
+    """Return the lines of two aligned columns; the second one is wrapped to the terminal."""
     width = min(max((len(left) for left, _ in rows), default=0), 34)
     whole = max(_terminal_width() - 4, width + 44)
-    return [
-        line for left, right in rows for line in _wrapped(right, f"  {left:<{width}}  ", f"  {'':<{width}}  ", whole)
-    ]
+    return [line for left, right in rows for line in _wrap(right, f"  {left:<{width}}  ", f"  {'':<{width}}  ", whole)]

@@ -16,7 +16,7 @@ from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Dependency
 from cm4vllm.engine.format.documents import lines_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.format.variations import known
+from cm4vllm.engine.format.variations import are_defined
 from cm4vllm.engine.plan.chain import Chain, dependencies_of, layers_of, plain_tags
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
@@ -76,7 +76,7 @@ class Linter:
     def _inputs(self, script: ScriptMeta) -> Iterator[Finding]:
         """Yield the inputs that another script of the repository describes as well."""
         for flag, entry in (script.raw.get("inputs") or {}).items():
-            tellers = self._described[script.repo, str(entry.get("key"))]
+            tellers = self._describing_folders[script.repo, str(entry.get("key"))]
             if len(tellers) > 1:
                 yield finding(
                     f"input {flag!r}: {entry.get('key')} is described by {', '.join(tellers)}; one of them "
@@ -85,7 +85,7 @@ class Linter:
                 )
 
     @cached_property
-    def _described(self) -> Mapping[tuple[str, str], list[str]]:
+    def _describing_folders(self) -> Mapping[tuple[str, str], list[str]]:
         """The folders of the scripts that describe an environment key, by repository and key."""
         described: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for script in self.every():
@@ -101,6 +101,7 @@ class Linter:
                 yield finding(text, (*place, phase, number))
 
     def _dependency(self, dependency: Dependency) -> Iterator[str]:
+        """Yield what is wrong with the tags and variations of a dependency."""
         words, text = plain_tags(dependency), ",".join(dependency.tags)
         try:
             tags, _, variations, _ = parse_tags(words)
@@ -111,9 +112,11 @@ class Linter:
         whole = bool(tags) and len(words) == len(dependency.tags)
         if not answering and whole:
             yield f"no script matches {text}"
-        elif whole and not any(known(script, variations) for script in answering):
+        elif whole and not any(are_defined(script, variations) for script in answering):
             names = {name for script in answering for name in script.variations}
-            missing = next((name for name in variations if not any(known(s, [name]) for s in answering)), variations[0])
+            missing = next(
+                (name for name in variations if not any(are_defined(s, [name]) for s in answering)), variations[0]
+            )
             yield f"no script that matches {text} has these variations; _{missing}: {nearest_choice(missing, names)}"
         inputs = {key for script in answering for key in (*script.input_mapping, *script.input_description)}
         for key in dependency.raw:
@@ -121,6 +124,7 @@ class Linter:
                 yield f"{text}: unknown key {key!r}; {nearest_choice(key, DEPENDENCY_KEYS)}"
 
     def _amendments(self, script: ScriptMeta) -> Iterator[Finding]:
+        """Yield the changes of dependencies (`ad`, `adr`) whose names no dependency has."""
         own = frozenset(name for *_, dependency in dependencies_of(script) for name in dependency.names)
         below = self.chain.names_below([script])
         for place, _, layer in layers_of(script):
@@ -141,7 +145,7 @@ def _line(lines: Mapping[str, int], place: str) -> int:
 
 
 def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
-    """Print what is wrong with the scripts asked for, with all of them without tags or name; 3 if anything is."""
+    """Print the faults of the scripts asked for (all without tags or name); return cmind's result, 3 for any."""
     catalogue = Catalogue(automation.cmind)
     linter = Linter(catalogue)
     faults = linter.duplicates()

@@ -14,7 +14,7 @@ from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Amendment
 from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES, SHOWN_KEYS
 from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, ScriptMeta, Variation
 from cm4vllm.engine.format.meta_shapes import Place, wrong_shapes
-from cm4vllm.engine.format.variations import Resolution, definition, known, resolve
+from cm4vllm.engine.format.variations import Resolution, are_defined, definition, resolve
 from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.plan.recipe_code import code_of
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
@@ -74,19 +74,19 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
     """Yield unknown keys and types of inputs, inputs without help, and examples that the script does not accept."""
     for flag, entry in (script.raw.get("inputs") or {}).items():
         place: Place = ("inputs", flag)
-        yield from _unknown(entry, INPUT_KEYS, place, f"input {flag!r}: ")
+        yield from _unknown_keys(entry, INPUT_KEYS, place, f"input {flag!r}: ")
         if entry.get("type", "text") not in INPUT_TYPES:
             hint = nearest_choice(str(entry["type"]), INPUT_TYPES)
             yield finding(f"input {flag!r}: unknown type {entry['type']!r}; {hint}", place)
         if not entry.get("help"):
             yield finding(f"input {flag!r} has no help", place)
     for flag, change in (script.raw.get("input_changes") or {}).items():
-        yield from _unknown(change, SHOWN_KEYS, ("input_changes", flag), f"input_changes of {flag!r}: ")
+        yield from _unknown_keys(change, SHOWN_KEYS, ("input_changes", flag), f"input_changes of {flag!r}: ")
     typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
     for number, example in enumerate(script.examples):
         tags, *flags = shlex.split(example)
         names, _, variations, _ = parse_tags(tags)
-        if not set(names) <= set(script.tags) or not known(script, variations):
+        if not set(names) <= set(script.tags) or not are_defined(script, variations):
             yield finding(f"example {example!r} does not name this script", ("examples", number))
         for flag in (word[2:].partition("=")[0] for word in flags if word.startswith("--")):
             if flag not in typed:
@@ -97,20 +97,20 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
 
 def _key_findings(script: ScriptMeta) -> Iterator[Finding]:
     """Yield unknown keys of the meta, its variations, versions, conditions and downloads."""
-    yield from _unknown(script.raw, SCRIPT_KEYS, ())
+    yield from _unknown_keys(script.raw, SCRIPT_KEYS, ())
     for name, raw in script.variations.items():
-        yield from _unknown(raw, VARIATION_KEYS, ("variations", name), f"variation {name!r}: ")
+        yield from _unknown_keys(raw, VARIATION_KEYS, ("variations", name), f"variation {name!r}: ")
     for version, raw in script.versions.items():
-        yield from _unknown(raw, LAYER_KEYS, ("versions", version), f"version {version!r}: ")
+        yield from _unknown_keys(raw, LAYER_KEYS, ("versions", version), f"version {version!r}: ")
     for place, raw, layer in layers_of(script):
         for number, bring in enumerate(raw.get("brings") or ()):
-            yield from _unknown(bring, BRING_KEYS, (*place, "brings", number), f"bring {number}: ")
+            yield from _unknown_keys(bring, BRING_KEYS, (*place, "brings", number), f"bring {number}: ")
             listed = layer.brings[number].requirements
             if listed and not (script.path / listed).resolve().is_file():
                 yield finding(f"{listed} does not exist", (*place, "brings", number))
 
 
-def _unknown(raw: Mapping[str, Any], allowed: Iterable[str], place: Place, owner: str = "") -> Iterator[Finding]:
+def _unknown_keys(raw: Mapping[str, Any], allowed: Iterable[str], place: Place, owner: str = "") -> Iterator[Finding]:
     """Yield the keys of a part that have no meaning there; `owner` says in words whose part it is."""
     for key in raw:
         if key not in allowed:
@@ -218,7 +218,7 @@ def amendment_findings(
         yield finding(
             f"{kind}.{amendment.name}: nothing in {where} has that name; {nearest_choice(amendment.name, names)}", at
         )
-    yield from _unknown(amendment.change, DEPENDENCY_KEYS, at, f"{kind}.{amendment.name}: ")
+    yield from _unknown_keys(amendment.change, DEPENDENCY_KEYS, at, f"{kind}.{amendment.name}: ")
 
 
 def _code_findings(script: ScriptMeta) -> Iterator[Finding]:

@@ -48,6 +48,7 @@ def leave(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], pla
 
 
 def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], folder: Path) -> None:
+    """Write the files of `--repro`: input, result, versions and a README with the commands."""
     clean = session.vault.cleaned
     place = Path(str(i.get("repro_dir") or folder / "cm-repro"))
     stem = str(i.get("repro_prefix") or "cm-run-script")
@@ -60,9 +61,9 @@ def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], fo
         "command": _command(i),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    write_json(place / f"{stem}-input.json", clean(_plain(given)))
+    write_json(place / f"{stem}-input.json", clean(_for_json(given)))
     write_json(place / f"{stem}-info.json", clean(info))
-    write_json(place / f"{stem}-output.json", clean(_plain(result)))
+    write_json(place / f"{stem}-output.json", clean(_for_json(result)))
     write_json(place / f"{stem}-run-state.json", clean({"version_info": session.versions}))
     write_text(place / f"{stem}-README-cm.md", _readme(session, i, result))
     write_json(
@@ -71,24 +72,25 @@ def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], fo
             {
                 "return": result["return"],
                 "error": result.get("error", ""),
-                "new_env": _plain(result.get("new_env", {})),
-                "new_state": _plain(result.get("new_state", {})),
+                "new_env": _for_json(result.get("new_env", {})),
+                "new_state": _for_json(result.get("new_state", {})),
             }
         ),
     )
     session.tell(f"to repeat the run: {place}")
 
 
-def _plain(value: Any) -> Any:
+def _for_json(value: Any) -> Any:
     """Return a value with what JSON does not know as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _for_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_for_json(item) for item in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def _command(i: Mapping[str, Any]) -> str:
+    """Return the command of an action as it was typed, or one that does the same."""
     typed = [str(word) for word in i.get("cmd") or []]
     if typed:
         artifact = str(i.get("artifact") or "")
@@ -98,6 +100,7 @@ def _command(i: Mapping[str, Any]) -> str:
 
 
 def _readme(session: Session, i: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return the README of `--repro`: the commands that repeat the run, and its result."""
     aliases = [str(repo.meta.get("alias", "")) for repo in session.automation.cmind.repos.lst]
     lines = [
         "# How to repeat this run",
@@ -119,6 +122,7 @@ def _readme(session: Session, i: Mapping[str, Any], result: Mapping[str, Any]) -
 
 
 def _shell(session: Session, folder: Path) -> None:
+    """Open a shell with the environment of the run; without a terminal print that there is none."""
     if not sys.stdin.isatty():
         session.tell("note: --shell needs a terminal; the environment is written only")
         return

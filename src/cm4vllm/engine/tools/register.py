@@ -26,7 +26,7 @@ def cm_home() -> Path:
 
 
 def register(checkout: Path, home: Path) -> bool:
-    """Add a checkout to repos.json; tell whether it was not there yet.
+    """Add a checkout to repos.json; return True if it was not listed yet.
 
     In a home inside the checkout, which was copied with it, the list of the other checkout is replaced. cmind's index
     is removed when the list changes: cmind makes a new one at its next start. Raises UsageError when it is no CM
@@ -35,7 +35,7 @@ def register(checkout: Path, home: Path) -> bool:
     checkout = checkout.resolve()
     if not any((checkout / name).is_file() for name in ("cmr.yaml", "cmr.json")):
         raise UsageError(f"{checkout} is not a CM repository", cause="it holds no cmr.yaml")
-    known = registered(home)
+    known = registered_folders(home)
     others = [path for path in known if path != checkout and _uid(path) and _uid(path) == _uid(checkout)]
     if others and not home.resolve().is_relative_to(checkout):
         raise UsageError(
@@ -76,7 +76,7 @@ def engines_before(checkout: Path, home: Path) -> list[Path]:
     """Return the repositories with a script engine of their own that cmind finds before that of `checkout`."""
     checkout = checkout.resolve()
     # The order of cmind.repos.Repos.load: local, installed packages named cm*, repos.json.
-    repositories = [home / "repos" / "local", *_installed(), *registered(home)]
+    repositories = [home / "repos" / "local", *_installed_repositories(), *registered_folders(home)]
     before = itertools.takewhile(lambda repository: repository != checkout, repositories)
     return [repository for repository in before if _has_script_engine(repository)]
 
@@ -93,7 +93,7 @@ def warning_about_engines(checkout: Path, home: Path) -> str:
     )
 
 
-def registered(home: Path) -> list[Path]:
+def registered_folders(home: Path) -> list[Path]:
     """Return the folders in repos.json, none where there is no such file. Raises CmError where it is not JSON."""
     path = home / "repos.json"
     try:
@@ -109,7 +109,8 @@ def registered(home: Path) -> list[Path]:
     return [Path(entry) for entry in listed]
 
 
-def _installed() -> list[Path]:
+def _installed_repositories() -> list[Path]:
+    """Return the folders of CM repositories that are installed packages, in the order in which cmind takes them."""
     folders: list[Path] = []
     for module in pkgutil.iter_modules():
         if module.name.startswith("cm") and module.name != "cmind":
@@ -124,6 +125,7 @@ def _uid(repository: Path) -> str:
 
 
 def _has_script_engine(repository: Path) -> bool:
+    """Return True if a repository has a script engine of its own."""
     descriptor = repository / "cmr.yaml"
     prefix = (read_yaml(descriptor) or {}).get("prefix") if descriptor.is_file() else ""
     folder = repository / str(prefix or "") / "automation" / SCRIPT_AUTOMATION[0]

@@ -32,6 +32,7 @@ def gpus_sampled(path: Path, *, here: bool = True, interval_s: float = INTERVAL_
         begin = time.monotonic()
 
         def look() -> None:
+            """Add a sample of all GPUs, with the time since the beginning."""
             if gpus := look_at_gpus(drivers):
                 samples.append(GpusSample(at_s=round(time.monotonic() - begin, 3), gpus=gpus))
 

@@ -39,6 +39,7 @@ def _links(gpu: GpuFacts) -> str:
 
 
 def _link_topology(gpus: Sequence[GpuFacts]) -> str:
+    """Return in words how the GPUs are linked, empty where it is not known."""
     if all("switch" in gpu.links for gpu in gpus):
         return "NVSwitch: every GPU reaches every other"
     own = {gpu.uuid for gpu in gpus}

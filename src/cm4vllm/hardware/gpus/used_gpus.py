@@ -24,10 +24,12 @@ class UsedGpu:
 
     @property
     def uuid(self) -> str:
+        """Return the UUID of the part of MIG, else of the GPU."""
         return self.part.uuid if self.part else self.gpu.uuid
 
     @property
     def memory_bytes(self) -> int | None:
+        """Return the memory of the part of MIG, else of the GPU, in bytes; None if not known."""
         return self.part.memory_bytes if self.part else self.gpu.memory_bytes
 
 
@@ -154,6 +156,7 @@ def _value(each: Filter, env: Mapping[str, str]) -> str | None:
 
 
 def _set(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the environment that choose GPUs, with their values."""
     return {
         name: env[name]
         for each in _filters(gpus)

@@ -74,6 +74,10 @@ class Client:
         patient: bool = False,
         texts: Texts | None = None,
     ) -> None:
+        """Take the servers' addresses and the sink that gets tokens and ends.
+
+        `max_in_flight` bounds the open requests (None: no bound).
+        """
         self.counts = Counts()
         self.texts = texts
         self.end_lags = array("d")
@@ -132,6 +136,7 @@ class Client:
             self._poller.close()
 
     def _send_waiting(self) -> None:
+        """Send the requests that wait, as far as the bound of open requests allows."""
         self._filling = False
         incoming, limit, counts = self._incoming, self._max_in_flight, self.counts
         only = self._servers[0] if len(self._servers) == 1 else None
@@ -150,6 +155,7 @@ class Client:
                 self._sent(issued[3])
 
     def _send(self, request: InFlightRequest) -> None:
+        """Send a request on an idle connection of its server, or on one that is opened for it."""
         server = request.server
         server.in_flight += 1
         connection = server.reusable(self._loop.time() - REUSE_WITHIN_S)
@@ -194,6 +200,7 @@ class Client:
         return connection
 
     async def _open_spare(self, server: Server) -> None:
+        """Open one more connection to a server in advance; a failure is left to the next request."""
         server.opening += 1
         try:
             self.release(await self._connect(server, in_steps=True), server)
@@ -203,17 +210,19 @@ class Client:
             server.opening -= 1
 
     def _keep_spare(self) -> None:
+        """Replace, at each interval, connections that have been idle for too long."""
         self._spare_timer = self._loop.call_later(SPARE_INTERVAL_S, self._keep_spare)
         now = self._loop.time()
         for server in self._servers:
             server.drop_older(now - REUSE_WITHIN_S)
             if now >= server.avoid_until:
                 # Others take their place before they are too old.
-                missing = self._spare - server.younger(now - REUSE_WITHIN_S / 2, self._spare) - server.opening
+                missing = self._spare - server.count_younger(now - REUSE_WITHIN_S / 2, self._spare) - server.opening
                 for _ in range(min(SPARE_AT_A_TIME, missing)):
                     self._start_task(self._open_spare(server))
 
     async def _connect_and_send(self, request: InFlightRequest, server: Server) -> None:
+        """Open a connection to a server and send a request on it; report what fails."""
         in_steps = self._max_in_flight is not None  # else requests, and so connections, come at the run's rate
         try:
             connection = await self._connect(server, in_steps=in_steps)
@@ -245,7 +254,7 @@ class Client:
         request.server.in_flight += 1
         self._start_task(self._connect_and_send(request, request.server))
 
-    def waits(self, request: InFlightRequest, seconds: float) -> bool:
+    def retry_later(self, request: InFlightRequest, seconds: float) -> bool:
         """Send the request again when a busy server asks for it; return False where the client is not patient."""
         if not self._patient or not seconds or request.waited_s >= MOST_WAITED_S:
             return False
@@ -287,6 +296,7 @@ class Client:
         self._forget(request)
 
     def _forget(self, request: InFlightRequest) -> None:
+        """Take a request that has ended from the open ones, and send the next that waits."""
         self._open.discard(request)
         self.in_flight -= 1
         if self._incoming and not self._filling:
@@ -313,12 +323,12 @@ class Client:
         self._check_timer = self._loop.call_later(pause, self._check_servers)
         for server in self._servers:
             server.drop_older(self._loop.time() - REUSE_WITHIN_S)
-        missing = self._stalled()
+        missing = self._stall_in_words()
         if missing:
             for request in list(self._open):
                 request.abandon(f"the server sent {missing} for {self._stall_s:g} s")
 
-    def _stalled(self) -> str:
+    def _stall_in_words(self) -> str:
         """Return the words for an answer that no server has sent for too long; empty where all is well."""
         counts, now = self.counts, self._loop.time()
         if not self._open:

@@ -65,6 +65,7 @@ class Address:
         tls: ssl.SSLContext | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """Take the endpoint's URL, the host and port to connect to, TLS settings and headers."""
         parts = urlsplit(endpoint)
         self.endpoint = endpoint
         self.connect_s = 0.0  # of the connection that showed that it can be reached
@@ -129,6 +130,7 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self, lost: Callable[[Connection], None], poller: StreamPoller | None = None) -> None:
+        """Take what is called when the connection is lost; with a poller, streams are read by it."""
         self.open = False
         self.idle_since = 0.0
         self._lost = lost
@@ -181,6 +183,7 @@ class Connection(asyncio.Protocol):
         return "the server sent data without a request" if self._unasked else "the server closed the connection"
 
     def close(self) -> None:
+        """Close the connection; `connection_lost` then reports it to the open request, if there is one."""
         self._stop_polling()
         self.open = False
         self._transport.close()
@@ -203,6 +206,7 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, and send each request without delay (TCP_NODELAY)."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses
         self.open = True
         sock = transport.get_extra_info("socket")
@@ -212,6 +216,7 @@ class Connection(asyncio.Protocol):
             self._descriptor = sock.fileno()
 
     def data_received(self, data: bytes) -> None:
+        """Read bytes of an answer; bytes that no request waits for close the connection."""
         self._answered = True
         if self._handler is None:
             self._close_unasked()
@@ -225,6 +230,7 @@ class Connection(asyncio.Protocol):
             self.hand_over()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Report the end of the connection to the client and to the open request."""
         self._stop_polling()
         self.open = False
         self._lost(self)
@@ -242,15 +248,18 @@ class Connection(asyncio.Protocol):
     # httptools
 
     def on_message_begin(self) -> None:
+        """Prepare for a new answer; one that no request waits for closes the connection."""
         self._headers.clear()
         if self._handler is None:  # behind the end of an answer, in the same read
             self._close_unasked()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep the headers that matter: Retry-After and Content-Encoding."""
         if len(name) in (len(_RETRY_AFTER), len(_ENCODING)):
             self._headers[name.lower()] = value
 
     def on_message_complete(self) -> None:
+        """Hand the whole answer to its request; interim answers (1xx) are skipped."""
         if 100 <= self._parser.get_status_code() < 200:
             return  # an interim response such as 103 Early Hints: the final one follows
         self._collecting = True  # nothing follows that is worth polling for
@@ -270,6 +279,7 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def _break(self, error: Exception | None) -> None:
+        """End the open request because the connection ended: whole for a body without a length, else failed."""
         # A body without a length ends with the connection (RFC 9112, section 6.3).
         unframed = error is None and self._answered and not self._parser.should_keep_alive()
         if unframed:
@@ -287,7 +297,7 @@ class Connection(asyncio.Protocol):
             handler.connection_failed(_cause(error), answered=self._answered, kept=kept)
 
     def _stop_polling(self) -> bool:
-        """Have the poller stop reading; return whether it did read this connection."""
+        """Stop the poller's reading of this connection; return True if it was reading it."""
         if not self._polled:
             return False
         self._polled = False
@@ -305,6 +315,7 @@ class Server:
     __slots__ = ("_head", "address", "avoid_until", "idle", "in_flight", "opening", "openings")
 
     def __init__(self, address: Address, head: bytes, clients: int = 1) -> None:
+        """Take an address and the head of its requests; `clients` processes share the connections opened at a time."""
         self.address = address
         self.idle: deque[Connection] = deque()
         self.in_flight = self.opening = 0
@@ -326,8 +337,8 @@ class Server:
             connection.close()
         return None
 
-    def younger(self, oldest: float, most: int) -> int:
-        """Count the connections that are idle only since `oldest`, up to `most`."""
+    def count_younger(self, oldest: float, most: int) -> int:
+        """Return the number of connections that became idle after `oldest`, at most `most`."""
         return sum(
             connection.open and connection.idle_since >= oldest
             for connection in itertools.islice(reversed(self.idle), most)
@@ -352,6 +363,7 @@ def _retry_after_s(named: str) -> float:
 
 
 def _cause(error: Exception | None) -> str:
+    """Return in words why a connection ended."""
     if error is None:
         return "the server closed the connection"
     if isinstance(error, httptools.HttpParserUpgrade):

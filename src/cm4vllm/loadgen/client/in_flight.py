@@ -75,7 +75,7 @@ class Sender(Protocol):
     def send_on_new_connection(self, request: InFlightRequest) -> None:
         """Send a request again whose kept connection was closed."""
 
-    def waits(self, request: InFlightRequest, seconds: float) -> bool:
+    def retry_later(self, request: InFlightRequest, seconds: float) -> bool:
         """Return True if a request is sent again after the seconds that a busy server asked for."""
 
 
@@ -107,6 +107,7 @@ class InFlightRequest:
     )
 
     def __init__(self, client: Sender, request: Request, server: Server) -> None:
+        """Take the client, the request (key, body, length of its prompt) and the server that it goes to."""
         self.key, self.json, self.prompt_tokens, _ = request
         self.server = server
         self.retries = 0
@@ -122,6 +123,7 @@ class InFlightRequest:
         self._tokens_seen = 0
 
     def body_received(self, status: int, data: bytes) -> bool:
+        """Take a part of the body; return False if no more of it is wanted."""
         self._room -= len(data)
         if self._room < 0:
             self.abandon("the answer has more bytes than its tokens can have")
@@ -136,7 +138,7 @@ class InFlightRequest:
             if self._timed:
                 self._note_token(reader)
         except Exception as error:
-            self.abandon(_unreadable(error))
+            self.abandon(_unreadable_answer(error))
             return False
         if first is not None:
             self.first_token_seen = True
@@ -165,10 +167,11 @@ class InFlightRequest:
         try:
             reader.compact()
         except Exception as error:
-            self.abandon(_unreadable(error))
+            self.abandon(_unreadable_answer(error))
         return reader.token_count
 
     def response_ended(self, connection: Connection, status: int, *, cut: bool = False) -> None:
+        """Check the whole answer, and report it, or its failure, to the client."""
         self.server.in_flight -= 1
         self.connection = None
         answer = self._answer(connection, status, cut=cut) if not self.abandoned else None
@@ -179,6 +182,7 @@ class InFlightRequest:
             self._client.complete(self, *answer)
 
     def connection_failed(self, cause: str, *, answered: bool, kept: bool = False) -> None:
+        """Send the request again if nothing of its answer had come, else report its failure."""
         self.server.in_flight -= 1
         self.connection = None
         if kept and not self.abandoned:
@@ -205,7 +209,7 @@ class InFlightRequest:
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
             again = status >= 500 or status == 429
-            if not (again and self._client.waits(self, connection.retry_after_s)):
+            if not (again and self._client.retry_later(self, connection.retry_after_s)):
                 self._retry_or_fail(cause, again=again)
             return None
         if connection.encoding:
@@ -220,7 +224,7 @@ class InFlightRequest:
         except AnswerError as error:
             self._client.fail(self, f"{error}: the server closed the connection" if cut else str(error))
         except Exception as error:
-            self._client.fail(self, _unreadable(error))
+            self._client.fail(self, _unreadable_answer(error))
         return None
 
     def _read(self) -> tuple[array[int] | Encoded | int, FinishReason]:
@@ -250,6 +254,7 @@ class InFlightRequest:
         return tokens, reason
 
     def _retry_or_fail(self, cause: str, *, again: bool) -> None:
+        """Send the request again, at most MAX_RETRIES times, or report its failure."""
         if again and self.retries < MAX_RETRIES:
             self.retries += 1
             self._client.retry(self)
@@ -263,5 +268,5 @@ def _reader(client: Sender) -> StreamReader | TextReader | None:
     return StreamReader() if client.texts is None else TextReader(client.texts.dialect)
 
 
-def _unreadable(error: Exception) -> str:
+def _unreadable_answer(error: Exception) -> str:
     return f"the answer cannot be read: {type(error).__name__}"

@@ -39,6 +39,7 @@ class ProcessMetrics:
     """Measures its process from its creation on. Times in ns are those of time.monotonic_ns."""
 
     def __init__(self, name: str) -> None:
+        """Begin to measure this process: processor time, pauses of the garbage collector, lags."""
         self._name = name
         self._cpu = time.process_time()
         self._begin = time.monotonic()
@@ -53,6 +54,7 @@ class ProcessMetrics:
         due = loop.time() + LAG_INTERVAL_S
 
         def measure() -> None:
+            """Note by how many ms the event loop is late, and measure again after the interval."""
             nonlocal due
             now = loop.time()
             self._loop_lags.append(max(0.0, now - due) * 1e3)

@@ -59,13 +59,13 @@ class SampleTimes:
         for key, _, tokens, at_length, _ in answers:
             add(key, now_ns, tokens, at_length)
 
-    def new(self) -> tuple[Rows, Rows, Rows]:
+    def events_since_last_call(self) -> tuple[Rows, Rows, Rows]:
         """Return the events since the last call: issued, first tokens, ends. For one thread, beside those that add.
 
         A first token that is noted before an end is returned with it, or before it; an issue may come later.
         """
-        ended, first = self._ended.new(_ENDED_FIELDS), self._first.new(_FIRST_FIELDS)
-        return self._issued.new(_ISSUED_FIELDS), first, ended
+        ended, first = self._ended.since_last_call(_ENDED_FIELDS), self._first.since_last_call(_FIRST_FIELDS)
+        return self._issued.since_last_call(_ISSUED_FIELDS), first, ended
 
     def write(self, folder: Path) -> None:
         """Write the rows of a run in which every sample was answered to SAMPLES_FILE in `folder`."""
@@ -74,7 +74,7 @@ class SampleTimes:
         write_bytes(folder / SAMPLES_FILE, buffer.getvalue())
 
     def _rows(self) -> Rows:
-        """Put the events of each sample together. LoadGen may use a key again once it has ended."""
+        """Return the events of each sample in one row. LoadGen may use a key again once it has ended."""
         issued, first = self._issued.array(_ISSUED_FIELDS), self._first.array(_FIRST_FIELDS)
         ended = self._ended.array(_ENDED_FIELDS)
         order = np.argsort(issued["key"], kind="stable")
@@ -110,13 +110,14 @@ class _Events:
         self._at = self._read = 0
 
     def add(self, *values: int) -> None:
+        """Append an event to memory that was allocated before."""
         if self._at == self._bytes:
             self._at = 0  # before there is another piece: whoever reads must never find it longer than it is
             self._pieces.append(bytearray(self._bytes))
         self._record.pack_into(self._pieces[-1], self._at, *values)
         self._at += self._record.size
 
-    def new(self, fields: list[tuple[str, str]]) -> Any:
+    def since_last_call(self, fields: list[tuple[str, str]]) -> Any:
         """Return the records since the last call; another thread may be adding some."""
         pieces = len(self._pieces)
         begin, end = self._read, (pieces - 1) * self._bytes + self._at

@@ -39,6 +39,7 @@ class StreamPoller:
     """The polled streams of one event loop, by their file descriptors."""
 
     def __init__(self) -> None:
+        """Prepare an epoll for the streams of the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
         # `feed` is kept beside its connection, whose own memory is seldom in the processor's caches at the next poll.
@@ -64,6 +65,7 @@ class StreamPoller:
         self._epoll.close()
 
     def _poll(self) -> None:
+        """Read all streams that have bytes, and poll again after the interval while there are any."""
         self._timer = self._loop.call_later(POLL_INTERVAL_S, self._poll) if self._streams else None
         streams, read = self._streams, os.read
         for descriptor, events in self._epoll.poll(0):

@@ -69,6 +69,7 @@ class Texts:
     """Counts and token ids that one worker derives from the texts that it receives."""
 
     def __init__(self, settings: TextSettings) -> None:
+        """Load the tokenizer and the labels that the settings name."""
         self._settings = settings
         self._tokenizer = read_tokenizer(Path(settings.tokenizer))
         self._labels = {character: index for index, character in enumerate(settings.labels)}
@@ -80,6 +81,7 @@ class Texts:
 
     @property
     def dialect(self) -> Dialect:
+        """Return what the server takes and gives, as the probe found it."""
         return self._settings.dialect
 
     def tokens_of(self, answer: TextAnswer) -> array[int] | Encoded | int:
@@ -96,7 +98,7 @@ class Texts:
         ids = self._ids(answer.text)
         self._compare(answer, len(ids))
         if self._settings.logged is not Logged.TOKENS:
-            return Encoded(self._logged(answer.text), max(1, tokens))
+            return Encoded(self._logged_text(answer.text), max(1, tokens))
         if not self._settings.every:
             if not ids:
                 raise AnswerError("the answer has no text, so that its tokens cannot be counted")
@@ -110,7 +112,7 @@ class Texts:
             self._compare(answer, len(self._ids(answer.text)))
         return self._counts
 
-    def _logged(self, text: str) -> bytes:
+    def _logged_text(self, text: str) -> bytes:
         """Return an answer as the reference logs it."""
         if self._settings.logged is Logged.TEXT:
             return text.encode()
@@ -122,6 +124,7 @@ class Texts:
         return ids
 
     def _compare(self, answer: TextAnswer, count: int) -> None:
+        """Add the difference between the server's count of tokens and the tokenizer's to the totals."""
         tokens = answer.stated.tokens
         if tokens < 0:
             return
@@ -156,7 +159,7 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
     chat = settings.server.dialect is not None and settings.server.dialect.prompts is Prompts.CHAT
     for row in rows:
         ids, own = row["tok_input"], str(row.get("input") or "")
-        decoded = [] if chat else list(_decoded(tokenizer, ids))
+        decoded = [] if chat else list(_decode(tokenizer, ids))
         alike = (text for text in (own, *decoded) if text and tokenizer.encode(text).ids == ids)
         same = message(tokenizer, ids, own) if chat else next(alike, None)
         # The row's text may be a part of the prompt: an article without what is asked about it.
@@ -166,7 +169,7 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
     return texts, lengths, changed
 
 
-def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
+def _decode(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
     """Yield the texts of token ids: without what the tokenizer adds to each text by itself, and as they are."""
     added = tokenizer.encode("").ids
     if added and ids[: len(added)] == added:

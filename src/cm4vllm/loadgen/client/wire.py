@@ -36,10 +36,11 @@ class Sampling:
 
     @property
     def streamed(self) -> bool:
+        """Return True if answers come as streams."""
         return self.stream_interval > 0
 
 
-def drawn(sampling: Sampling) -> dict[str, Any]:
+def sampling_parameters(sampling: Sampling) -> dict[str, Any]:
     """Return the parameters of a request that say how tokens are drawn, and how many."""
     asked: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
@@ -57,7 +58,7 @@ def drawn(sampling: Sampling) -> dict[str, Any]:
 
 def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     """Return the JSON body that asks for one completion of the token ids `prompt`."""
-    asked = drawn(sampling)
+    asked = sampling_parameters(sampling)
     if sampling.stream_interval > 1:
         asked["stream_interval"] = sampling.stream_interval
     body: dict[str, Any] = {"model": sampling.model}
@@ -78,4 +79,6 @@ def most_bytes(limits: AnswerLimits, prompt_tokens: int) -> int:
 
 def text_completion_body(sampling: Sampling, dialect: Dialect, prompt: str | Sequence[int]) -> bytes:
     """Return the JSON body that asks for one answer to `prompt`, in the dialect of a server that gives text."""
-    return msgspec.json.encode(text_body(dialect, sampling.model, prompt, drawn(sampling), streamed=sampling.streamed))
+    return msgspec.json.encode(
+        text_body(dialect, sampling.model, prompt, sampling_parameters(sampling), streamed=sampling.streamed)
+    )

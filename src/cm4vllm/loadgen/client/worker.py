@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _work(settings: WorkerSettings, link: _Link, bodies: _SharedBodies) -> None:
-    addresses = await _resolved(settings, link)
+    """Connect to the servers and send the queries that come over the link, until it is closed."""
+    addresses = await _resolve(settings, link)
     if not addresses:
         return
     loop = asyncio.get_running_loop()
@@ -88,7 +89,7 @@ def _end_with_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     os._exit(1)
 
 
-async def _resolved(settings: WorkerSettings, link: _Link) -> list[Address]:
+async def _resolve(settings: WorkerSettings, link: _Link) -> list[Address]:
     """Return the addresses of all servers; report one that cannot be reached, and return an empty list."""
     addresses = []
     headers = settings.access.headers()
@@ -146,6 +147,7 @@ class _Link:
         partial = b""
 
         def readable() -> None:
+            """Read records from LoadGen's process; the end of the connection ends the worker."""
             nonlocal partial
             try:
                 data = self._peer.recv(_READ_BYTES)
@@ -165,6 +167,7 @@ class _Link:
         await closed.wait()
 
     def _flush(self) -> None:
+        """Send what waits for LoadGen's process, as far as the socket takes it."""
         loop = asyncio.get_running_loop()
         try:
             sent = self._peer.send(self._out)
@@ -192,15 +195,18 @@ class _RecordSink:
         self._first = Kind.FIRST if settings.text is None else Kind.FIRST_TEXT
 
     def first_token(self, key: int, token: int) -> None:
+        """Report the first token of a query at once; a negative token stands for a first text."""
         # At once, not with the others of this turn: LoadGen's clock runs until it arrives.
         self._link.write(HEADER.pack(key, self._first if token >= 0 else Kind.FIRST_TEXT, token))
 
     def completed(self, completions: Sequence[Completion]) -> None:
+        """Report whole answers."""
         self._link.write(b"".join([part for completion in completions for part in _record(*completion)]))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """Report a failed query with its cause, without secrets."""
         # The answer of a server may repeat the key.
-        text = self._access.hidden(cause).encode(errors="replace")
+        text = self._access.without_secrets(cause).encode(errors="replace")
         kind = Kind.FAILED_LATE if first_token_seen else Kind.FAILED
         self._link.write(HEADER.pack(key, kind, len(text)) + text)
 

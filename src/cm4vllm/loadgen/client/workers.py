@@ -114,6 +114,10 @@ class Workers:
     def __init__(
         self, settings: Sequence[WorkerSettings], memory: int, receiver: Receiver, broken: Callable[[CmError], None]
     ) -> None:
+        """Start a process for each worker.
+
+        `memory` is the descriptor of the bodies, `broken` is called if a worker ends early.
+        """
         self.stats: list[Stats] = []
         self.failures: Counter[str] = Counter()
         self._receiver = receiver
@@ -188,6 +192,7 @@ class Workers:
             )
 
     def _read_all(self) -> None:
+        """Read the answers of all workers until each has closed its connection."""
         by_descriptor = {worker.socket.fileno(): worker for worker in self._workers}
         with select.epoll() as poll:
             for descriptor in by_descriptor:
@@ -241,6 +246,7 @@ class Workers:
         return True
 
     def _other(self, worker: _Worker, kind: int, text: bytes) -> None:
+        """Take a message of a worker that is no answer: ready, unreachable server, counts, failure."""
         if kind == Kind.READY:
             self._ready += 1
             if self._ready == len(self._workers):
@@ -256,6 +262,7 @@ class Workers:
             worker.sent_stats = True
 
     def _ended(self, worker: _Worker) -> None:
+        """Report a worker that ended before its counts came, with its exit status."""
         if worker.sent_stats or self._closing or self._error is not None:
             return
         status = worker.process.wait()
@@ -267,6 +274,7 @@ class Workers:
         self._fail(error)
 
     def _fail(self, error: CmError) -> None:
+        """Report an error: to the run where it has begun, else to the start that waits."""
         if self._started.is_set():
             self._broken(error)
         else:
@@ -278,6 +286,7 @@ class _Worker:
     """One worker process, and what has come from it."""
 
     def __init__(self, settings: WorkerSettings, memory: int) -> None:
+        """Start the worker's process, connected by a pair of sockets."""
         self.name = settings.name
         self.issued = 0
         self.ended = 0
@@ -300,6 +309,7 @@ class _Worker:
         self._begin = self._end = 0
 
     def send(self, records: list[bytes]) -> None:
+        """Send records of queries to the worker."""
         self.issued += len(records)
         # A worker that has ended is reported by the reading thread.
         with contextlib.suppress(OSError):

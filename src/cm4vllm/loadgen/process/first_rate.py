@@ -54,6 +54,7 @@ def _times(settings: RunSettings, count: int, tokens: int, at_a_time: int, longe
     begin = time.monotonic()
 
     def answered(index: int) -> bool:
+        """Return True if the server answered the query within the time that is left."""
         left_s = longest_s - (time.monotonic() - begin)
         if left_s <= 0:
             return False

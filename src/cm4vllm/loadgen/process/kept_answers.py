@@ -172,6 +172,7 @@ class AnswerWriter:
     """
 
     def __init__(self, path: Path) -> None:
+        """Open the file of kept answers for appending. Raises CmError where it cannot be written."""
         self._path = path
         self._begin = time.monotonic()
         with translated_os_errors("write", path):
@@ -219,6 +220,7 @@ class AnswerWriter:
                 raise self._failure
 
     def _sync(self) -> None:
+        """Write to disk what was appended since the last time; keep an error for the end."""
         if (written := self._written) > self.synced and self._failure is None:
             try:
                 os.fdatasync(self._handle)

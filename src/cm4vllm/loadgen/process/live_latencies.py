@@ -89,6 +89,7 @@ class LiveLatencies:
     """
 
     def __init__(self, times: SampleTimes, limits: LatencyLimits | None) -> None:
+        """Take the times of the samples, and the limits of the scenario, None where it has none."""
         ttft, tpot, whole = (limits.ttft_ms, limits.tpot_ms, limits.latency_ms) if limits else (None, None, None)
         self._times = times
         waiting = limits.waiting if limits else None
@@ -110,7 +111,7 @@ class LiveLatencies:
 
     def take(self, *, answers: bool = True) -> Latencies:
         """Return what is open now, and with `answers` the times of the answers that came since the last call."""
-        issued, first, ended = self._times.new()
+        issued, first, ended = self._times.events_since_last_call()
         if len(issued) and not self._begin_ns:
             self._begin_ns = int(issued["at"][0])
         self._issued_count += len(issued)
@@ -120,10 +121,10 @@ class LiveLatencies:
         waiting = waiting[np.argsort(waiting["key"], kind="stable")]
         first = first if self._early_first is None else np.concatenate([self._early_first, first])
         ended = ended if self._early_ended is None else np.concatenate([self._early_ended, ended])
-        places, known = _places(waiting, first)
+        places, known = _places_of(waiting, first)
         waiting["first"][places] = first["at"][known]
         self._early_first = first[~known]
-        places, known = _places(waiting, ended)
+        places, known = _places_of(waiting, ended)
         self._early_ended = ended[~known]
         answered = waiting[places]
         still = np.ones(len(waiting), bool)
@@ -132,6 +133,7 @@ class LiveLatencies:
         return self._news(answered, ended[known], answers=answers)
 
     def _news(self, answered: Rows, ended: Rows, *, answers: bool) -> Latencies:
+        """Return the latencies of what was answered since the last call, added to all before."""
         now_ns = time.monotonic_ns()
         begin, last = answered["at"], ended["at"]
         first = np.where(answered["first"] == 0, last, answered["first"])
@@ -152,7 +154,7 @@ class LiveLatencies:
         )
 
 
-def _places(waiting: Rows, events: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+def _places_of(waiting: Rows, events: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the places of the events' samples in `waiting`, which is ordered by key, and the events' own places."""
     if not len(waiting):
         return np.empty(0, np.int64), np.zeros(len(events), bool)

@@ -59,6 +59,7 @@ class LiveStatus:
     """The status of the run whose logs come into `folder`; `take` is called with each progress of the process."""
 
     def __init__(self, settings: RunSettings, folder: Path, watch: MetricsWatch) -> None:
+        """Take the settings of the run, its folder, and the watch over the server's metrics."""
         self._settings = settings
         self._folder = folder
         self._watch = watch
@@ -67,8 +68,8 @@ class LiveStatus:
         self._recent: deque[Progress] = deque()
         self._marks: list[tuple[float, int]] = [(0.0, 0)]
 
-    def checked(self, check: SelfCheck) -> RunStatus:
-        """Take the self-check of the client."""
+    def take_self_check(self, check: SelfCheck) -> RunStatus:
+        """Take the self-check of the client; return the status that is known now."""
         self._check = check
         return RunStatus(title=self._settings.title, client=self._client(0.0, None))
 
@@ -99,13 +100,13 @@ class LiveStatus:
             tokens=news.tokens,
             samples_per_second=round(rate, 3),
             tokens_per_second=round((news.tokens - before.tokens) / took if took > 0 else 0.0, 1),
-            left=self._left(news, total, rate),
+            left=self._time_left(news, total, rate),
             latencies=news.latencies,
             server=self._server(),
             client=self._client(news.elapsed_s, news),
         )
 
-    def _left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:
+    def _time_left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:
         """Return the time left in s. A run of fixed duration ends when the requests then in flight are answered."""
         planned = self._plan.seconds if self._plan else 0.0
         if not planned:
@@ -123,6 +124,7 @@ class LiveStatus:
         )
 
     def _server(self) -> ServerStatus | None:
+        """Return the server's present state by its metrics, None before the first sample."""
         samples = self._watch.samples
         if not samples:
             return None
@@ -136,6 +138,7 @@ class LiveStatus:
         )
 
     def _client(self, elapsed_s: float, news: Progress | None) -> ClientStatus | None:
+        """Return how many times the present load the client could carry, None before the self-check."""
         check = self._check
         if check is None:
             return None
@@ -164,6 +167,7 @@ def time_left(marks: list[tuple[float, int]], todo: int, now_s: float) -> TimeLe
     waited = now_s - end
 
     def seconds(rate: float) -> float:
+        """Return the seconds until all is answered at a rate."""
         return round(max(0.0, todo / rate - waited), 1)
 
     return TimeLeft(seconds=seconds(mean), low=seconds(mean + half), high=seconds(max(mean - half, mean / 10)))

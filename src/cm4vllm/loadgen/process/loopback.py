@@ -47,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _serve(settings: LoopbackSettings) -> None:
+    """Serve answers from memory until standard input is closed."""
     loop = asyncio.get_running_loop()
     engine = _Engine(settings)
     server = await loop.create_server(lambda: _Talk(engine), "127.0.0.1", 0, backlog=4096)
@@ -69,14 +70,16 @@ class _Engine:
         self._loop = asyncio.get_running_loop()
 
     def answer(self, transport: asyncio.Transport, prompt_tokens: int) -> None:
+        """Answer a request: whole at once, or as a stream with a chunk at each step."""
         if not self._settings.interval:
-            transport.write(_whole(self._settings.tokens, prompt_tokens))
+            transport.write(_whole_answer(self._settings.tokens, prompt_tokens))
             return
         chunks = _chunks(self._settings.tokens, self._settings.interval, prompt_tokens)
         transport.write(_STREAM_HEAD + chunks[0])
         self._streams.append((transport, chunks, 1))
 
     def step(self) -> None:
+        """Send the next chunk of every open stream, and take the next step after its time."""
         self._loop.call_later(self._settings.step_s, self.step)
         streams, self._streams = self._streams, []
         for transport, chunks, at in streams:
@@ -95,9 +98,11 @@ class _Talk(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport of a connection."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        """Collect the bytes of a request, and answer it when it is whole."""
         self._data += data
         if not self._needed:
             end = self._data.find(b"\r\n\r\n")
@@ -115,7 +120,8 @@ class _Talk(asyncio.Protocol):
 
 
 @lru_cache(maxsize=4096)
-def _whole(tokens: int, prompt_tokens: int) -> bytes:
+def _whole_answer(tokens: int, prompt_tokens: int) -> bytes:
+    """Return a whole HTTP answer of `tokens` tokens, as vLLM sends it."""
     content = msgspec.json.encode({**_event(range(tokens), "stop"), "usage": _usage(tokens, prompt_tokens)})
     return b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n%b" % (
         len(content),
@@ -136,6 +142,7 @@ def _chunks(tokens: int, interval: int, prompt_tokens: int) -> Sequence[bytes]:
 
 @lru_cache(maxsize=4)
 def _tokens_of(tokens: int, interval: int) -> Sequence[bytes]:
+    """Return the chunks of a stream: the first token alone, then `interval` tokens each."""
     groups = [range(1), *(range(begin, min(begin + interval, tokens)) for begin in range(1, tokens, interval))]
     reasons = [None] * (len(groups) - 1) + ["stop"]
     return tuple(
@@ -149,6 +156,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _event(tokens: Sequence[int], reason: str | None) -> dict[str, object]:
+    """Return an event in the form of vLLM's completions."""
     return {
         "id": "cmpl-8f14e45fceea167a5a36dedd4bea2543",
         "object": "text_completion",

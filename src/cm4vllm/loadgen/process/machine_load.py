@@ -38,6 +38,7 @@ class MachineMeter:
     """Measures the machine from its creation on. Its own are this process, its children, and the server's processes."""
 
     def __init__(self, server: ServerRecord) -> None:
+        """Begin to measure the load of this machine beside that of the server and the client."""
         self._supervisors = tuple(server.supervisors)
         # Ray starts the workers, not the server: their processes are not known here. Nor are those of other nodes.
         elsewhere = any(node.launcher != "local" for node in server.nodes)
@@ -101,7 +102,7 @@ class NodeSamples:
         samples = [
             GpusSample(at_s=several[0].at_s, gpus=gpus)
             for several in zip(*looks, strict=False)
-            if (gpus := _numbered([sample.gpus for sample in several]))
+            if (gpus := _number_gpus([sample.gpus for sample in several]))
         ]
         if samples:
             write_sample_file(path, samples)
@@ -151,7 +152,7 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _numbered(nodes: Sequence[Sequence[GpuSample]]) -> list[GpuSample]:
+def _number_gpus(nodes: Sequence[Sequence[GpuSample]]) -> list[GpuSample]:
     """Return the GPUs of all nodes with numbers that go on from node to node, and the node in their names."""
     gpu_samples: list[GpuSample] = []
     for number, gpus in enumerate(nodes, 1):

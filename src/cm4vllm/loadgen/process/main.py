@@ -72,6 +72,7 @@ def _kept_in(words: Sequence[str]) -> Path | None:
 
 
 def _run(settings: RunSettings, folder: Path, *, show_latencies: bool, keep: Path | None) -> Message:
+    """Make the LoadGen run that the settings describe, and return the message with its outcome."""
     loadgen = _import_loadgen()
     require_seeds(settings.terms, metadata.version(DISTRIBUTION))
     test = _test_settings(loadgen, settings, folder)
@@ -153,6 +154,7 @@ def _test(
 
 
 def _import_loadgen() -> Any:
+    """Return the module of LoadGen. Raises InstallError where it is not installed."""
     try:
         import mlperf_loadgen
     except ImportError as error:
@@ -224,6 +226,7 @@ def _measures(test: Any, terms: Terms) -> bool:
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions of Python, cm4vllm and the packages that take part in a run."""
     packages = (DISTRIBUTION, "uvloop", "httptools", "msgspec")
     return {
         "python": platform.python_version(),

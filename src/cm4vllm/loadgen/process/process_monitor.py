@@ -136,14 +136,15 @@ def _follow(output: IO[bytes], log: int, run: MonitoredRun) -> Message | None:
                     return last
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    last = _take(line, log, run) or last
+                    last = _message_of(line, log, run) or last
             if time.monotonic() - checked >= ALIVE_INTERVAL_S:
                 checked = time.monotonic()
                 if (fault := run.fault()) is not None:
                     raise fault
 
 
-def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
+def _message_of(line: bytes, log: int, run: MonitoredRun) -> Message | None:
+    """Return the message in a line of LoadGen's process; None for other output, which goes to the log."""
     try:
         message: Message = msgspec.json.decode(line, type=Message)
     except (ValueError, RecursionError):
@@ -153,7 +154,7 @@ def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
         case Progress():
             _show(message, run)
         case Checked():
-            run.shown.facts = run.live.checked(message.check)
+            run.shown.facts = run.live.take_self_check(message.check)
             say(message.text)
         case Note():
             (warn if message.loud else say)(message.text)

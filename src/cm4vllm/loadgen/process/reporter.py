@@ -34,6 +34,7 @@ class Reporter:
         indices: dict[int, int] | None = None,
         writer: AnswerWriter | None = None,
     ) -> None:
+        """Take LoadGen's module, the settings, what is called at the first failure, and the times of the samples."""
         self.completed_count = self.failed_count = self.token_count = 0
         self._loadgen = loadgen
         self._report_first = settings.terms.first_token
@@ -56,6 +57,7 @@ class Reporter:
         self.completed(whole, new=False)
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
+        """Report first tokens to LoadGen at once, and note when."""
         if not self._report_first:
             return
         with self._lock:
@@ -66,10 +68,12 @@ class Reporter:
             self._times.first_tokens(now_ns, answers)
 
     def completed(self, answers: Sequence[WholeAnswer], *, new: bool = True) -> None:
+        """Report whole answers to LoadGen; `new` is False for those that were kept from before."""
         with self._lock:
             self._report(answers, new=new)
 
     def _report(self, answers: Sequence[WholeAnswer], *, new: bool) -> None:
+        """Report whole answers to LoadGen and count their tokens, with the lock held."""
         response, left_out = self._loadgen.QuerySampleResponse, self._left_out
         responses = []
         for key, address, count, _, size in answers:

@@ -80,12 +80,13 @@ def run(
         give_way(settings.server)
 
         def monitored(watch: MetricsWatch) -> MonitoredRun:
+            """Return the run as its monitor needs it, with the watch over the server's metrics."""
             live = LiveStatus(settings, staging, watch)
             watched = alive or (lambda: None)
             return MonitoredRun(settings, attempt, watched, watch, shown, live, on_latencies, keep)
 
         with _failure_recorded(settings, staging) as attempt:
-            record = _measured(settings, staging, pythonpath, monitored, servers)
+            record = _measure(settings, staging, pythonpath, monitored, servers)
         write_record(staging / RUN_FILE, record)
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)
@@ -118,7 +119,7 @@ def _failure_recorded(settings: RunSettings, folder: Path) -> Iterator[Attempt]:
         raise
 
 
-def _measured(
+def _measure(
     settings: RunSettings,
     folder: Path,
     pythonpath: str,
@@ -180,6 +181,7 @@ def _record(
     nodes: NodeSamples,
     counters: EnergyWatch,
 ) -> RunRecord:
+    """Return run.json of a run that has ended."""
     settings, client = run.settings, ended.client
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
     logs = [

@@ -12,7 +12,7 @@ import msgspec
 from cm4vllm.assets.samples.published_formats import recorded_rows
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.loadgen.client.text_tokens import prompt_texts
-from cm4vllm.loadgen.client.wire import Sampling, completion_body, drawn, text_completion_body
+from cm4vllm.loadgen.client.wire import Sampling, completion_body, sampling_parameters, text_completion_body
 from cm4vllm.loadgen.settings import sampling_of
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.run import RunSettings
@@ -48,6 +48,7 @@ class SampleLibrary:
         bodies: Sequence[Any] | None = None,
         prompts_changed: int = 0,
     ) -> None:
+        """Take the prompts as token ids, and what serialises a body; `bodies` are given where they are not prompts."""
         self.prompts_changed = prompts_changed
         self.descriptor = os.memfd_create("bodies")
         self.records: dict[int, tuple[int, int, int]] = {}
@@ -88,6 +89,7 @@ def audio_library(folder: Path, rows: Sequence[Mapping[str, Any]], sampling: Sam
         asked["seed"] = str(sampling.seed)
 
     def form(row: Mapping[str, Any]) -> bytes:
+        """Return the multipart body of a row's audio clip."""
         return transcription_form(sampling.model, (folder / row["audio"]).read_bytes(), asked)
 
     return SampleLibrary([range(row["prompt_tokens"]) for row in rows], form, rows)
@@ -97,9 +99,10 @@ def picture_library(
     folder: Path, rows: Sequence[Mapping[str, Any]], sampling: Sampling, prompt: ChatPrompt
 ) -> SampleLibrary:
     """Return the products of a dataset's rows, whose pictures lie in `folder`, as requests."""
-    asked = drawn(sampling)
+    asked = sampling_parameters(sampling)
 
     def body(row: Mapping[str, Any]) -> bytes:
+        """Return the chat request of a row, with its picture."""
         system, user = prompt.messages(row)
         picture = (folder / row["picture"]).read_bytes()
         return msgspec.json.encode(picture_chat(sampling.model, user, picture, row["format"], asked, system=system))

@@ -63,7 +63,7 @@ def self_check(settings: RunSettings, library: SampleLibrary, least: int = 1) ->
     workers = settings.num_workers or least
     library.load(range(min(PROMPTS, len(library))))
     while True:
-        check = _checked(settings, library, workers)
+        check = _check(settings, library, workers)
         enough = check.capacity_qps >= HEADROOM * settings.expected_qps
         most = min(MOST_WORKERS, usable_processors() - 1)
         if settings.num_workers or enough or workers >= most or not check.busiest.startswith("worker"):
@@ -81,7 +81,8 @@ def in_words(check: SelfCheck, settings: RunSettings) -> str:
     return f"client self-check: {workers} can carry {capacity}{times}{added}"
 
 
-def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfCheck:
+def _check(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfCheck:
+    """Return what the client can carry: its rate and its lag against a server in memory."""
     tokens = expected_tokens(settings)
     interval = settings.stream_interval
     chunks = -(-(tokens - 1) // interval) + 1 if interval else 1
@@ -97,7 +98,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
         try:
             meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)
-            drive = _closed if settings.terms.at_once else _paced
+            drive = _closed_loop if settings.terms.at_once else _paced_loop
             qps = drive(client, _prompts(settings, library), tally, meter, settings.target_qps)
         finally:
             client.close()
@@ -120,7 +121,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         busiest=name,
         busiest_share=round(share, 3),
         server_share=round(server_share, 3),
-        added_ttft=spread(tally.waits()),
+        added_ttft=spread(tally.times_to_first_token()),
     )
 
 
@@ -143,7 +144,9 @@ def _prompts(settings: RunSettings, library: SampleLibrary) -> list[tuple[int, i
     return [(offset, length, counted * tokens) for offset, length, tokens in library.records.values()]
 
 
-def _closed(client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Tally, meter: _Meter, _: float) -> float:
+def _closed_loop(
+    client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Tally, meter: _Meter, _: float
+) -> float:
     """Issue queries all at once, as many as take about CLOSED_S; return the queries/s that were answered."""
     count, took = 500, 0.0
     while took < CLOSED_S / 2:
@@ -158,7 +161,7 @@ def _closed(client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Ta
     return count / took
 
 
-def _paced(
+def _paced_loop(
     client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Tally, meter: _Meter, target_qps: float
 ) -> float:
     """Issue queries at the run's rate, at random times as LoadGen does; return that rate."""
@@ -185,6 +188,7 @@ class _Tally:
     """The receiver of a check: notes when first tokens come, and counts."""
 
     def __init__(self) -> None:
+        """Prepare to count answers of the server in memory."""
         self.issued = array("d")
         self.done = 0
         self.error: CmError | None = None
@@ -193,13 +197,16 @@ class _Tally:
         self._reached = threading.Event()
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
+        """Note the time of first tokens."""
         now = time.monotonic()
         self._firsts += [(key, now) for key, _, _ in answers]
 
     def completed(self, answers: Sequence[WholeAnswer]) -> None:
+        """Count whole answers."""
         self._count(len(answers))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """Count a failed query as ended."""
         self._count(1)
 
     def broken(self, error: CmError) -> None:
@@ -223,7 +230,7 @@ class _Tally:
         """Start counting from zero."""
         self.done = self._awaited = 0
 
-    def waits(self) -> list[float]:
+    def times_to_first_token(self) -> list[float]:
         """Return the times from issue to first token in ms, for queries whose issue was timed."""
         return [] if not self.issued else [(came - self.issued[key]) * 1e3 for key, came in self._firsts]
 
@@ -246,21 +253,23 @@ class _Meter:
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
 
     def start(self) -> None:
-        self.started = self._used()
+        """Begin to measure the processor time of the processes."""
+        self.started = self._times_used()
 
     def stop(self) -> None:
-        before, after = self.started, self._used()
+        """Compute each process's share of a processor since `start`."""
+        before, after = self.started, self._times_used()
         wall = after["wall"] - before["wall"]
         self.shares = {name: (after[name] - before[name]) / wall for name in self._processes}
 
-    def _used(self) -> dict[str, float]:
+    def _times_used(self) -> dict[str, float]:
         times = {name: process.cpu_times() for name, process in self._processes.items()}
         return {"wall": time.monotonic(), **{name: used.user + used.system for name, used in times.items()}}
 
 
 @contextmanager
 def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
-    """Run the server in memory; give its endpoint and its process's number."""
+    """Run the server in memory; yield its endpoint and its process's number."""
     words = [sys.executable, "-P", "-m", "cm4vllm.loadgen.process.loopback"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)

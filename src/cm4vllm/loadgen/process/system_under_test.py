@@ -27,7 +27,7 @@ from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.records.client import ClientRecord, FinishReasons, SelfCheck
-from cm4vllm.records.run import RunSettings, fewer
+from cm4vllm.records.run import RunSettings, fewer_open_requests
 from cm4vllm.rules import Mode
 
 #: Seconds that a failed run goes on, so that its report distinguishes one bad request from a server that is gone.
@@ -56,6 +56,7 @@ class SystemUnderTest:
         show_latencies: bool = False,
         answers: Path | None = None,
     ) -> None:
+        """Take LoadGen's module, the settings, the samples and the number of workers; `send` passes messages on."""
         self._settings = settings
         self._library = library
         self._send = send
@@ -87,6 +88,7 @@ class SystemUnderTest:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Stop the workers and write what is left of answers and progress."""
         self._over.set()
         self._progress_thread.join()
         with self._ending:
@@ -168,6 +170,7 @@ class SystemUnderTest:
         )
 
     def _send_progress(self) -> None:
+        """Send the progress of the run at each interval, until it is over."""
         while not self._over.wait(PROGRESS_INTERVAL_S):
             latencies = self._latencies()
             reporter = self._reporter
@@ -228,6 +231,7 @@ class SystemUnderTest:
                 os._exit((error or RunFailed).exit_code)
 
     def _failure(self) -> RunFailed:
+        """Return the error for a run with failed requests, with the most frequent causes."""
         failures = self._workers.failures
         causes = "\n".join(f"{count} x {cause}" for cause, count in failures.most_common(5))
         settings, server = self._settings, self._settings.server
@@ -237,7 +241,7 @@ class SystemUnderTest:
             cause=causes,
             remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result"
             + (
-                f"\nif it takes no more at a time, give it {fewer(at_once=settings.terms.at_once)}"
+                f"\nif it takes no more at a time, give it {fewer_open_requests(at_once=settings.terms.at_once)}"
                 if _is_crowded(failures)
                 else ""
             ),

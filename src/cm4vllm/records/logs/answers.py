@@ -46,6 +46,7 @@ def logged_data(path: Path) -> list[tuple[int, bytes]]:
 
 
 def _read(path: Path, made: Callable[[_Entry], T]) -> list[T]:
+    """Return what `made` gives for each entry of an accuracy log. Raises RunFailed for one that is not whole."""
     try:
         with mapped(path) as log:
             return [made(entry) for entry in msgspec.json.decode(log, type=list[_Entry])]
@@ -58,6 +59,7 @@ def _read(path: Path, made: Callable[[_Entry], T]) -> list[T]:
 
 
 def _answer(entry: _Entry) -> LoggedAnswer:
+    """Return an entry as tokens; `damaged` where its bytes are no whole number of tokens."""
     data, first = bytes.fromhex(entry.data), bytes.fromhex(entry.token_data)
     return LoggedAnswer(
         sample=entry.qsl_idx,

@@ -72,6 +72,7 @@ class Window:
 
     @property
     def seconds(self) -> float:
+        """Return the length of the window, in s."""
         return (self.end - self.begin).total_seconds()
 
 
@@ -94,14 +95,16 @@ class DetailLog:
     unordered: str = ""
 
     def text(self, key: str) -> str:
-        return self._typed(key, str, "a text")
+        """Return the text of a key. Raises RunFailed if the key is missing or has no text."""
+        return self._value_of_type(key, str, "a text")
 
     def flag(self, key: str) -> bool:
-        return self._typed(key, bool, "true or false")
+        """Return the boolean of a key. Raises RunFailed if the key is missing or has none."""
+        return self._value_of_type(key, bool, "true or false")
 
     def count(self, key: str) -> int:
         """Return a whole number of 64 bits that is not negative."""
-        value = self._typed(key, int, "a whole number of 64 bits")
+        value = self._value_of_type(key, int, "a whole number of 64 bits")
         if isinstance(value, bool) or not 0 <= value < _COUNT_END:
             raise self._refusal(key, value, "a whole number of 64 bits")
         return value
@@ -125,9 +128,11 @@ class DetailLog:
         return isinstance(value, int | float) and value < 0
 
     def text_or_none(self, key: str) -> str | None:
+        """Return the text of a key, None where the log has no such key."""
         return self.text(key) if key in self.values else None
 
     def count_or_none(self, key: str) -> int | None:
+        """Return the whole number of a key, None where the log has no such key."""
         return self.count(key) if key in self.values else None
 
     def is_defined(self, key: str) -> bool:
@@ -135,6 +140,7 @@ class DetailLog:
         return key in self.values and self.values[key] not in _UNDEFINED
 
     def is_undefined(self, key: str) -> bool:
+        """Return True if LoadGen computed no value for a key that it logged."""
         return key in self.values and self.values[key] in _UNDEFINED
 
     @property
@@ -164,13 +170,14 @@ class DetailLog:
         version = (int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
         return tuple(version) >= _COUNTS_ERRORS
 
-    def _typed(self, key: str, kind: type[T], wanted: str) -> T:
+    def _value_of_type(self, key: str, kind: type[T], wanted: str) -> T:
         value = self._value(key)
         if not isinstance(value, kind):
             raise self._refusal(key, value, wanted)
         return value
 
     def _value(self, key: str) -> Any:
+        """Return the value of a key. Raises RunFailed if the log has no such key."""
         if key not in self.values:
             raise RunFailed(
                 f"{self.path} is not the log of a performance run that ended", cause=f"it has no {key}", remedy=_AGAIN
@@ -178,8 +185,11 @@ class DetailLog:
         return self.values[key]
 
     def _refusal(self, key: str, value: object, wanted: str) -> RunFailed:
+        """Return the error for a key whose value is not what is `wanted`."""
         return RunFailed(
-            f"{self.path} is not a LoadGen log", cause=f"its {key} is {_short(value)}, not {wanted}", remedy=_AGAIN
+            f"{self.path} is not a LoadGen log",
+            cause=f"its {key} is {_first_characters(value)}, not {wanted}",
+            remedy=_AGAIN,
         )
 
 
@@ -214,7 +224,7 @@ def read_detail_log(path: Path) -> DetailLog:
         if entry.key in values and entry.key.startswith(_ONCE):
             raise _two_runs(path, f"{entry.key} is logged a second time")
         if entry.key.startswith(_READ):
-            values[entry.key] = _decoded(path, entry)
+            values[entry.key] = _decode(path, entry)
             if entry.time_ms is not None and 0 <= entry.time_ms < _TIME_END:
                 unordered = unordered or (entry.key if entry.time_ms < last else "")
                 times[entry.key] = last = entry.time_ms
@@ -228,10 +238,11 @@ def read_detail_log(path: Path) -> DetailLog:
 
 def _keep(texts: list[str], path: Path, entry: _Entry) -> None:
     if len(texts) < KEPT_TEXTS:
-        texts.append(str(_decoded(path, entry)))
+        texts.append(str(_decode(path, entry)))
 
 
 def _entries(path: Path) -> Iterator[_Entry]:
+    """Yield the entries of a log in their order. Raises RunFailed for a damaged line."""
     try:
         with opened(path, buffer=_BUFFER) as file:
             for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
@@ -239,13 +250,13 @@ def _entries(path: Path) -> Iterator[_Entry]:
                     raise _not_whole(path, f"line {number} has more than {_LONGEST_LINE // 2**20} MB")
                 if line.startswith(_PREFIX):
                     yield _entry(path, number, line[len(_PREFIX) :])
-                elif _damaged(line):
+                elif _is_damaged(line):
                     raise _not_whole(path, f"line {number} is a part of an entry")
     except OSError as error:
         raise RunFailed(f"cannot read LoadGen's log {path}", cause=str(error.strerror)) from error
 
 
-def _damaged(line: bytes) -> bool:
+def _is_damaged(line: bytes) -> bool:
     """Return True if a line without the prefix is part of a damaged entry: its beginning or its rest.
 
     Zeros are what a file system gives for a part that was never written, or was truncated by a second writer.
@@ -256,6 +267,7 @@ def _damaged(line: bytes) -> bool:
 
 
 def _entry(path: Path, number: int, text: bytes) -> _Entry:
+    """Return the entry of one line, also with NaN and Infinity, which JSON does not have. Raises RunFailed."""
     try:
         return _DECODER.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -263,21 +275,23 @@ def _entry(path: Path, number: int, text: bytes) -> _Entry:
             raise _not_whole(path, f"line {number}: {error}") from error
     try:  # msgspec takes JSON alone
         entry = json.loads(text)
-        return msgspec.convert({**entry, "value": msgspec.Raw(msgspec.json.encode(_finite(entry["value"])))}, _Entry)
+        return msgspec.convert(
+            {**entry, "value": msgspec.Raw(msgspec.json.encode(_finite_or_undefined(entry["value"])))}, _Entry
+        )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _not_whole(path, f"line {number}: {error}") from error
 
 
-def _finite(value: object) -> object:
+def _finite_or_undefined(value: object) -> object:
     """Return one of _UNDEFINED for a float that JSON has not, so that whoever reads it as a number meets a text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _decoded(path: Path, entry: _Entry) -> Any:
+def _decode(path: Path, entry: _Entry) -> Any:
     try:
         return msgspec.json.decode(entry.value)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise _not_whole(path, f"the value of {_short(entry.key)}: {error}") from error
+        raise _not_whole(path, f"the value of {_first_characters(entry.key)}: {error}") from error
 
 
 def _two_runs(path: Path, cause: str) -> RunFailed:
@@ -288,7 +302,8 @@ def _not_whole(path: Path, cause: str) -> RunFailed:
     return RunFailed(f"{path} is not a whole log", cause=cause, remedy=_AGAIN)
 
 
-def _short(value: object) -> str:
+def _first_characters(value: object) -> str:
+    """Return the beginning of a value as text for a message, at most 60 characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes

@@ -29,7 +29,7 @@ def missing_queries(queries: int, over: int) -> int:
     return max(0, required_within(over) + over - queries)
 
 
-def failing(queries: int, over: int, confidence: float = CONFIDENCE) -> bool:
+def is_surely_failing(queries: int, over: int, confidence: float = CONFIDENCE) -> bool:
     """Return True if it is certain that fewer than the share PERCENTILE are within the limit.
 
     It is the same test in the other direction: at that share, as many over the limit are seen with a probability of at

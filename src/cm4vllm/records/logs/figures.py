@@ -92,16 +92,16 @@ def figures(log: DetailLog) -> dict[str, LoggedFigure]:
 
     Raises RunFailed where the value of one is no number.
     """
-    logged = {figure.name: figure for figure in _logged(log)}
-    return logged | {figure.name: figure for figure in _derived(log, logged)}
+    logged = {figure.name: figure for figure in _logged_figures(log)}
+    return logged | {figure.name: figure for figure in _derived_figures(log, logged)}
 
 
-def undefined(log: DetailLog) -> list[str]:
+def undefined_keys(log: DetailLog) -> list[str]:
     """Return the keys of the figures for which LoadGen could compute no value."""
     return [key for key in log.values if log.is_undefined(key) and any(rule.key.fullmatch(key) for rule in _RULES)]
 
 
-def negative(log: DetailLog) -> list[str]:
+def negative_keys(log: DetailLog) -> list[str]:
     """Return the keys of all numbers of a result that are below 0, but for times per output token of one token.
 
     Of these LoadGen logs an error, and computes a number that means nothing (loadgen/logging.cc).
@@ -121,7 +121,8 @@ def metric_names(scenario: str, *, tokens: bool) -> tuple[str, ...]:
     return _METRICS.get((scenario, tokens), ())
 
 
-def _logged(log: DetailLog) -> Iterator[LoggedFigure]:
+def _logged_figures(log: DetailLog) -> Iterator[LoggedFigure]:
+    """Yield each figure that LoadGen logged with a usable value, in its unit."""
     for key in log.values:
         for rule, name in _meanings(key):
             if not (log.is_undefined(key) or log.is_negative(key) or _of_one_token(log, rule, key)):
@@ -137,7 +138,7 @@ def _of_one_token(log: DetailLog, rule: _Rule, key: str) -> bool:
 
 
 def one_token_words(log: DetailLog) -> str:
-    """Name the figures that LoadGen computed of answers of one token, which have no time per output token.
+    """Return in words the figures computed of answers of one token, which have no time per output token.
 
     Empty where there are none.
     """
@@ -155,18 +156,20 @@ def _meanings(key: str) -> tuple[tuple[_Rule, str], ...]:
     """Return the rules of the figure that a key has, and its name by each: the same for all logs of a LoadGen."""
     matches = ((rule, rule.key.fullmatch(key)) for rule in _RULES)
     return tuple(
-        (rule, _short(match.expand(rule.name) if match.groups() else rule.name)) for rule, match in matches if match
+        (rule, _short_name(match.expand(rule.name) if match.groups() else rule.name))
+        for rule, match in matches
+        if match
     )
 
 
-def _short(name: str) -> str:
-    """Write a percentile as the rules do: ttft_99.00_percentile is ttft_p99."""
+def _short_name(name: str) -> str:
+    """Return the name that the rules use for a percentile: ttft_p99 for ttft_99.00_percentile."""
     return re.sub(
         r"_(\d+)\.(\d+)_percentile$", lambda m: f"_p{m[1]}" + (f".{m[2].rstrip('0')}" if m[2].strip("0") else ""), name
     )
 
 
-def _derived(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[LoggedFigure]:
+def _derived_figures(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[LoggedFigure]:
     """Yield the number of samples, the tokens of one, and the run's duration, to the six digits of LoadGen's rates.
 
     Offline is one query, whose latency is the duration; elsewhere LoadGen divides one sample less by the time.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cm4vllm.records.logs.detail_log import DetailLog
-from cm4vllm.records.logs.figures import negative
+from cm4vllm.records.logs.figures import negative_keys
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,13 @@ class LogNumbers:
         return float(value) if usable and value is not None else 0.0
 
     def flag(self, key: str) -> bool | None:
+        """Return the boolean of a key, None where it has none."""
         value = self.values.get(key)
         return value if isinstance(value, bool) else None
 
     @property
     def samples(self) -> float:
+        """Return the number of samples: queries times samples of a query."""
         return self["result_query_count"] * max(1.0, self["generated_samples_per_query"])
 
 
@@ -129,7 +131,7 @@ def impossible_values(log: DetailLog) -> Iterator[ImpossibleValue]:
 def impossible_figures(log: DetailLog) -> Iterator[ImpossibleValue]:
     """Yield the figures of a performance log that no run has."""
     numbers = LogNumbers(log)
-    for key in negative(log):
+    for key in negative_keys(log):
         yield ImpossibleValue("a figure is below 0", key, log.values[key], "0 or more")
     for key, value in log.values.items():
         if isinstance(value, int | float) and not isinstance(value, bool) and value == 0:
@@ -138,8 +140,8 @@ def impossible_figures(log: DetailLog) -> Iterator[ImpossibleValue]:
                 yield ImpossibleValue(wrong, key, value, "more than 0")
     for distribution in (_ANSWERS, _FIRST_TOKENS, _OUTPUT_TOKENS, _QUERIES):
         yield from _disorder(numbers, distribution)
-    yield from _estimates(numbers)
-    yield from _parts(numbers)
+    yield from _impossible_estimates(numbers)
+    yield from _impossible_parts(numbers)
     late = numbers["result_overlatency_query_count"]
     if late > numbers.samples > 0:
         yield ImpossibleValue(
@@ -147,15 +149,15 @@ def impossible_figures(log: DetailLog) -> Iterator[ImpossibleValue]:
         )
 
 
-def rising(values: Sequence[tuple[str, float]]) -> Iterator[ImpossibleValue]:
-    """Compare least value, percentiles and largest value of a distribution, in this order, each with its key."""
+def values_out_of_order(values: Sequence[tuple[str, float]]) -> Iterator[ImpossibleValue]:
+    """Yield each value of a distribution that is below one before it: least, percentiles, largest, with their keys."""
     for (low, below), (high, above) in pairwise(values):
         if below > above:
             yield ImpossibleValue("a percentile is below a lower one", high, above, f"{below:.15g} or more, {low}")
 
 
-def between(kind: str, key: str, value: float, least: float, largest: float) -> Iterator[ImpossibleValue]:
-    """Compare a value of a distribution, named as its `kind`, with its least and its largest value."""
+def value_out_of_range(kind: str, key: str, value: float, least: float, largest: float) -> Iterator[ImpossibleValue]:
+    """Yield a value of a distribution, named by its `kind`, that is outside its least and its largest value."""
     if not least <= value <= largest:
         expected = f"{least:.15g} to {largest:.15g}"
         yield ImpossibleValue(f"{kind} is not between least and largest value", key, value, expected)
@@ -163,13 +165,13 @@ def between(kind: str, key: str, value: float, least: float, largest: float) -> 
 
 def _disorder(log: LogNumbers, distribution: _Distribution) -> Iterator[ImpossibleValue]:
     values, mean = distribution.values(log), distribution.mean
-    yield from rising(values)
+    yield from values_out_of_order(values)
     if len(values) > 1 and mean in log.values and log.samples * values[-1][1] < SUM_END:
-        yield from between("a mean", mean, log[mean], values[0][1], values[-1][1])
+        yield from value_out_of_range("a mean", mean, log[mean], values[0][1], values[-1][1])
 
 
-def _estimates(log: LogNumbers) -> Iterator[ImpossibleValue]:
-    """Compare the estimates by early stopping with the latencies; LoadGen writes 0 where it made none.
+def _impossible_estimates(log: LogNumbers) -> Iterator[ImpossibleValue]:
+    """Yield the estimates by early stopping that contradict the latencies; LoadGen writes 0 where it made none.
 
     With token latencies an estimate is of the first tokens.
     """
@@ -179,11 +181,11 @@ def _estimates(log: LogNumbers) -> Iterator[ImpossibleValue]:
         made = log[key] or (own and log.flag("early_stopping_met"))
         if key in log.values and largest in log.values and made:
             lowest = min(log[name] for name in (least, _FIRST_TOKENS.least) if name in log.values or name == least)
-            yield from between("an estimate", key, log[key], lowest, log[largest])
+            yield from value_out_of_range("an estimate", key, log[key], lowest, log[largest])
 
 
-def _parts(log: LogNumbers) -> Iterator[ImpossibleValue]:
-    """Compare times of first tokens and of output tokens with those of whole answers."""
+def _impossible_parts(log: LogNumbers) -> Iterator[ImpossibleValue]:
+    """Yield the times of first tokens and of output tokens that are longer than those of whole answers."""
     for key in log.values:
         for pattern, wrong in _PARTS:
             if match := pattern.fullmatch(key):

@@ -13,7 +13,14 @@ from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import mapped, opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.records.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
+from cm4vllm.records.logs.figures import (
+    SCENARIOS,
+    LoggedFigure,
+    figures,
+    negative_keys,
+    one_token_words,
+    undefined_keys,
+)
 from cm4vllm.records.logs.impossible_values import impossible_values
 from cm4vllm.rules import Mode
 
@@ -199,11 +206,12 @@ def verdict(log: DetailLog) -> tuple[bool, tuple[str, ...]]:
 
 
 def _result(log: DetailLog) -> PerformanceResult:
+    """Return figures and verdict of the log of a performance run. Raises RunFailed for one that did not end."""
     scenario, logged = log.text("effective_scenario"), {name: figure.value for name, figure in figures(log).items()}
     valid, reasons = verdict(log)
     # Where errors are not counted, the tokens alone tell a whole log from one that was cut.
     for name in (*([] if log.counts_errors else ["tokens_per_second"]), "samples", "samples_per_second"):
-        if name not in logged and not negative(log):
+        if name not in logged and not negative_keys(log):
             raise RunFailed(
                 f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}", remedy=_AGAIN
             )
@@ -233,8 +241,9 @@ _LIMITED = "Server"
 
 
 def _reasons(log: DetailLog) -> Iterator[str]:
+    """Yield each reason why a performance run is not valid."""
     logged = figures(log)
-    yield from (f"LoadGen could compute no value for {key}" for key in undefined(log))
+    yield from (f"LoadGen could compute no value for {key}" for key in undefined_keys(log))
     yield from (f"{IMPOSSIBLE}: {value}" for value in impossible_values(log))
     if not log.flag("result_min_duration_met"):
         wanted = Seconds(log.number("effective_min_duration_ms") / 1e3)

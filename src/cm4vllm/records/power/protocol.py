@@ -33,6 +33,7 @@ class Identity:
 
     @property
     def simulated(self) -> bool:
+        """Return True if the analyzer states that it is simulated."""
         return any(SIMULATED in text for text in (self.model, self.version, *self.instrument))
 
 

@@ -95,10 +95,12 @@ class PowerSession:
 
     @cached_property
     def client(self) -> Mapping[str, Any]:
+        """Return client.json of the session, empty where it cannot be read."""
         return object_of(self.folder / _CLIENT_JSON)
 
     @cached_property
     def server(self) -> Mapping[str, Any]:
+        """Return server.json of the session, empty where it cannot be read."""
         return object_of(self.folder / SERVER_JSON)
 
     @cached_property
@@ -134,7 +136,7 @@ class PowerSession:
         return [totals for reply in replies if (totals := totals_of(reply, "Watts"))]
 
     @property
-    def unstated(self) -> Mapping[str, tuple[str, ...]]:
+    def missing_parts(self) -> Mapping[str, tuple[str, ...]]:
         """The parts that files lack, or have in another form, by file: without them checks have nothing to read."""
         without = [name for name in FILES if name not in (_CLIENT_JSON, SERVER_JSON, *self.stated_digests())]
         client, server = fault_in(self.client, Statement), fault_in(self.server, ServerStatement)
@@ -182,7 +184,7 @@ class PowerSession:
         except RunFailed:
             return None
 
-    def started(self, phase: Phase) -> datetime | None:
+    def start_of(self, phase: Phase) -> datetime | None:
         """Return when the server sent `Go` for a phase, by the server's clock, in UTC; None if it cannot be read."""
         local, zone = self._go(phase), self.server.get("timezone")
         try:
@@ -200,7 +202,7 @@ class PowerSession:
                     return None
         return None
 
-    def logged(self, phase: Phase) -> tuple[datetime | None, datetime | None]:
+    def logged_window(self, phase: Phase) -> tuple[datetime | None, datetime | None]:
         """Return begin and end of the measurement of a phase by PTDaemon's log; None for what it does not state."""
         begin: datetime | None = None
         for line in self.ptd_log:
@@ -219,7 +221,7 @@ class PowerSession:
             stated |= {str(name): str(value) for name, value in results.items()} if isinstance(results, dict) else {}
         return stated
 
-    def changed(self) -> Iterator[tuple[str, str, str]]:
+    def changed_files(self) -> Iterator[tuple[str, str, str]]:
         """Yield each published file whose SHA-1 is not the stated one: its name, its own digest and the stated one."""
         stated = self.stated_digests()
         for name in FILES:
@@ -253,7 +255,7 @@ def _sha1(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
 
 
-def unmeasured(session: PowerSession) -> tuple[str, ...]:
+def reasons_unmeasured(session: PowerSession) -> tuple[str, ...]:
     """Return why a session that has ended measured nothing, one reason each; none where it measured."""
     reasons = []
     if missing := session.missing:

@@ -82,15 +82,15 @@ def contradictions(client: Mapping[str, Any], server: Mapping[str, Any]) -> Iter
     None where a form is wrong: `fault_in` names it.
     """
     try:
-        own, other = (_compared(msgspec.convert(content, Statement)) for content in (client, server))
+        own, other = (_parts_of_both(msgspec.convert(content, Statement)) for content in (client, server))
     except msgspec.ValidationError:
         return
     for name in own:
-        if name in other and not _alike(own[name], other[name]):
+        if name in other and not _is_alike(own[name], other[name]):
             yield name, own[name], other[name]
 
 
-def _compared(stated: Statement) -> dict[str, object]:
+def _parts_of_both(stated: Statement) -> dict[str, object]:
     """Return all parts that both state, by name."""
     phases = {"ranging": stated.phases.ranging, "testing": stated.phases.testing}
     return {
@@ -112,7 +112,7 @@ def _compared(stated: Statement) -> dict[str, object]:
     }
 
 
-def _alike(own: object, other: object) -> bool:
+def _is_alike(own: object, other: object) -> bool:
     if isinstance(own, float) and isinstance(other, float):
         return abs(own - other) <= _CLOCKS_S
     return own == other

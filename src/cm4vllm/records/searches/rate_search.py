@@ -40,7 +40,7 @@ class LimitRecord(Record, frozen=True, kw_only=True):
     p99_ms: float | None
 
 
-def tightest(limits: list[LimitRecord]) -> LimitRecord | None:
+def tightest_limit(limits: list[LimitRecord]) -> LimitRecord | None:
     """Return the limit with the fewest queries within it; of equal ones, that with the highest p99 for its limit."""
     return min(limits, key=lambda limit: (limit.within, -(limit.p99_ms or 0.0) / limit.limit_ms), default=None)
 
@@ -77,7 +77,7 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
     @property
     def binding(self) -> LimitRecord | None:
         """The limit that binds."""
-        return tightest(self.limits)
+        return tightest_limit(self.limits)
 
 
 class Interval(Record, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ class SearchRecord(SearchOutcome, frozen=True, kw_only=True):
     drift: str = ""
     settings_sha256: str = ""
 
-    def lowered(self, times: int) -> float:
+    def lowered_rate(self, times: int) -> float:
         """Return the rate to run at after `times` full-length runs that missed a limit, each a larger step below.
 
         The first step is the one that the search itself takes below a run that failed.

@@ -32,7 +32,7 @@ def given_options(words: Sequence[str], options: Options | None = None) -> dict[
     given: dict[str, OptionValue] = {}
     parts: dict[str, dict[str, Any]] = {}
     for word in split_options(_without_program(words))[1]:
-        option, texts = _known(word.name, known), word.values
+        option, texts = _option_named(word.name, known), word.values
         if word.keys and texts:
             value = texts[0].split(",") if word.adds else _part(texts[0])
             _merge(parts.setdefault(word.name, {}), word.keys, value)
@@ -44,7 +44,7 @@ def given_options(words: Sequence[str], options: Options | None = None) -> dict[
             given[option.full_name] = not option.off if not option.takes_value else _value(texts, option)
     # vLLM appends the parts to the command line as one JSON value.
     for name, value in parts.items():
-        option = _known(name, known)
+        option = _option_named(name, known)
         given[option.full_name if option else neutral_name(name.lstrip("-"))] = value
     return given
 
@@ -75,7 +75,7 @@ def _without_program(words: Sequence[str]) -> Sequence[str]:
     return words[begin:]
 
 
-def _known(name: str, known: Options) -> Option | None:
+def _option_named(name: str, known: Options) -> Option | None:
     """Return the option of a name, which may be shortened as long as it is the beginning of one option only."""
     if name in known or not name.startswith("--"):
         return known.get(name)
@@ -84,6 +84,7 @@ def _known(name: str, known: Options) -> Option | None:
 
 
 def _value(texts: Sequence[str], option: Option | None = None) -> OptionValue:
+    """Return the typed value of an option from its words: a list where it takes several, True where it has none."""
     multiples = option is not None and option.multiples
     values = [typed_value(text, multiples=multiples) for text in texts]
     if option.several if option is not None else len(values) > 1:

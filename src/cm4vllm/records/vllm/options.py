@@ -65,12 +65,13 @@ class GivenOption:
     adds: bool = False
 
     @property
-    def spelled(self) -> str:
+    def as_written(self) -> str:
         """The option as it is written in the command line, without a value."""
         return self.words[0].partition("=")[0]
 
     @property
     def values(self) -> list[str]:
+        """Return the values that were given to the option, as text."""
         return self.words[1:] if self.own is None else [self.own]
 
 
@@ -80,13 +81,14 @@ def split_options(words: Iterable[str]) -> tuple[list[str], list[GivenOption]]:
     given: list[GivenOption] = []
     for word in words:
         if word.startswith("-") and word.strip("-") and not _NEGATIVE.fullmatch(word):
-            given.append(_given(word))
+            given.append(_parse_option(word))
         else:
             (given[-1].words if given else before).append(word)
     return before, given
 
 
-def _given(word: str) -> GivenOption:
+def _parse_option(word: str) -> GivenOption:
+    """Return the option of one word of a command line: name, value after `=`, and keys of a JSON value."""
     if level := _LEVEL.fullmatch(word):
         return GivenOption("--optimization-level", [word], level["level"])
     head, equals, value = word.partition("=")
@@ -166,7 +168,7 @@ def spellings() -> Mapping[str, list[str]]:
     return msgspec.yaml.decode(bytes_of(Path(__file__).with_name("spellings.yaml")), type=dict[str, list[str]])
 
 
-def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
+def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[str]]:
     """Return the words as this release takes them, and a note for each that was translated or left out.
 
     Raises UsageError for an option that it does not know and for a value that the option does not take.
@@ -177,7 +179,7 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
         if option.name in options:
             _check_value(options[option.name], option)
             done += option.words
-        elif (renamed := _renamed().get(option.name)) is not None:
+        elif (renamed := _renamed_options().get(option.name)) is not None:
             now = [word.replace("{}", " ".join(option.values)) for word in renamed.now]
             done += now
             notes.append(f"{option.words[0]}: {renamed.note}; " + (f"said as {' '.join(now)}" if now else "left out"))
@@ -185,7 +187,7 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
             raise UsageError(
                 f"the installed vLLM has no option {option.name}",
                 cause=f"given as {' '.join(option.words)}",
-                remedy=_nearest(option.name, options),
+                remedy=_nearest_option(option.name, options),
             )
     return done, notes
 
@@ -201,7 +203,8 @@ def _as_spelled(option: GivenOption, options: Options) -> GivenOption:
 
 
 def _check_value(option: Option, given: GivenOption) -> None:
-    word, values = given.spelled, given.values
+    """Raise UsageError for a value that is missing, not taken, or not among the choices of the option."""
+    word, values = given.as_written, given.values
     if given.keys:
         return  # a part of a JSON value, of any kind
     # Short options alone may stand without the value that the help shows.
@@ -216,12 +219,12 @@ def _check_value(option: Option, given: GivenOption) -> None:
             )
 
 
-def _nearest(name: str, options: Options) -> str:
+def _nearest_option(name: str, options: Options) -> str:
     close = difflib.get_close_matches(name, [known for known in options if known.startswith("--")], n=1)
     return f"did you mean {close[0]!r}?" if close else _HELP
 
 
 @cache
-def _renamed() -> Mapping[str, Renamed]:
+def _renamed_options() -> Mapping[str, Renamed]:
     data = bytes_of(Path(__file__).with_name("renamed.yaml"))
     return {renamed.option: renamed for renamed in msgspec.yaml.decode(data, type=list[Renamed])}

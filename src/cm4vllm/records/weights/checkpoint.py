@@ -145,7 +145,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         for data_type, shape, _ in _header(path).values():
             if data_type not in _NOT_PARAMETERS:
                 real[data_type] += math.prod(shape)
-    quantised = _quantised(section(config, "quantization_config"))
+    quantised = _quantised_type(section(config, "quantization_config"))
     packed = bool(quantised) and quantised in ("int4", "fp4", "int3", "int2")
     return Checkpoint(
         architecture=", ".join(words(config, "architectures")) or str(config.get("model_type", ""))[:80],
@@ -192,8 +192,8 @@ def _kind(file: Path) -> str:
 
 
 def _without_weights(config: Mapping[str, Any]) -> Checkpoint:
-    """Describe a dummy by its configuration alone."""
-    sizes, quantised = read_architecture(config), _quantised(section(config, "quantization_config"))
+    """Return the description of random weights, which have no files, by their configuration alone."""
+    sizes, quantised = read_architecture(config), _quantised_type(section(config, "quantization_config"))
     return Checkpoint(
         architecture=", ".join(words(config, "architectures")),
         vocabulary=sizes.vocabulary,
@@ -212,7 +212,7 @@ def quantised_to(folder: Path) -> str:
     """
     if not (folder / "config.json").is_file():
         return ""
-    return _quantised(section(json_object(folder / "config.json"), "quantization_config"))
+    return _quantised_type(section(json_object(folder / "config.json"), "quantization_config"))
 
 
 def unset_scales(folder: Path) -> list[str]:
@@ -230,6 +230,7 @@ def unset_scales(folder: Path) -> list[str]:
 
 
 def _scales(path: Path) -> Iterator[tuple[str, list[float]]]:
+    """Yield each static scale of a safetensors file: the tensor's name and its values."""
     header = _header(path)
     with path.open("rb") as file:
         for name, (data_type, _, place) in header.items():
@@ -273,6 +274,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _check_shards(folder: Path) -> None:
+    """Raise ModelError if a file that the index of the weights names is missing."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
@@ -323,7 +325,7 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
         ) from error
 
 
-def _quantised(config: Mapping[str, Any]) -> str:
+def _quantised_type(config: Mapping[str, Any]) -> str:
     """Return the data type of quantised weights, empty where nothing is quantised.
 
     Reads what compressed-tensors, GPTQ, AWQ, FP8 and bitsandbytes checkpoints write.

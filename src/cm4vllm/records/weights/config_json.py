@@ -35,7 +35,7 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise _wrong(key, value, "an object")
+        raise _wrong_kind(key, value, "an object")
     return value
 
 
@@ -52,7 +52,7 @@ def whole(config: Mapping[str, Any], key: str, least: int = 0) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        raise _wrong(key, value, f"a whole number, {least} or more")
+        raise _wrong_kind(key, value, f"a whole number, {least} or more")
     return value
 
 
@@ -60,17 +60,20 @@ def words(config: Mapping[str, Any], key: str) -> list[str]:
     """Return the list of texts under a key, empty where there is none. Raises ModelError for anything else."""
     value = config.get(key) or []
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise _wrong(key, value, "a list of texts")
+        raise _wrong_kind(key, value, "a list of texts")
     return value
 
 
-def _wrong(key: str, value: Any, kind: str) -> ModelError:
+def _wrong_kind(key: str, value: Any, kind: str) -> ModelError:
+    """Return the error for a key of config.json whose value is not of the kind that is wanted."""
     return ModelError(
-        f"the model's config.json says that {key} is {_short(value)}", cause=f"it must be {kind}", remedy=_AGAIN
+        f"the model's config.json says that {key} is {_value_in_words(value)}",
+        cause=f"it must be {kind}",
+        remedy=_AGAIN,
     )
 
 
-def _short(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     # repr() of a number of thousands of digits raises, and of what is nested deeply as well.
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"

@@ -43,6 +43,7 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
+        """Return the number of parameters of the model."""
         return self.linear + self.other
 
     @property
@@ -64,10 +65,11 @@ class Architecture:
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Return the sizes that a config.json gives. Raises ModelError naming a key that is missing or of a wrong kind."""
-    return _speech(config) if config.get("model_type") == "whisper" else _read(text_config(config))
+    return _whisper_sizes(config) if config.get("model_type") == "whisper" else _read(text_config(config))
 
 
-def _needed(config: Mapping[str, Any], key: str) -> int:
+def _required_size(config: Mapping[str, Any], key: str) -> int:
+    """Return a size of config.json, at least 1. Raises ModelError where it is missing."""
     value = whole(config, key, 1)
     if value is None:
         raise ModelError(
@@ -79,13 +81,16 @@ def _needed(config: Mapping[str, Any], key: str) -> int:
 
 
 def _read(config: Mapping[str, Any]) -> Architecture:
-    layers, hidden = _needed(config, "num_hidden_layers"), _needed(config, "hidden_size")
-    heads = _needed(config, "num_attention_heads")
+    """Return the sizes of a model by its config.json. Raises ModelError for one that is missing."""
+    layers, hidden = _required_size(config, "num_hidden_layers"), _required_size(config, "hidden_size")
+    heads = _required_size(config, "num_attention_heads")
     kv_heads = whole(config, "num_key_value_heads") or heads
     size = whole(config, "head_dim") or hidden // heads
-    vocabulary, latent = _needed(config, "vocab_size"), bool(whole(config, "kv_lora_rank"))
+    vocabulary, latent = _required_size(config, "vocab_size"), bool(whole(config, "kv_lora_rank"))
     attention, attention_other = (
-        _latent(config, hidden, heads) if latent else _grouped(config, hidden, heads, kv_heads, size)
+        _latent_attention_weights(config, hidden, heads)
+        if latent
+        else _grouped_query_weights(config, hidden, heads, kv_heads, size)
     )
     experts, expert, dense, sparse_layers, router = _mlp(config, layers, hidden)
     shared = whole(config, "n_shared_experts") or 0
@@ -101,7 +106,9 @@ def _read(config: Mapping[str, Any]) -> Architecture:
         hidden=hidden,
         heads=heads,
         kv_heads=1 if latent else kv_heads,
-        kv_values=_needed(config, "kv_lora_rank") + _needed(config, "qk_rope_head_dim") if latent else 2 * size,
+        kv_values=_required_size(config, "kv_lora_rank") + _required_size(config, "qk_rope_head_dim")
+        if latent
+        else 2 * size,
         latent=latent,
         linear=linear,
         other=embeddings + norms + layers * attention_other + sparse_layers * router,
@@ -112,19 +119,19 @@ def _read(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _speech(config: Mapping[str, Any]) -> Architecture:
+def _whisper_sizes(config: Mapping[str, Any]) -> Architecture:
     """Return the sizes of a whisper model: an encoder of clips, and a decoder that also attends to it."""
-    hidden, heads = _needed(config, "d_model"), _needed(config, "decoder_attention_heads")
-    encoder, layers = _needed(config, "encoder_layers"), _needed(config, "decoder_layers")
-    vocabulary, positions = _needed(config, "vocab_size"), _needed(config, "max_target_positions")
+    hidden, heads = _required_size(config, "d_model"), _required_size(config, "decoder_attention_heads")
+    encoder, layers = _required_size(config, "encoder_layers"), _required_size(config, "decoder_layers")
+    vocabulary, positions = _required_size(config, "vocab_size"), _required_size(config, "max_target_positions")
     attention, attention_bias = 4 * hidden * hidden, 3 * hidden  # keys have no bias
-    inner, outer = _needed(config, "encoder_ffn_dim"), _needed(config, "decoder_ffn_dim")
+    inner, outer = _required_size(config, "encoder_ffn_dim"), _required_size(config, "decoder_ffn_dim")
     linear = encoder * (attention + 2 * hidden * inner) + layers * (2 * attention + 2 * hidden * outer)
     norm = 2 * hidden
     biases = encoder * (attention_bias + inner + hidden + 2 * norm)
     biases += layers * (2 * attention_bias + outer + hidden + 3 * norm) + 2 * norm
-    convolutions = _KERNEL * hidden * (_needed(config, "num_mel_bins") + hidden) + 2 * hidden
-    embeddings = (vocabulary + positions + _needed(config, "max_source_positions")) * hidden
+    convolutions = _KERNEL * hidden * (_required_size(config, "num_mel_bins") + hidden) + 2 * hidden
+    embeddings = (vocabulary + positions + _required_size(config, "max_source_positions")) * hidden
     return Architecture(
         layers=layers,
         hidden=hidden,
@@ -141,15 +148,19 @@ def _speech(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _grouped(config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, size: int) -> tuple[int, int]:
+def _grouped_query_weights(
+    config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, size: int
+) -> tuple[int, int]:
+    """Return the parameters of grouped-query attention in one layer: those of matrices, and the biases."""
     biased = config.get("attention_bias") or str(config.get("model_type")) == "qwen2"
     bias = (heads + 2 * kv_heads) * size + (hidden if config.get("attention_bias") else 0) if biased else 0
     return hidden * size * (2 * heads + 2 * kv_heads), bias
 
 
-def _latent(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
+def _latent_attention_weights(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
+    """Return the parameters of latent attention in one layer: those of matrices, and those of the norms."""
     rank, rope, nope, value = (
-        _needed(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        _required_size(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     )
     query_rank = whole(config, "q_lora_rank") or 0
     query = (hidden + heads * (nope + rope)) * query_rank if query_rank else hidden * heads * (nope + rope)
@@ -159,12 +170,12 @@ def _latent(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, in
 
 def _mlp(config: Mapping[str, Any], layers: int, hidden: int) -> tuple[int, int, int, int, int]:
     """Return experts, parameters of one expert, of a dense MLP, layers with experts, and parameters of a router."""
-    dense = _GATED * hidden * _needed(config, "intermediate_size")
+    dense = _GATED * hidden * _required_size(config, "intermediate_size")
     named = ("n_routed_experts", "num_local_experts", "num_experts")
     experts = next((count for key in named if (count := whole(config, key))), 0)
     if not experts:
         return 0, 0, dense, 0, 0
-    inner = whole(config, "moe_intermediate_size") or _needed(config, "intermediate_size")
+    inner = whole(config, "moe_intermediate_size") or _required_size(config, "intermediate_size")
     biases = (2 * inner + hidden, experts) if str(config.get("model_type")) == "gpt_oss" else (0, 0)
     corrections = experts if str(config.get("model_type")) == "deepseek_v3" else 0
     sparse = max(0, layers - (whole(config, "first_k_dense_replace") or 0))

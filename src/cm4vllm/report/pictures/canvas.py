@@ -128,12 +128,12 @@ class Canvas:
         for value in self.y.ticks(4) if y_unit else ():
             y = self.y.at(value)
             self._add("line", "grid", x1=left, x2=right, y1=y, y2=y)
-            self._text(short(value), left - 5, y + 4, "tick end")
+            self._text(short_number(value), left - 5, y + 4, "tick end")
         self._add("line", "axis", x1=left, x2=right, y1=bottom, y2=bottom)
         for value in self.x.ticks():
             x = self.x.at(value)
             self._add("line", "axis", x1=x, x2=x, y1=bottom, y2=bottom + 4)
-            self._text(short(value), x, bottom + 16, "tick mid")
+            self._text(short_number(value), x, bottom + 16, "tick mid")
         self._text(x_unit, (left + right) / 2, HEIGHT - 4, "unit mid")
         self._text(y_unit, 2, 11, "unit")
 
@@ -184,7 +184,7 @@ class Canvas:
 
         Each has a row of its own above the plot, so that its words cross neither a curve nor the words of another.
         """
-        for label, leftwards in _arranged([_Label(self.x.at(value), kind, words) for value, kind, words in points]):
+        for label, leftwards in _arrange([_Label(self.x.at(value), kind, words) for value, kind, words in points]):
             y = self._next_row()
             self._add("line", label.kind, x1=label.x, x2=label.x, y1=y - 10, y2=self.y.begin)
             x, side = (label.x - 4, " end") if leftwards else (label.x + 4, "")
@@ -210,10 +210,10 @@ class Canvas:
         return axis
 
     def _add(self, tag: str, kind: str, **attributes: str | float) -> None:
-        self.shapes.append(Shape(tag, {"class": kind, **{key: _plain(value) for key, value in attributes.items()}}))
+        self.shapes.append(Shape(tag, {"class": kind, **{key: _for_svg(value) for key, value in attributes.items()}}))
 
     def _text(self, text: str, x: float, y: float, kind: str) -> None:
-        self.shapes.append(Shape("text", {"class": kind, "x": _plain(x), "y": _plain(y)}, text))
+        self.shapes.append(Shape("text", {"class": kind, "x": _for_svg(x), "y": _for_svg(y)}, text))
 
 
 class _Label(NamedTuple):
@@ -229,7 +229,7 @@ class _Label(NamedTuple):
         return (self.x - length, self.x) if leftwards else (self.x, self.x + length)
 
 
-def _arranged(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
+def _arrange(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
     """Return the labels from above to below, each with whether its words stand to the left of its line.
 
     The line of an upper label passes the rows below it, and stands in no words there.
@@ -243,6 +243,7 @@ def _arranged(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
 
 
 def _is_clear(arranged: Sequence[tuple[_Label, bool]]) -> bool:
+    """Return True if all labels lie inside the picture and none crosses another's line."""
     spans = [label.span(leftwards=leftwards) for label, leftwards in arranged]
     inside = all(begin >= 0 and end <= WIDTH for begin, end in spans)
     return inside and not any(
@@ -277,13 +278,13 @@ def bar_rows(
     return tuple(shapes), 12 + len(rows) * height
 
 
-def short(value: float) -> str:
-    """Write a number of an axis: few digits, thousands as k, millions as M."""
+def short_number(value: float) -> str:
+    """Return a number for an axis as text: few digits, thousands as k, millions as M."""
     for factor, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * factor or (sign != "k" and abs(value) >= factor):
             return f"{value / factor:.3g}{sign}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _plain(value: str | float) -> str | float:
+def _for_svg(value: str | float) -> str | float:
     return round(value, 1) if isinstance(value, float) else value

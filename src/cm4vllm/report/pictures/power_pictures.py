@@ -43,6 +43,7 @@ def power_pictures(part: Performance) -> Iterator[Picture]:
 
 
 def _figures(power: RecordedPower) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each figure of the power of a run."""
     yield "mean of the run", f"{power.mean.value:,.3f} W"
     if power.metric.unit != power.mean.unit:
         yield "energy of a query", f"{power.metric.value:,.6f} {power.metric.unit}"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cm4vllm.common.number_texts import ms, number, percent
 from cm4vllm.records.sample_times import SAMPLES_FILE
-from cm4vllm.report.pictures.canvas import Canvas, Picture, Table, bar_rows, short
+from cm4vllm.report.pictures.canvas import Canvas, Picture, Table, bar_rows, short_number
 from cm4vllm.results.model import Performance
 
 #: Bars of a histogram.
@@ -25,10 +25,11 @@ def sample_pictures(part: Performance, rows: Rows) -> Iterator[Picture]:
     yield _lengths(part, "Length of the prompts", rows["prompt_tokens"], 0)
     yield _lengths(part, "Length of the answers", rows["tokens"], most)
     if part.queries > 1:
-        yield slowest(part, rows)
+        yield slowest_samples(part, rows)
 
 
 def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit: int) -> Picture:
+    """Return the histogram of the lengths of prompts or answers, in tokens, with the limit marked."""
     low, high = int(values.min()), int(values.max())
     canvas, edges = _length_bins(low, high)
     counts = np.histogram(values, edges)[0].tolist()
@@ -37,8 +38,8 @@ def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit
     spans = [(number(max(0, math.ceil(left))), number(math.ceil(right) - 1)) for left, right in pairwise(edges)]
     table = histogram(canvas, edges, counts, spans, "tokens")
     median = float(np.median(values))
-    canvas.marks([(median, "mark-p99", f"median {short(median)}")])
-    words = f"{title}: {number(low)} to {number(high)} tokens, median {short(median)}"
+    canvas.marks([(median, "mark-p99", f"median {short_number(median)}")])
+    words = f"{title}: {number(low)} to {number(high)} tokens, median {short_number(median)}"
     if limit:
         words += f"; at most {number(limit)} were asked for"
     return Picture(
@@ -85,7 +86,7 @@ SLOWEST = 10
 MOST_OF_EXCESS = 0.5
 
 
-def slowest(part: Performance, rows: Rows) -> Picture:
+def slowest_samples(part: Performance, rows: Rows) -> Picture:
     """Return the samples that took longest, each with the part of its answer that it waited, and why it was slow."""
     streamed = bool((rows["first_ns"] >= 0).all())
     latency = (rows["last_ns"] - rows["issued_ns"]) / 1e6
@@ -135,7 +136,9 @@ def _why_slow(ttft: float, tokens: int, tpot: float, usual: dict[str, float], op
     """Return the largest part of a sample's time beyond the median sample's, in short and in words; else nothing."""
     parts = {
         ("waited", f"waited for its first token, with {number(open_)} requests open"): ttft - usual["ttft"],
-        ("long answer", f"long answer, the median has {short(usual['tokens'])} tokens"): (tokens - usual["tokens"])
+        ("long answer", f"long answer, the median has {short_number(usual['tokens'])} tokens"): (
+            tokens - usual["tokens"]
+        )
         * usual["tpot"],
         ("slow tokens", f"slow tokens, the median is {ms(usual['tpot'])} ms each"): (tpot - usual["tpot"]) * tokens,
     }

@@ -61,6 +61,10 @@ def _latencies(part: Performance, rows: Rows | None) -> Iterator[Picture]:
 
 
 def _distribution(part: Performance, name: str, key: str, values: Values | None, latency: Latency | None) -> Picture:
+    """Return the histogram of a latency, in ms, with LoadGen's percentiles and the limit.
+
+    Without samples the percentiles alone.
+    """
     logged = [(words, part.figures[f"{key}_{words}"]) for _, words in _PERCENTILES if f"{key}_{words}" in part.figures]
     ends = [part.figures[f"{key}_{end}"].value for end in ("min", "max") if f"{key}_{end}" in part.figures]
     limit = float(latency.limit) if latency is not None and latency.limit is not None else None
@@ -109,6 +113,7 @@ def _logged_shares(part: Performance, key: str, logged: Sequence[tuple[str, Figu
 
 
 def _percentiles(part: Performance, key: str, logged: Sequence[tuple[str, Figure]], values: Values | None) -> Table:
+    """Return the table of a latency: LoadGen's percentiles beside those of the samples, in ms."""
     ordered = np.sort(values) if values is not None else None
     rows = []
     for share, words in _PERCENTILES:
@@ -162,6 +167,7 @@ def _timings(metrics: ServerMetrics, names: Iterable[str]) -> dict[str, Timing]:
 
 
 def _phase_table(timed: Iterable[tuple[str, dict[str, Timing]]]) -> Table:
+    """Return the table of the times of requests by phase, in ms, as the server measured them."""
     rows = tuple(
         (
             f"{mode}: {name}",

@@ -36,15 +36,15 @@ def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
         yield _requests(at, samples, source)
         yield _kv_cache(at, samples, source)
     elif rows is not None and len(rows) > 1:
-        yield _open(rows, part.beside(SAMPLES_FILE))
+        yield _open_requests(rows, part.beside(SAMPLES_FILE))
     yield from gpu_pictures(
         part, read_sample_file(part.folder / GPU_SAMPLES_FILE, GpusSample), part.beside(GPU_SAMPLES_FILE)
     )
     if rows is not None and len(rows) > 1 and part.queries == 1:
-        yield _answered(rows, part.beside(SAMPLES_FILE))
+        yield _answered_samples(rows, part.beside(SAMPLES_FILE))
 
 
-def _parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, float, float]]:
+def _equal_parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, float, float]]:
     """Return begin, end, mean and greatest value of each of `count` equal parts of the time that has any."""
     edges = np.linspace(at[0], at[-1], min(count, max(1, len(at) - 1)) + 1)
     place = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 2)
@@ -66,7 +66,7 @@ def _over_time(
     *,
     level: tuple[float, str, str] | None = None,
 ) -> Picture:
-    """Draw series (name, class, times in s, values): the mean of each part of the run, and its most as a thin line.
+    """Return the picture of series (name, class, times in s, values): mean of each part, greatest as a thin line.
 
     `level` is a value that they are seen against, with the class and the words of its line.
     """
@@ -79,7 +79,7 @@ def _over_time(
     canvas.axes("time, s", unit)
     tables = []
     for name, kind, at, values in series:
-        parts = _parts(at, values, INTERVALS)
+        parts = _equal_parts(at, values, INTERVALS)
         if len(at) > INTERVALS:
             canvas.line([((a + b) / 2, most) for a, b, _, most in parts], f"{kind} most")
         canvas.line([((a + b) / 2, mean) for a, b, mean, _ in parts], kind)
@@ -88,7 +88,7 @@ def _over_time(
                 (f"{name}: from, s", "to, s", "mean", "most"),
                 tuple(
                     (f"{a:,.1f}", f"{b:,.1f}", write(mean), write(most))
-                    for a, b, mean, most in _parts(at, values, ROWS)
+                    for a, b, mean, most in _equal_parts(at, values, ROWS)
                 ),
             )
         )
@@ -99,6 +99,7 @@ def _over_time(
 
 
 def _tokens(part: Performance, at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
+    """Return the picture of the tokens/s that the server generated over the run."""
     counts = np.array([sample.generation_tokens for sample in samples], float)
     rates = np.diff(counts) / np.maximum(np.diff(at), 1e-3)
     mean = part.figures.get("tokens_per_second")
@@ -118,6 +119,7 @@ def _tokens(part: Performance, at: Floats, samples: Sequence[MetricsSample], sou
 
 
 def _requests(at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
+    """Return the picture of requests running and waiting in the server over the run."""
     running = np.array([sample.running for sample in samples], float)
     waiting = np.array([sample.waiting for sample in samples], float)
     words = f"Requests in the server: up to {number(int(running.max()))} running, {number(int(waiting.max()))} waiting"
@@ -132,6 +134,7 @@ def _requests(at: Floats, samples: Sequence[MetricsSample], source: str) -> Pict
 
 
 def _kv_cache(at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
+    """Return the picture of the share of the KV cache in use over the run."""
     used = np.array([100 * sample.kv_cache_usage for sample in samples])
     preempted = samples[-1].preemptions - samples[0].preemptions
     words = f"KV cache in use: up to {percent(float(used.max()) / 100)}; {number(preempted)} preemptions"
@@ -209,6 +212,7 @@ def _of_each(picture: Picture, names: dict[int, str], values: Floats, mean: str,
 
 
 def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
+    """Return the picture of TTFT, in ms, over the time of issue, with the limit where it is near."""
     at = rows["issued_ns"] / 1e9
     ttft = (rows["first_ns"] - rows["issued_ns"]) / 1e6
     limit = next((latency.limit for latency in part.latencies if latency.name == "TTFT"), None)
@@ -218,8 +222,8 @@ def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
     return _over_time("TTFT over the run", words, source, "ms", [("TTFT", "line-1", at, ttft)], ms, level=level)
 
 
-def _open(rows: Rows, source: str) -> Picture:
-    """Draw how many requests were open: for servers that show no metrics."""
+def _open_requests(rows: Rows, source: str) -> Picture:
+    """Return the picture of the requests open over the run, for servers without metrics."""
     times = np.concatenate([rows["issued_ns"], rows["last_ns"]]) / 1e9
     change = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
     order = np.lexsort((-change, times))
@@ -228,8 +232,8 @@ def _open(rows: Rows, source: str) -> Picture:
     return _over_time("Requests open", words, source, "requests", [("open", "line-1", times[order], open_)], rate)
 
 
-def _answered(rows: Rows, source: str) -> Picture:
-    """Draw how many samples of one query were answered over its time."""
+def _answered_samples(rows: Rows, source: str) -> Picture:
+    """Return the picture of the answered samples of one query over its time."""
     ends = np.sort(rows["last_ns"]) / 1e9
     most = float(ends[int(0.99 * (len(ends) - 1))])
     words = f"Samples answered over the run: 99 % after {most:,.1f} s, all after {ends[-1]:,.1f} s"

@@ -120,7 +120,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
         if file.scores:
             fault += f": other answers than in the accuracy run, and {apart[0]}"
         yield Fault(fault, name, "", _line_with(text, line), line)
-    for line in () if missing else file.forbidden(text):
+    for line in () if missing else file.forbidden_lines(text):
         yield Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
 
 

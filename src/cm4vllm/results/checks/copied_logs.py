@@ -136,9 +136,9 @@ def alike(logs: Sequence[LogMarks]) -> Iterator[Fault]:
                 yield _fault("the test's answers are those of another system, too", copy, first)
 
 
-def _fault(what: str, marks: LogMarks, other: LogMarks) -> Fault:
+def _fault(text: str, marks: LogMarks, other: LogMarks) -> Fault:
     owner, expected = f"{marks.submitter}, {marks.system}", f"another run than that of {other.file}"
-    return Fault(what, marks.file, value=owner, expected=expected)
+    return Fault(text, marks.file, value=owner, expected=expected)
 
 
 def _same_run(logs: Sequence[LogMarks]) -> dict[int, int]:

@@ -90,7 +90,7 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
     """
     for name in measured.session.missing:
         yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
-    for file, keys in measured.session.unstated.items():
+    for file, keys in measured.session.missing_parts.items():
         fault = "a file of the power session lacks parts, or has them in another form"
         yield Fault(fault, f"{measured.place}/{file}", ", ".join(keys))
     if (measured.session.folder / FETCHED_ONLY).exists():
@@ -100,7 +100,7 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
 @check("POWER-HASH", source=f"{_CHECKER}, results_check", remedy=_AS_WRITTEN, stage=Stage.TREE, each=_measured)
 def digests(_: Result, measured: _Measured) -> Iterator[Fault]:
     """The files of a power session have the digests that client.json and server.json state."""
-    for name, own, stated in measured.session.changed():
+    for name, own, stated in measured.session.changed_files():
         yield Fault("a file of the power session was changed", f"{measured.place}/{name}", "SHA-1", own, stated)
 
 
@@ -202,7 +202,7 @@ def clock(result: Result, measured: _Measured) -> Iterator[Fault]:
     s and more are an error.
     """
     for phase, _, samples in measured.phases:
-        started = measured.session.started(phase)
+        started = measured.session.start_of(phase)
         if started is None or not samples.samples:
             continue
         apart = (samples.samples[0].at - started).total_seconds()
@@ -229,7 +229,7 @@ def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
     if PTD_LOG in measured.session.missing:
         return
     file, span = f"{measured.place}/{PTD_LOG}", measured.session.window(Phase.TESTING)
-    begin = measured.session.logged(Phase.RANGING)[0]
+    begin = measured.session.logged_window(Phase.RANGING)[0]
     checked = next((line.at for line in measured.session.ptd_log if is_checked(line)), None)
     if checked is None or (begin is not None and checked > begin):
         yield Fault(
@@ -315,7 +315,7 @@ def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
         return
     file, edge = f"{measured.place}/{PTD_LOG}", timedelta(seconds=_EDGE_S)
     for phase in Phase:
-        (begin, end), span = measured.session.logged(phase), measured.session.window(phase)
+        (begin, end), span = measured.session.logged_window(phase), measured.session.window(phase)
         if begin is None or end is None:
             field = "Go with mark" if begin is None else "Completed test"
             which = "the begin" if begin is None else "the end"

@@ -42,7 +42,7 @@ _NONE = frozenset({"none", "no", "n/a", "na", "-"})
 
 @check("WEIGHTS-KEYS", source=_CONSTANTS, remedy=_STATE, stage=Stage.TREE, each=results)
 def keys(result: Result) -> Iterator[Fault]:
-    """What is stated of the weights is complete."""
+    """The statement of the weights is complete."""
     stated = result.measurements
     missing = [key for key in _KEYS if not stated.get(key)]
     if stated and missing:

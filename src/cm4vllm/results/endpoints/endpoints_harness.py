@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.units import Milliseconds, Quantity, Samples, SamplesPerSecond, Seconds, TokensPerSecond
-from cm4vllm.records.logs.impossible_values import ImpossibleValue, between, rising
+from cm4vllm.records.logs.impossible_values import ImpossibleValue, value_out_of_range, values_out_of_order
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.file_values import number, part
 from cm4vllm.results.log_folders import SCORE_UNITS, Reader
@@ -178,9 +178,9 @@ def _disorder(name: str, stated: Mapping[str, Any], positive: float) -> Iterator
         if value < 0 or (value == 0 and percent >= positive):
             yield ImpossibleValue("a figure is not above 0", key, value, "more than 0")
     for listed in percentiles:
-        yield from rising([(key, value) for _, key, value in (*least, *listed, *largest)])
+        yield from values_out_of_order([(key, value) for _, key, value in (*least, *listed, *largest)])
     for (_, _, low), (_, key, value), (_, _, high) in product(least, means, largest):
-        yield from between("a mean", key, value, low * (1 - _ROUNDED), high * (1 + _ROUNDED))
+        yield from value_out_of_range("a mean", key, value, low * (1 - _ROUNDED), high * (1 + _ROUNDED))
 
 
 def _numbers(content: Mapping[str, Any], name: str, percents: Mapping[str, float]) -> list[tuple[float, str, float]]:

@@ -15,7 +15,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.progress import say
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Bounds, Key, Settings
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.vllm.options import split_options
 from cm4vllm.serving.clusters.kubernetes_schemas import check_objects
@@ -63,7 +63,7 @@ class PodSettings(Settings, frozen=True, kw_only=True):
     name: Annotated[str, Key("CM_KUBERNETES_NAME")] = ""
     namespace: Annotated[str, Key("CM_KUBERNETES_NAMESPACE")] = ""
     image: Annotated[str, Key("CM_KUBERNETES_IMAGE")] = ""
-    replicas: Annotated[int, Key("CM_KUBERNETES_REPLICAS")] = 1
+    replicas: Annotated[int, Key("CM_KUBERNETES_REPLICAS"), Bounds()] = 1
     nodes: input_types.Nodes = ""
     pp_size: input_types.PpSize = None
     gpu_resource: Annotated[str, Key("CM_KUBERNETES_GPU_RESOURCE")] = "nvidia.com/gpu"
@@ -179,8 +179,6 @@ def _check(pod: PodSettings) -> None:
             cause="KServe fetches the model itself, with the token of its own service account",
             remedy="attach the Secret to that service account and leave the input out",
         )
-    if pod.replicas < 1 or pod.stages < 1:
-        raise UsageError("--replicas and --pp_size have to be 1 or more")
     spread = pod.kind == "leader-worker-set"
     if pod.pods < 1 or (pod.pods > 1) is not spread:
         raise UsageError(

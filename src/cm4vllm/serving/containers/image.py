@@ -61,7 +61,7 @@ class ImageSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def asked_device(self) -> str:
-        """What the image is to compute on: as asked for, else as detected."""
+        """The device that the image is to compute on: as asked for, else as detected."""
         if self.choice.variant and self.choice.variant != "system":
             return self.choice.variant
         if self.device:

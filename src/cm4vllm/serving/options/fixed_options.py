@@ -57,7 +57,7 @@ def refuse_fixed(words: Iterable[str]) -> None:
     for option in split_options(words)[1]:
         if name := written_in_full(option.name, _FIXED):
             raise UsageError(
-                f"{option.spelled} cannot be given in --extra_args", cause=_FIXED[name], remedy="remove it"
+                f"{option.as_written} cannot be given in --extra_args", cause=_FIXED[name], remedy="remove it"
             )
         name = written_in_full(option.name, _FIXED_VALUES)
         if name and _FIXED_VALUES[name] in option.values:
@@ -71,7 +71,7 @@ def refuse_fixed(words: Iterable[str]) -> None:
 def speculative_options(words: Iterable[str]) -> list[str]:
     """Return the words among options of `vllm serve` that switch speculative decoding on, in whatever form."""
     names = [name for name, reason in _FIXED.items() if reason == _SPECULATION]
-    return [option.spelled for option in split_options(words)[1] if written_in_full(option.name, _FIXED) in names]
+    return [option.as_written for option in split_options(words)[1] if written_in_full(option.name, _FIXED) in names]
 
 
 def written_in_full(begin: str, names: Iterable[str]) -> str:

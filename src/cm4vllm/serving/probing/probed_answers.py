@@ -15,7 +15,7 @@ from cm4vllm.serving.probing.server_requests import Site
 
 def words_of(site: Site, error: AnswerError) -> str:
     """Return why an answer cannot be counted, with its numbers."""
-    return site.access.hidden(f"{error}: {error.detail}" if error.detail else str(error))
+    return site.access.without_secrets(f"{error}: {error.detail}" if error.detail else str(error))
 
 
 def read_ids(site: Site, body: bytes, limits: AnswerLimits, prompt_tokens: int, *, streamed: bool) -> Answer:

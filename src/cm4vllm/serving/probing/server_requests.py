@@ -154,7 +154,7 @@ def decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
     try:
         value = json_of(answer)
     except ValueError as error:
-        begin = site.access.hidden(answer.decode(errors="replace"))[:60]
+        begin = site.access.without_secrets(answer.decode(errors="replace"))[:60]
         raise not_measurable(site.endpoint, f"its {path} is not JSON: {begin!r}") from error
     if not isinstance(value, dict):
         raise not_measurable(site.endpoint, f"its {path} is not a JSON object")
@@ -223,8 +223,8 @@ def _redirected(site: Site, path: str, location: str) -> Unanswered:
     target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
     return Unanswered(
         f"the server at {site.endpoint} redirects its {path}",
-        cause=f"to {site.access.hidden(target)}; a request with a key or a prompt is not sent to another address than "
-        "the one that you named, and one with a prompt follows no redirect at all",
+        cause=f"to {site.access.without_secrets(target)}; a request with a key or a prompt is not sent to another "
+        "address than the one that you named, and one with a prompt follows no redirect at all",
         remedy="give the final address with --api_server, if you trust it",
     )
 
@@ -242,4 +242,4 @@ def said(site: Site, answer: bytes) -> str:
     text = answer[:2000].decode(errors="replace")
     match = re.search(r'"(?:message|detail)":\s*"((?:[^"\\]|\\.)*)', text)
     words = match[1] if match else text.splitlines()[0] if text.strip() else ""
-    return site.access.hidden(words)[:300]
+    return site.access.without_secrets(words)[:300]

@@ -251,6 +251,7 @@ def _values_of(word: str) -> Iterator[tuple[str, str]]:
 
 
 def _asked_of_tags(tags: str) -> list[Asked]:
+    """Return what the tags of a capsule ask for beyond what a replay takes by itself."""
     known, words = replayed().tags, [tag for tag in tags.split(",") if tag]
     allowed = [*dict.fromkeys(tag for group in known.named for tag in group), *known.others]
     plain = [tag for tag in words if not tag.startswith("_")]
@@ -314,6 +315,7 @@ def _options_asked(text: str) -> list[str]:
 
 
 def _is_listed(option: str, values: list[str]) -> bool:
+    """Return True if a replay takes this option of vLLM with these values by itself."""
     entries, name = replayed().vllm_options, neutral_name(option.removeprefix("--").replace("_", "-"))
     if not option.startswith("--") or len(values) > 1:
         return False

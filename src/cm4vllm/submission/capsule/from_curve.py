@@ -74,6 +74,7 @@ def capsule_of_curve(out: Path, curve: Curve) -> Capsule:
 
 
 def _server_record(point: Point) -> ServerRecord:
+    """Return the record of the server that answered a point. Raises SubmissionError without one."""
     try:
         return msgspec.convert(point.record.get("server"), ServerRecord, str_keys=True)
     except msgspec.ValidationError as error:
@@ -90,6 +91,7 @@ def _system(point: Point) -> str:
 
 
 def _model(point: Point) -> dict[str, str]:
+    """Return what a point states of its model."""
     return {
         "name": str(point.record.get("model") or point.declared.get("model_name") or ""),
         "source": _text(point.declared, "link_to_model"),
@@ -99,6 +101,7 @@ def _model(point: Point) -> dict[str, str]:
 
 
 def _dataset(point: Point) -> dict[str, str]:
+    """Return what a point states of its dataset."""
     benchmark = part(point.record, "benchmark")
     return {
         "name": _text(point.declared, "dataset"),
@@ -121,6 +124,7 @@ def _machine(system: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(curve: Curve, point: Point) -> Result:
+    """Return a point of a curve as a result of a capsule."""
     name = "Offline" if point.offline == "dedicated" else f"concurrency {point.concurrency or 0:,}"
     return Result(
         round=f"{CURVE} {endpoints_rules().version}",

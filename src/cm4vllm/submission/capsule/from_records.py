@@ -20,7 +20,7 @@ from cm4vllm.records.accuracy import ACCURACY_FILE
 from cm4vllm.records.campaign import CommandRecord
 from cm4vllm.records.logs.answers import logged_data
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
-from cm4vllm.records.published_server import server_words
+from cm4vllm.records.published_server import server_words, servers_of
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
@@ -34,7 +34,6 @@ from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result, Submission
 from cm4vllm.results.recorded_power import power_figures
 from cm4vllm.submission.measurements_json import without_folder
-from cm4vllm.submission.privacy_check import servers_of
 
 _EXPECTED = {
     "program": ("version", "commit", "url"),
@@ -108,6 +107,7 @@ def scripts_of(noted: Any) -> list[CapsuleScript]:
 
 
 def _model(run: RunRecord) -> dict[str, str]:
+    """Return what the record of a run states of its model."""
     model = run.settings.model
     return {
         "name": model.name,
@@ -122,6 +122,7 @@ def _model(run: RunRecord) -> dict[str, str]:
 
 
 def _dataset(run: RunRecord) -> dict[str, str]:
+    """Return what the record of a run states of its dataset."""
     dataset = run.settings.dataset
     return {
         "name": dataset.name,

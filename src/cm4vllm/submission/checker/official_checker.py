@@ -151,6 +151,7 @@ def _findings(lines: list[str], tree: Path) -> tuple[list[str], list[str]]:
 
 
 def _rows(table: Path) -> int:
+    """Return the number of results in the checker's table, 0 without one."""
     try:
         with table.open(newline="", errors="replace", encoding="utf-8") as file:
             return max(0, sum(1 for _ in csv.reader(file)) - 1)

@@ -50,16 +50,16 @@ class Opaque:
     """A value of a type that cannot be sent; equal to itself alone."""
 
 
-def encoded(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """Return a value as JSON can hold it: an object with the name of its type where JSON has none like it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return list(map(encoded, value))
+        return list(map(encode, value))
     if isinstance(value, dict):
-        return {"dict": [[encoded(key), encoded(item)] for key, item in value.items()]}
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return encoded(value.item())
+        return encode(value.item())
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, range):
@@ -78,13 +78,13 @@ def encoded(value: Any) -> Any:
     )
     name = next((name for kind, name in kinds if isinstance(value, kind)), "")
     items = list(islice(value, _MOST_ITEMS + 1)) if name else []
-    return {name: list(map(encoded, items))} if name and len(items) <= _MOST_ITEMS else {"opaque": None}
+    return {name: list(map(encode, items))} if name and len(items) <= _MOST_ITEMS else {"opaque": None}
 
 
-def decoded(value: Any) -> Any:
+def decode(value: Any) -> Any:
     """Return the value that `encoded` wrote. Raises ValueError, TypeError for what it cannot have written."""
     if isinstance(value, list):
-        return list(map(decoded, value))
+        return list(map(decode, value))
     if not isinstance(value, dict):
         return value
     ((name, content),) = value.items()
@@ -92,7 +92,7 @@ def decoded(value: Any) -> Any:
         return _FROM_TEXT[name](content)
     if name not in _COLLECTIONS:
         return Opaque()
-    return _COLLECTIONS[name](map(decoded, content))
+    return _COLLECTIONS[name](map(decode, content))
 
 
 class Channel:
@@ -126,7 +126,7 @@ class Channel:
         return message
 
     def ask(self, action: str, seconds: float | None = None, **arguments: Any) -> Any:
-        """Have the other process do an action, and return its result. An exception there is raised here again."""
+        """Ask the other process for an action and return its result; an exception there is raised here again."""
         self.send({"do": action, **arguments})
         reply = self.receive(seconds)
         if "error" in reply:
@@ -138,7 +138,7 @@ class Channel:
         return reply.get("value")
 
 
-def _taken(fd: int) -> int:
+def _take_over(fd: int) -> int:
     """Return a descriptor of the same file that no program started from here inherits; `fd` becomes /dev/null."""
     own = os.dup(fd)
     os.dup2(os.open(os.devnull, os.O_RDWR), fd)
@@ -157,9 +157,9 @@ def module_at(path: str) -> ModuleType:
 
 def run_programs(abilities: Mapping[str, Callable[..., Any]]) -> None:
     """Do the actions that the judging process asks for until it ends. A failure is answered with its exception."""
-    channel = Channel(_taken(0))
+    channel = Channel(_take_over(0))
     for fd in (1, 2):
-        _taken(fd)
+        _take_over(fd)
     while True:
         try:
             request = channel.receive()
@@ -177,8 +177,8 @@ def judge_tasks(judged: Callable[[dict[str, str], Channel | None], tuple[bool | 
 
     A verdict repeats the task's token, which no program gets to see.
     """
-    verdicts = os.fdopen(_taken(1), "w", encoding="utf-8")
-    tasks = socket.socket(fileno=_taken(0))
+    verdicts = os.fdopen(_take_over(1), "w", encoding="utf-8")
+    tasks = socket.socket(fileno=_take_over(0))
     while True:
         data, descriptors, _, _ = socket.recv_fds(tasks, _CHUNK, 1)
         read = bytearray(data)

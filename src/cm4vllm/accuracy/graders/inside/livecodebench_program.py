@@ -17,6 +17,7 @@ class Solution:
     """The program of one answer."""
 
     def __init__(self) -> None:
+        """Load the official module, and set what the official script sets before it runs a program."""
         self._official: Any = exchange.module_at("/official/LiveCodeBench/lcb_runner/evaluation/testing_util.py")
         self._solution: Any = None
         self._method: Any = None
@@ -25,7 +26,7 @@ class Solution:
         self._official.reliability_guard()
 
     def compile(self, code: str, timeout: int) -> bool:
-        """Run the program's definitions; tell whether there are any."""
+        """Run the program's definitions; return True if there are any."""
         self._solution = self._official.compile_code(code, timeout)
         return self._solution is not None
 

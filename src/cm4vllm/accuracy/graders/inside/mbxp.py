@@ -60,7 +60,7 @@ class Programs:
     task: dict[str, str]
 
     def run(self, argv: list[str], timeout: float, cwd: str | None = None, **_named: Any) -> Any:
-        """Have a command run there on the files that mxeval has written; return its exit status."""
+        """Run a command in the program's sandbox on the files that mxeval has written; return its exit status."""
         written = [path for path in (OFFICIAL / "mxeval").glob("*_exec_eval/*") if path.is_file()]
         files = {str(path): path.read_text(encoding="utf-8") for path in written}
         done = self.channel.ask("run", timeout + _GRACE_S, argv=argv, cwd=cwd, timeout=timeout, files=files)
@@ -78,6 +78,7 @@ class Programs:
             raise NameError(f"name {entry!r} is not defined")
 
         def candidate(*positional: Any, **named: Any) -> Any:
+            """Call the function of the program in its own sandbox, and return its result."""
             arguments = exchange.encoded([list(positional), named])
             return exchange.decoded(self.channel.ask("call", name=entry, arguments=arguments))
 

@@ -28,7 +28,7 @@ class Python:
             exec(code, self._names)  # noqa: S102 - what this sandbox is for
 
     def find(self, name: str) -> bool:
-        """Return True if it defines a name."""
+        """Return True if the program defines this name."""
         return name in self._names
 
     def call(self, name: str, arguments: Any) -> Any:

@@ -33,6 +33,7 @@ class Card(NamedTuple):
 
     @property
     def ask(self) -> Questions:
+        """Return what asks the driver about the whole card."""
         return self.parts[0]
 
 
@@ -94,6 +95,7 @@ def amd_gpus(amdsmi: Any) -> list[GpuFacts]:
 
 
 def _gpu(card: Card, others: Sequence[Card]) -> GpuFacts:
+    """Return the facts of one card as amdsmi states them."""
     of_it = card.ask
     vram, cap = of_it("amdsmi_get_gpu_vram_info", fact=MEMORY), of_it("amdsmi_get_power_cap_info", fact="power limit")
     pcie = entry(of_it("amdsmi_get_pcie_info", fact="PCIe"), "pcie_static")
@@ -186,15 +188,19 @@ class _Amd(Vendor):
     )
 
     def opened(self) -> AbstractContextManager[Any]:
+        """Return the context in which amdsmi can be asked."""
         return opened()
 
     def gpus(self, library: Any) -> list[GpuFacts]:
+        """Return the facts of all AMD GPUs."""
         return amd_gpus(library)
 
     def is_loaded(self) -> bool:
+        """Return True if the kernel driver is loaded."""
         return exists(KFD)
 
     def why_none(self) -> str:
+        """Return why no AMD GPU can be used, empty if nothing prevents it."""
         return "" if self.is_loaded() else f"the kernel driver amdgpu with ROCm is not loaded: {KFD} does not exist"
 
     def counters(self, library: Any) -> Iterator[tuple[Counter, Read]]:

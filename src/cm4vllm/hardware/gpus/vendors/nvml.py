@@ -109,6 +109,7 @@ def nvidia_gpus(nvml: Any) -> list[GpuFacts]:
 
 
 def _gpu(device: Device, versions: tuple[str, str], buses: dict[str, str], shown: Sequence[Device]) -> GpuFacts:
+    """Return the facts of one GPU as NVML states them."""
     of_it = device.ask
     capability = of_it("nvmlDeviceGetCudaComputeCapability", fact="compute capability")
     ecc, mig = of_it("nvmlDeviceGetEccMode"), of_it("nvmlDeviceGetMigMode")
@@ -171,6 +172,7 @@ def _links(of_it: Questions, buses: dict[str, str]) -> dict[str, int]:
 
 
 def _other_end(of_it: Questions, link: int, buses: dict[str, str]) -> str:
+    """Return what an NVLink leads to: `switch`, the UUID of a GPU, or `unknown`."""
     kind = of_it("nvmlDeviceGetNvLinkRemoteDeviceType", link)
     if kind is not None and kind == constant(of_it.library, "NVML_NVLINK_DEVICE_TYPE_SWITCH"):
         return "switch"
@@ -179,6 +181,7 @@ def _other_end(of_it: Questions, link: int, buses: dict[str, str]) -> str:
 
 
 def _mig_devices(of_it: Questions) -> list[MigFacts]:
+    """Return the parts of a GPU with MIG."""
     handles = [
         of_it("nvmlDeviceGetMigDeviceHandleByIndex", place)
         for place in range(of_it("nvmlDeviceGetMaxMigDeviceCount") or 0)
@@ -221,24 +224,31 @@ class _Nvidia(Vendor):
     filters = (Filter(("CUDA_VISIBLE_DEVICES",), loose=True, repeated_hides=True, order_variable="CUDA_DEVICE_ORDER"),)
 
     def opened(self) -> AbstractContextManager[Any]:
+        """Return the context in which NVML can be asked."""
         return opened()
 
     def gpus(self, library: Any) -> list[GpuFacts]:
+        """Return the facts of all NVIDIA GPUs."""
         return nvidia_gpus(library)
 
     def why_none(self) -> str:
+        """Return why no NVIDIA GPU can be used, empty if nothing prevents it."""
         return why_none()
 
     def silent(self, library: Any) -> list[str]:
+        """Return the GPUs that do not answer, in words."""
         return silent_gpus(library)
 
     def samples(self, library: Any) -> list[GpuSample]:
+        """Return utilisation, memory, power and clocks of each GPU now."""
         return [_sample(library, device) for device in devices(library)]
 
     def use(self, library: Any) -> dict[str, GpuUse]:
+        """Return memory and processes of each GPU, by UUID."""
         return {device.uuid: _use(device) for device in devices(library)}
 
     def throttling(self, library: Any) -> dict[str, float]:
+        """Return the seconds for which each GPU was slowed down, by GPU and reason."""
         counters = {}
         for device in devices(library):
             for policy, words in _POLICIES.items():
@@ -264,6 +274,7 @@ class _Nvidia(Vendor):
 
 
 def _sample(library: Any, device: Device) -> GpuSample:
+    """Return utilisation, memory, power and clocks of one GPU now."""
     load, memory = device.ask("nvmlDeviceGetUtilizationRates"), device.ask("nvmlDeviceGetMemoryInfo")
     power = device.ask("nvmlDeviceGetPowerUsage")
     return GpuSample(

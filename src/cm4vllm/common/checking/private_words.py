@@ -12,7 +12,7 @@ The program's files are published as they are: the content of its repository nam
 import getpass
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,13 +20,12 @@ from pathlib import Path
 
 import psutil
 
-from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import text_of
 from cm4vllm.common.host_addresses import address_spellings, is_address, is_loopback
 from cm4vllm.common.kernel_files import matching, text
 from cm4vllm.common.programs.own_program import program_files
 from cm4vllm.common.secrets.redaction import Vault, vault
-from cm4vllm.common.secrets.secret_forms import HIDDEN, without_keys
+from cm4vllm.common.secrets.secret_forms import HIDDEN
 
 _NO_NAMES = frozenset(
     {
@@ -43,8 +42,6 @@ _NO_NAMES = frozenset(
         "",
     }
 )
-#: The most bytes of a file, which is searched as a whole: an accuracy log of long answers has one or two GiB.
-_MOST_BYTES = 4 * 2**30
 #: Where the hub's client keeps what a login gave it.
 _HUB_LOGIN = ".cache/huggingface/token"
 
@@ -68,6 +65,7 @@ class PrivateWord:
 
     @property
     def marker(self) -> str:
+        """Return the text that stands in place of the word."""
         return {"home folder": "~", "secret": HIDDEN}.get(self.kind, f"[{self.kind}]")
 
     @property
@@ -121,70 +119,6 @@ def scrubbed(content: str, words: Iterable[PrivateWord]) -> str:
     for word in words:
         content = word.pattern.sub(word.marker, content)
     return vault().clean(content)
-
-
-def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mapping[str, bool] | None = None) -> None:
-    """Raise SubmissionError where a file below `folder`, or the name of one, holds a private word or a secret.
-
-    Every file is read. `program` are paths of the program's files, each with whether it is public already: a name or an
-    address in such a file, which is this machine's too, is an example's.
-    """
-    secrets = [word for word in words if word.kind == "secret"]
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder).as_posix()
-        public = (program or {}).get(inside)
-        sought = secrets if public else words
-        if word := first_private(inside, sought):
-            _refuse(f"the name of {inside}", word)
-        if path.is_file():
-            # Code is full of what has the form of a password: in it, only keys are recognised by their form.
-            clean = Vault({}).clean if public is None else str if public else without_keys
-            _refuse_content(inside, _text_of(inside, path), sought, clean)
-
-
-def _text_of(inside: str, path: Path) -> str:
-    try:
-        return text_of(path, _MOST_BYTES)
-    except OSError as error:
-        raise SubmissionError(
-            f"{inside} cannot be searched for private words",
-            cause=error.strerror or str(error),
-            remedy="truncate the logs of the tree, or remove what the rules do not ask for",
-        ) from error
-
-
-def _refuse_content(inside: str, content: str, words: Collection[PrivateWord], clean: Callable[[str], str]) -> None:
-    lower = content.lower()
-    present = [word for word in words if word.word.lower() in lower]
-    if not present and clean(content) == content:
-        return
-    for number, line in enumerate(content.splitlines(), 1):
-        if named := first_private(line, present):
-            _refuse(f"{inside}, line {number},", named)
-        if clean(line) != line:
-            _refuse_secret(f"{inside}, line {number},")
-    if named := first_private(content, [word for word in present if "\n" in word.word]):
-        _refuse(inside, named)
-
-
-def _refuse(where: str, word: PrivateWord) -> None:
-    if word.kind == "secret":
-        _refuse_secret(where, word.shown)
-    raise SubmissionError(
-        f"no submission: {where} names this machine's {word.kind}",
-        cause=f"{word.shown} would be published",
-        remedy="take it out of what the file is made from (system file, --hw_name, folders, user.conf); logs are made "
-        "again with --rerun",
-    )
-
-
-def _refuse_secret(where: str, subject: str = "text in the form of a key, a token or a password") -> None:
-    raise SubmissionError(
-        f"no submission: {where} contains a secret",
-        cause=f"{subject} would be published",
-        remedy="take it out of what the file is made from (system file, --hw_name, user.conf), and replace the secret "
-        "where it is in use: files of this run contain it; logs are made again with --rerun",
-    )
 
 
 def first_private(line: str, words: Collection[PrivateWord]) -> PrivateWord | None:
