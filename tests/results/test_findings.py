@@ -127,7 +127,7 @@ def test_a_rule_is_the_docstring_and_a_code_is_that_of_one_check(tmp_path: Path,
     )
     (package / "two.py").write_text(MODULE.format(code="NAMED", rule="LoadGen has a name."))
     monkeypatch.syspath_prepend(tmp_path)
-    rules = {code: found.rule.text for code, found in checks_in("made_up_checks").items()}
+    rules = {code: known.rule.text for code, known in checks_in("made_up_checks").items()}
     assert rules == {"FEW": "parts are at most 3", "NAMED": "LoadGen has a name"}
     for name, code, rule in (("third", "FEW", "Another rule."), ("fourth", "NONE", "")):
         other = tmp_path / f"{name}_checks"
