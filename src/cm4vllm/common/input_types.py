@@ -79,8 +79,10 @@ RayAddress = Annotated[str, Key("CM_RAY_ADDRESS")]
 
 # --- programs, sources and names that the user gives ---
 
+GraderProblems = Annotated[str, Key("CM_LIVECODEBENCH_DIR")]
 GraderSource = Annotated[str, Key("CM_MLPERF_GRADER_SOURCE_DIR")]
 InferenceSource = Annotated[str, Key("CM_MLPERF_INFERENCE_SOURCE_DIR")]
+BeforeTree = Annotated[bool, Key("CM_MLPERF_POWER_BEFORE_TREE")]
 PowerPrograms = Annotated[str, Key("CM_MLPERF_POWER_SOURCE_GIT")]
 SentenceSource = Annotated[str, Key("CM_NLTK_DATA_SOURCE")]
 SystemFile = Annotated[str, Key("CM_MLPERF_SYSTEM_FILE")]
