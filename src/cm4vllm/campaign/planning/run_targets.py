@@ -19,7 +19,7 @@ from cm4vllm.rules import Mode, RateUse, Scenario
 
 
 class Target(NamedTuple):
-    """What a run aims at, in queries/s, with its source: None where it aims at nothing."""
+    """The target of a run in queries/s, None where it has none, and its source."""
 
     qps: float | MeasuredTarget | None
     source: str | None = None
