@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.programs.processes import run, safe_environment, spawned_safely
-from cm4vllm.serving.supervision.supervisor import start_supervised
+from cm4vllm.serving.supervisor import start_supervised
 from test_architecture import MODULES
 from traps import imported, set_traps
 

@@ -158,7 +158,7 @@ PLACES = {
         "mkdtemp made it for a node that this process started",
     ),
     "serving/containers/image.py": ({"rename": 1}, "a folder in our part of the user's cache", "nothing is replaced"),
-    "serving/supervision/end_with_supervisor/sitecustomize.py": ({"kill": 1}, "itself", "its own process ID"),
+    "serving/end_with_supervisor/sitecustomize.py": ({"kill": 1}, "itself", "its own process ID"),
     "serving/in_container/first_process.py": (
         {"kill": 1, "killpg": 1},
         "the program that it started in its container",
@@ -184,7 +184,7 @@ PLACES = {
         "logs of the nodes of an earlier start",
         "the record of the node's report, which is written before its logs are begun",
     ),
-    "serving/supervision/supervisor.py": (
+    "serving/supervisor.py": (
         {"kill": 1, "unlink": 1},
         "descendants; log and state of an earlier start",
         "it is their subreaper; the specification of that start names them",

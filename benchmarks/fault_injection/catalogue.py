@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from cm4vllm.campaign.ledger import is_under_way, read_ledger
-from cm4vllm.serving.supervision.supervisor import parent_of
+from cm4vllm.serving.supervisor import parent_of
 from fault_injection.trial import END_S, LOOK_S, Fault, JobKind, Trial
 
 #: Seconds by which the clock is set.
@@ -103,7 +103,7 @@ FAULTS: Mapping[str, Fault] = {
 REAL_FAULTS: Mapping[str, Fault] = {
     "kill -9 of the server": _killed("server", ends_server=True),
     "kill -9 of vLLM's engine": _killed("VLLM::EngineCore", ends_server=True),
-    "kill -9 of its supervisor": _killed("cm4vllm.serving.supervision.supervisor", ends_server=True),
+    "kill -9 of its supervisor": _killed("cm4vllm.serving.supervisor", ends_server=True),
     "kill -9 of cm": _killed("cm"),
     "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process.main"),
     "kill -9 of a worker": _killed("cm4vllm.loadgen.client.worker"),

@@ -10,13 +10,13 @@ from cm4vllm.engine.format.meta_files import has_meta
 from cm4vllm.engine.tools.help import command_lines, inputs_of, variations_of
 
 _HEAD = """\
-# Recipes
+# Scripts (recipes)
 
-Generated from the recipes' metas: `python docs/tools/recipes_page.py script > docs/recipes.md`.
+Generated from the scripts' metas: `python docs/tools/recipes_page.py script > docs/recipes.md`.
 
-Each recipe is run by its tags, which can be shortened as long as they match one recipe. `--help` shows the same page
-for one recipe, with the values that only this machine can tell. Inputs that every recipe takes (`--plan`, `--quiet`,
-`--env.KEY=VALUE`, …) are listed by `cm help script`.
+A script (a recipe) is run by its tags, which can be shortened as long as they match one script. `--help` shows the same
+page for one script, with the values that only this machine can tell. Inputs that every script takes (`--plan`,
+`--quiet`, `--env.KEY=VALUE`, …) are listed by `cm help script`.
 """
 _WIDTH = 120
 

@@ -9,7 +9,7 @@ import pytest
 
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import STATUS_FILE
-from cm4vllm.serving.supervision.supervisor import parent_of
+from cm4vllm.serving.supervisor import parent_of
 from fault_injection.catalogue import REAL_FAULTS
 from fault_injection.trial import MARK, Trial
 from faults import REAL_JOB
@@ -69,7 +69,7 @@ def test_the_share_of_a_run_without_a_known_end_is_one_of_time(trial):
 
 
 def test_the_server_itself_is_killed_and_not_its_supervisor(trial, started):
-    supervisor = started("-m cm4vllm.serving.supervision.supervisor results/test/server/supervisor.json")
+    supervisor = started("-m cm4vllm.serving.supervisor results/test/server/supervisor.json")
     server = started("-m vllm.entrypoints.cli.main serve model")
     REAL_FAULTS["kill -9 of the server"].happen(trial)
     assert server.wait(30) == -9

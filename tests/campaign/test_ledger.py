@@ -22,7 +22,7 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import DiskFull, ModelError, NotWritable, UsageError
 from cm4vllm.common.secrets.redaction import Vault
 from cm4vllm.serving.supervision.death_reasons import STATE_FILE
-from cm4vllm.serving.supervision.supervisor import parent_of
+from cm4vllm.serving.supervisor import parent_of
 from small_job import RUNS, SmallJob
 
 

@@ -146,7 +146,7 @@ ALONE = {
     "src/cm4vllm/serving/installation/packages.py": PROGRAM,
     "src/cm4vllm/serving/options/presets.py": OURS,
     "src/cm4vllm/serving/options/searchable_options.py": OURS,
-    "src/cm4vllm/serving/supervision/supervisor.py": OURS,
+    "src/cm4vllm/serving/supervisor.py": OURS,
     "src/cm4vllm/submission/archive.py": PROGRAM,
     "src/cm4vllm/submission/campaign_software.py": PROGRAM,
     "src/cm4vllm/submission/capsule/consent.py": OURS,

@@ -18,7 +18,7 @@ from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.errors import RunIncomplete
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.serving.supervision.ipc_files import BASE
-from cm4vllm.serving.supervision.supervisor import descendants
+from cm4vllm.serving.supervisor import descendants
 
 JOB = Path(__file__).with_name("small_curve.py")
 ROOT = Path(__file__).parents[2]

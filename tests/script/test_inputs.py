@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from cm4vllm.campaign.endpoints.settings import EndpointsSettings
 from cm4vllm.campaign.entry import input_values, prepared
 from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.settings import env_keys, parts_of
 from cm4vllm.compliance.verification import verified_tests
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
@@ -118,6 +120,18 @@ def test_the_main_job_takes_the_values_that_are_listed_and_no_other(tmp_path, fl
             assert value not in error.what or flag == "device", error
 
 
+def keys_of(cls):
+    return {*env_keys(cls).values(), *(key for part in parts_of(cls).values() for key in keys_of(part))}
+
+
+@pytest.mark.parametrize(
+    ("alias", "settings"), [(MAIN.alias, CampaignSettings), ("run-mlperf-endpoints", EndpointsSettings)]
+)
+def test_all_inputs_of_a_job_are_fields_of_its_settings(alias, settings):
+    (script,) = (script for script in SCRIPTS if script.alias == alias)
+    assert {flag for flag, key in script.input_mapping.items() if key not in keys_of(settings)} == set()
+
+
 def test_all_values_that_the_rules_have_are_listed():
     wanted = {"division": Division, "category": Category, "execution_mode": ExecutionMode}
     listed = {flag: MAIN.input_description[flag]["choices"] for flag in wanted}
@@ -151,7 +165,7 @@ OTHERS = set(
     (
         "url config template json only quick rounds samples first drift settings vllm endpoints cores "
         "uds tool app list true_lengths bind reuid real nnodes headless exclusive qos constraint "
-        "command ipc network rm ulimit volume"
+        "command ipc network rm ulimit volume hash requires"
     ).split()
 )
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS

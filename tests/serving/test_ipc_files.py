@@ -15,7 +15,7 @@ import pytest
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.serving.supervision.ipc_files import IpcFiles, remove_abandoned, require_shared_memory
 from cm4vllm.serving.supervision.orphans import end_orphans
-from cm4vllm.serving.supervision.supervisor import READY, SUPERVISOR_PIPE, start_supervised
+from cm4vllm.serving.supervisor import READY, SUPERVISOR_PIPE, start_supervised
 
 #: As vLLM's processes: a socket named by a uuid, a segment of shared memory, and a semaphore that two processes share
 #: by its name; as the client of MLPerf Endpoints: a folder with an open file, and one with a socket. It removes none.
@@ -114,7 +114,7 @@ time.sleep(600)
 def test_a_server_leaves_nothing_in_the_folder_for_temporary_files(tmp_path, how):
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         code = (
-            "import sys, time; from cm4vllm.serving.supervision.supervisor import start_supervised\n"
+            "import sys, time; from cm4vllm.serving.supervisor import start_supervised\n"
             "from pathlib import Path\n"
             "words = [sys.executable, '-c', sys.argv[1]]; at = Path(sys.argv[2])\n"
             "begun = start_supervised(words, {}, spec=at / 'spec', log=at / 'log', state=at / 'state', grace_s=1.0)\n"
@@ -299,7 +299,7 @@ def marked_as(pipe, program):
 
 #: A job in a container with `--ipc=host`: /dev/shm and /tmp are those of the host, the processes have other numbers.
 INSIDE = """
-import sys, time; from pathlib import Path; from cm4vllm.serving.supervision.supervisor import READY, start_supervised
+import sys, time; from pathlib import Path; from cm4vllm.serving.supervisor import READY, start_supervised
 at = Path(sys.argv[2]); words = [sys.executable, '-c', sys.argv[1]]
 begun = start_supervised(words, {}, spec=at / 'spec', log=at / 'log', state=at / 'state', grace_s=1.0)
 while not ((at / 'log').exists() and (at / 'log').read_text().endswith('\\n')): time.sleep(0.02)

@@ -107,7 +107,7 @@ def test_nothing_else_is_stopped_and_what_runs_is_listed(server, tmp_path):
 def looks_like_ours(spec, user):
     """Start a process of a user whose command line has the supervisor's name and a specification."""
     words = ["python3", "-c", "import time; print('up', flush=True); time.sleep(60)"]
-    words += ["cm4vllm.serving.supervision.supervisor", str(spec)]
+    words += ["cm4vllm.serving.supervisor", str(spec)]
     return subprocess.Popen(words, user=user, stdout=subprocess.PIPE, cwd="/")
 
 

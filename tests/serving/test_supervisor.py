@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.serving.supervision import supervisor as module
+from cm4vllm.serving import supervisor as module
 from cm4vllm.serving.supervision.server_priority import give_way
-from cm4vllm.serving.supervision.supervisor import descendants, parent_of, start_supervised
+from cm4vllm.serving.supervisor import descendants, parent_of, start_supervised
 
 #: The folder in which the processes of a server find their sitecustomize.
 SITE = Path(module.__file__).with_name("end_with_supervisor")
@@ -327,3 +327,8 @@ def test_a_niceness_that_cannot_be_taken_back_is_told(supervisor, monkeypatch, c
     give_way(record(supervisor, 0))
     said = "".join(capsys.readouterr())
     assert ("only root may lower it" in said) is not grouped
+
+
+def test_a_supervisor_is_known_by_the_same_words_in_every_version():
+    """A version that knew it by another name would end the servers of this one as left by an earlier server."""
+    assert module.__name__ == "cm4vllm.serving.supervisor"

@@ -1,4 +1,4 @@
-"""What recipes of a job export, where a result of an earlier command stands in for the recipe."""
+"""Exports of the recipes of a job, where a result of an earlier command stands in for the recipe."""
 
 from typing import Annotated
 

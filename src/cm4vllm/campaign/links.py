@@ -79,7 +79,7 @@ class LinkInputs(AssetInputs, frozen=True, kw_only=True):
 
 
 class LinkMarks(Settings, frozen=True, kw_only=True):
-    """What the dependencies of a link take their tags and conditions from, and what a link takes from its server's.
+    """Keys that the dependencies of a link take their tags and conditions from, and the record of a planned server.
 
     `earlier`: the folder of a link run alone holds an earlier result, which may be kept without a server.
     """
@@ -111,7 +111,7 @@ class Link(Settings, frozen=True, kw_only=True):
 
 
 class LinkOutputs(StepInputs, frozen=True, kw_only=True):
-    """What a link, or a server, that is run alone gets before its dependencies; None is left as it is."""
+    """Keys that a link, or a server, that is run alone gets before its dependencies; None is left as it is."""
 
     READ_BY: ClassVar[tuple[type[Settings], ...]] = (Choice, RunInputs, LaunchSettings, LinkInputs, LinkMarks)
 

@@ -59,7 +59,7 @@ class ClientSettings(SiteInputs, frozen=True, kw_only=True):
     loadgen_logs: Annotated[str, Key("CM_MLPERF_LOADGEN_LOGS_DIR")] = "loadgen_logs"
     log_dir: Annotated[str, Key("CM_MLPERF_POWER_LOG_DIR")] = "logs"
     preflight: Annotated[bool, Key("CM_MLPERF_POWER_PREFLIGHT")] = False
-    before_tree: Annotated[bool, Key("CM_MLPERF_POWER_BEFORE_TREE")] = False
+    before_tree: input_types.BeforeTree = False
     simulated: Annotated[bool, Key("CM_MLPERF_POWER_SIMULATED")] = False
     timestamp: Annotated[bool, Key("CM_MLPERF_POWER_TIMESTAMP")] = False
     max_amps: Annotated[str, Key("CM_MLPERF_POWER_MAX_AMPS")] = ""

@@ -81,6 +81,7 @@ RayAddress = Annotated[str, Key("CM_RAY_ADDRESS")]
 
 GraderSource = Annotated[str, Key("CM_MLPERF_GRADER_SOURCE_DIR")]
 InferenceSource = Annotated[str, Key("CM_MLPERF_INFERENCE_SOURCE_DIR")]
+BeforeTree = Annotated[bool, Key("CM_MLPERF_POWER_BEFORE_TREE")]
 PowerPrograms = Annotated[str, Key("CM_MLPERF_POWER_SOURCE_GIT")]
 SentenceSource = Annotated[str, Key("CM_NLTK_DATA_SOURCE")]
 SystemFile = Annotated[str, Key("CM_MLPERF_SYSTEM_FILE")]

@@ -22,7 +22,7 @@ from cm4vllm.endpoints.events import failed_samples
 from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY
 from cm4vllm.serving.supervision.death_reasons import awaited_reason
 from cm4vllm.serving.supervision.orphans import end_orphans
-from cm4vllm.serving.supervision.supervisor import start_supervised
+from cm4vllm.serving.supervisor import start_supervised
 
 EVENTS = "events.jsonl"
 #: The samples that the client issued in each phase, by the phase's name. An accuracy run has the name of its dataset.

@@ -51,7 +51,7 @@ from cm4vllm.serving.supervision.known_failures import known_failure
 from cm4vllm.serving.supervision.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.supervision.orphans import end_orphans
 from cm4vllm.serving.supervision.own_supervisors import GRACE_S, end_supervisors, is_owned, own, say_ready
-from cm4vllm.serving.supervision.supervisor import start_supervised
+from cm4vllm.serving.supervisor import start_supervised
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"

@@ -285,7 +285,7 @@ def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_bef
             process.send_signal(signal.SIGSEGV)
         return message
 
-    monkeypatch.setattr(process_monitor, "_take", take_and_crash)
+    monkeypatch.setattr(process_monitor, "_message_of", take_and_crash)
     behaviour = Behaviour(fault=lambda n: Fault.STATUS_400 if n == 19 else Fault.NONE)
     with (
         FakeVllm(behaviour) as server,

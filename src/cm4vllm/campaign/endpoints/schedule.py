@@ -17,7 +17,7 @@ from cm4vllm.rules import endpoints_rules
 
 
 class CommonInputs(JobInputs, frozen=True, kw_only=True):
-    """What every step of the job gets, beside the settings that were given: the names that these stand for."""
+    """The inputs of every step of the job: the names that the settings stand for."""
 
     benchmark: input_types.EndpointsModel
     cohort: input_types.EndpointsCohort

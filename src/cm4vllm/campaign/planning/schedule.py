@@ -54,7 +54,7 @@ SESSION_S = 90
 
 
 class CommonInputs(JobInputs, frozen=True, kw_only=True):
-    """What every step of the job gets, beside the settings that were given: the names that these stand for."""
+    """The inputs of every step of the job: the names that the settings stand for."""
 
     round: input_types.Round
     model: input_types.Benchmark

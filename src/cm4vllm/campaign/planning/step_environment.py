@@ -18,7 +18,7 @@ NO_SETTINGS = Settings()
 
 
 class JobInputs(Settings, frozen=True, kw_only=True):
-    """What every step of a job gets: the benchmark, its server, and the folder of the job's results."""
+    """Inputs of every step of a job: the benchmark, its server, and the folder of the job's results."""
 
     model: input_types.Benchmark
     execution_mode: input_types.ExecutionMode
@@ -47,7 +47,7 @@ class Names(Settings, frozen=True, kw_only=True):
 
 
 class StepEnvironment:
-    """What the steps of a job find in their environment: the job's settings, and what the steps so far have exported.
+    """The environment of the steps of a job: the job's settings, and what the steps so far have exported.
 
     `typed` is what the user set by --env, `given` are settings, of which those count that differ from their defaults,
     and `common` is what they stand for.

@@ -6,7 +6,6 @@ from msgspec.structs import asdict, replace
 
 from cm4vllm.accuracy.scorer_needs import ScoreInputs
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Step, StepInputs
-from cm4vllm.campaign.power_client import ClientSettings
 from cm4vllm.campaign.powered_run import PowerInputs
 from cm4vllm.campaign.search.search_space import SettingsInputs
 from cm4vllm.common import input_types
@@ -111,10 +110,16 @@ class SystemStep(StepInputs, frozen=True, kw_only=True):
     folder: str
 
 
-class PreflightStep(StepInputs, frozen=True, kw_only=True):
-    """A power session without a measurement; `before_tree`: a submission is made after it."""
+class PreflightInputs(Settings, frozen=True, kw_only=True):
+    """An input of the power client: whether a submission is made after its session."""
 
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (ClientSettings,)
+    before_tree: input_types.BeforeTree = False
+
+
+class PreflightStep(StepInputs, frozen=True, kw_only=True):
+    """A power session without a measurement."""
+
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (PreflightInputs,)
 
     before_tree: bool
 

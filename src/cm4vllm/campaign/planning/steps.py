@@ -184,7 +184,7 @@ class ResultFolders(Settings, frozen=True, kw_only=True):
 
 
 class StepInputs(Record, frozen=True, kw_only=True):
-    """What a step's recipe gets beside the inputs of the whole job; none here, the others are subclasses.
+    """The inputs of a step's recipe, beside those of the whole job; none here, the others are subclasses.
 
     A field is written under the key that it has in the recipe's own settings, `READ_BY`; None is left out. `<<<KEY>>>`
     in a text stands for what an earlier step exports under that key.

@@ -44,10 +44,10 @@ _INPUTS_FILE = "inputs.sha256"
 
 
 class AnyRun(RunInputs, frozen=True, kw_only=True):
-    """A performance run of a scenario that is chosen later."""
+    """A run whose scenario and mode are chosen later."""
 
     scenario: input_types.Scenario = ""
-    mode: input_types.RunMode = "performance"
+    mode: input_types.RunMode = "accuracy"
 
 
 class SettingsJob(Settings, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from cm4vllm.records.vllm.server_needs import uses_ray
 from cm4vllm.serving.clusters.launchers.choice import launcher_of
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_processes import node_program
-from cm4vllm.serving.supervision.supervisor import descendants
+from cm4vllm.serving.supervisor import descendants
 
 #: The samples of a node, * being its number: the head is 1.
 NODE_FILES = "machine_metrics-*.jsonl"

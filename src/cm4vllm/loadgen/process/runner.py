@@ -43,7 +43,7 @@ from cm4vllm.rules import Mode
 from cm4vllm.serving.probing.server_metrics import MetricsWatch, sampled
 from cm4vllm.serving.probing.server_requests import sites_of
 from cm4vllm.serving.supervision.server_priority import give_way
-from cm4vllm.serving.supervision.supervisor import descendants
+from cm4vllm.serving.supervisor import descendants
 
 USER_CONF = "user.conf"
 

@@ -26,7 +26,7 @@ from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_report import MARK
 from cm4vllm.serving.supervision.logs import telling_lines
-from cm4vllm.serving.supervision.supervisor import end_in_words
+from cm4vllm.serving.supervisor import end_in_words
 
 _REPORT_S, _REACH_S = 120.0, 30.0
 #: What the log of a node says whose peer has ended: the cause is then in the log of the peer.
@@ -112,7 +112,7 @@ def start_on_node(
     `secrets`, and variables of this environment that concern the server, reach the node through standard input only.
     """
     log, events = node_files(folder, node)
-    words = launcher.words(node, node_program("cm4vllm.serving.supervision.supervisor", "-"))
+    words = launcher.words(node, node_program("cm4vllm.serving.supervisor", "-"))
     with log.open("wb") as output, events.open("wb") as states:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=states, start_new_session=True)
     spec = {"argv": list(argv), "env": {**carried_variables(os.environ), **env, **secrets}, "grace_s": grace_s}

@@ -26,7 +26,7 @@ from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.serving.options.arguments import ray_env
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.supervision.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, wait_for_end
-from cm4vllm.serving.supervision.supervisor import start_supervised
+from cm4vllm.serving.supervisor import start_supervised
 
 RAY_FILE = "ray.json"
 _LOG_FILE = "ray.log"

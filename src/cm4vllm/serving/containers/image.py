@@ -41,7 +41,7 @@ from cm4vllm.serving.installation.packages import PACKAGES
 from cm4vllm.serving.installation.vllm_choice import VENDORS, Choice, detected
 from cm4vllm.serving.supervision.logs import telling_lines
 from cm4vllm.serving.supervision.own_supervisors import end_supervisors, own
-from cm4vllm.serving.supervision.supervisor import start_supervised
+from cm4vllm.serving.supervisor import start_supervised
 
 IMAGE_FILE = "image.json"
 _LOG = "proof.log"

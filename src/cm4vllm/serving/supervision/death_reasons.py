@@ -9,7 +9,7 @@ from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.serving.clusters.node_processes import ended_since, node_cause
 from cm4vllm.serving.supervision.logs import telling_lines
 from cm4vllm.serving.supervision.own_supervisors import runs
-from cm4vllm.serving.supervision.supervisor import end_in_words
+from cm4vllm.serving.supervisor import end_in_words
 
 #: The names of the log of a server and of the state of its supervisor, in the server's folder.
 LOG_FILE = "server.log"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cm4vllm.serving.supervision.supervisor import descendants, title_of
+from cm4vllm.serving.supervisor import descendants, title_of
 
 #: Samples in a row at which a process is stopped: a profiler stops one for a moment.
 STOPPED_LOOKS = 3

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.serving.supervision.ipc_files import remove_abandoned
-from cm4vllm.serving.supervision.supervisor import SUPERVISOR_PIPE, process_ids
+from cm4vllm.serving.supervisor import SUPERVISOR_PIPE, process_ids
 
-_MODULE = b"cm4vllm.serving.supervision.supervisor"
+#: The words of a supervisor's command line by which every version of cm4vllm knows it: another name would let a version
+#: end the servers of another one.
+_MODULE = b"cm4vllm.serving.supervisor"
 _MARK = re.compile(rb"(?:^|\0)" + SUPERVISOR_PIPE.encode() + rb"=/proc/(\d+)/fd/\d+(?:\0|$)")
 #: A killed process of many GiB takes a while to be gone.
 _GONE_S = 10.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from cm4vllm.common.progress import say
 from cm4vllm.serving.supervision.orphans import supervised_folder
-from cm4vllm.serving.supervision.supervisor import READY, descendants, parent_of
+from cm4vllm.serving.supervisor import READY, descendants, parent_of
 
 #: A server may take this long after SIGTERM before it is killed; vLLM needs about 1 s when idle, Ray a few seconds.
 GRACE_S = 10.0

@@ -19,7 +19,7 @@ from cm4vllm.serving.probing.server_requests import sites_of
 from cm4vllm.serving.supervision.death_reasons import LOG_FILE
 from cm4vllm.serving.supervision.orphans import supervised_folder
 from cm4vllm.serving.supervision.own_supervisors import end_supervisors
-from cm4vllm.serving.supervision.supervisor import process_ids
+from cm4vllm.serving.supervisor import process_ids
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from cm4vllm.common.progress import warn
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.supervision.orphans import supervised_folder
-from cm4vllm.serving.supervision.supervisor import descendants
+from cm4vllm.serving.supervisor import descendants
 
 #: Until the kernel takes the next niceness of a session, also where other programs of the user set some.
 _TRIES, _PAUSE_S = 30, 0.11

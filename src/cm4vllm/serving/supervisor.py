@@ -1,6 +1,6 @@
 """The process between `cm` and a server: whatever happens to either, no process of the server is left behind.
 
-    python -m cm4vllm.serving.supervision.supervisor SPEC
+    python -m cm4vllm.serving.supervisor SPEC
 
 SPEC is a JSON file {argv, env, log, state, grace_s, last, apart}. The supervisor starts argv in a session of its own,
 with its output in the log, and ends all its descendants (SIGTERM, after grace_s seconds SIGKILL) as soon as
@@ -341,10 +341,10 @@ def start_supervised(
             make_way(place)
     given = {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s}
     write_json(spec, {**given, "last": list(last), "apart": apart})
-    source = str(Path(__file__).resolve().parents[3])
+    source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "cm4vllm.serving.supervision.supervisor", str(spec)],
+        [sys.executable, "-P", "-m", "cm4vllm.serving.supervisor", str(spec)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
