@@ -223,7 +223,7 @@ def test_a_server_is_started_where_the_options_change(tmp_path):
         "server from point 7 on",
         "point 7",
     ]
-    inputs = {step.name: step.inputs.get("CM_VLLM_SERVER_EXTRA_ARGS") for step in steps if "server" in step.name}
+    inputs = {step.name: step.inputs.extra for step in steps if "server" in step.name}
     assert list(inputs.values()) == [None, "--x --max-num-seqs=8", "--x", "--x --max-num-seqs=8"]
 
 
