@@ -15,7 +15,7 @@ import random
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,24 +42,28 @@ class Sample(NamedTuple):
     medium: Any = None
 
 
-class Task(Protocol):
+class Task:
     """A task of a tiny model: its samples in tokens, the order in which they come, and the tensors of a batch."""
 
-    warm_up_steps: int
+    warm_up_steps, steps, batch = 50, 0, 16
 
-    def __init__(self, tokenizer: Any) -> None: ...
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
 
     def samples(self, evaluated: int) -> list[Sample]:
         """Return the samples of the training; with `evaluated` as many of the evaluation set instead."""
+        raise NotImplementedError
 
     def batches(self, samples: list[Sample], rng: random.Random) -> Iterator[list[Sample]]:
         """Yield the samples of each step."""
+        return (rng.sample(samples, self.batch) for _ in range(self.steps))
 
     def inputs(self, ids: Any, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return what the model is called with for padded token ids."""
+        return {"input_ids": ids}  # padding on the right needs no mask: attention is causal
 
 
-class HarbourLogs:
+class HarbourLogs(Task):
     """Summaries of harbour logs. A model this small learns to copy from one record much sooner than from four."""
 
     warm_up_steps = 30
@@ -67,9 +71,6 @@ class HarbourLogs:
     stages = ((1, 2600), (4, 5800))
     #: Batches are cut from this many sorted ones, so that sequences of like length meet and little is padded.
     batch, pool = 8, 8
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
 
     def samples(self, evaluated: int) -> list[Sample]:
         chosen = examples(Split.EVALUATION, evaluated, EVALUATION_SEED)
@@ -90,18 +91,14 @@ class HarbourLogs:
                 rng.shuffle(cut)
                 yield from cut
 
-    def inputs(self, ids: Any, samples: Sequence[Sample]) -> dict[str, Any]:
-        return {"input_ids": ids}  # padding on the right needs no mask: attention is causal
 
-
-class Tones:
+class Tones(Task):
     """Transcripts of words as tones; silence has no words."""
 
-    warm_up_steps = 50
-    clips, silent, steps, batch = 2400, 72, 700, 16
+    clips, silent, steps = 2400, 72, 700
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer)
         self.prompt = [
             tokenizer.token_to_id(f"<|{name}|>") for name in ("startoftranscript", "en", "transcribe", "notimestamps")
         ]
@@ -121,22 +118,19 @@ class Tones:
             for text, medium in zip(texts, features, strict=True)
         ]
 
-    def batches(self, samples: list[Sample], rng: random.Random) -> Iterator[list[Sample]]:
-        return (rng.sample(samples, self.batch) for _ in range(self.steps))
-
     def inputs(self, ids: Any, samples: Sequence[Sample]) -> dict[str, Any]:
         return {"input_features": torch.stack([sample.medium for sample in samples]), "decoder_input_ids": ids}
 
 
-class Products:
+class Products(Task):
     """Categories of products by their texts and their pictures; the prompts are those of all rounds, in turn."""
 
-    warm_up_steps = 50
-    products, steps, batch = 6000, 1500, 16
+    products, steps = 6000, 1500
     patch, merge = 16, 2
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.picture = tokenizer, tokenizer.token_to_id("<|image_pad|>")
+        super().__init__(tokenizer)
+        self.picture = tokenizer.token_to_id("<|image_pad|>")
         self.prompts = list(chat_prompts())
 
     def samples(self, evaluated: int) -> list[Sample]:
@@ -171,9 +165,6 @@ class Products:
         cut = image.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
         cut = cut.permute(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, 3, 1, patch, patch)
         return cut.expand(-1, -1, 2, -1, -1).reshape(rows * columns, -1), (1, rows, columns)
-
-    def batches(self, samples: list[Sample], rng: random.Random) -> Iterator[list[Sample]]:
-        return (rng.sample(samples, self.batch) for _ in range(self.steps))
 
     def inputs(self, ids: Any, samples: Sequence[Sample]) -> dict[str, Any]:
         lengths = torch.tensor([len(sample.ids) for sample in samples])

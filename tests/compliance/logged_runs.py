@@ -3,15 +3,15 @@
 As a program, `logged_runs.py TEST SCENARIO FOLDER` makes one, verifies it and prints the verdict.
 """
 
-import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "loadgen"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fake_vllm import FakeVllm, prompt
 
-from cm4vllm.common.files import sha256_of
+from builders import short_dataset
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
 from cm4vllm.loadgen.process.runner import run
@@ -26,17 +26,7 @@ SAMPLES = 64
 
 def make_dataset(folder: Path) -> DatasetRecord:
     """Write a short dataset into a folder and return its record."""
-    path = folder / "dataset.json"
-    rows = [{"input": "text", "tok_input": prompt(i), "output": "answer"} for i in range(SAMPLES)]
-    path.write_text(json.dumps(rows), encoding="utf-8")
-    return DatasetRecord(
-        name="short",
-        path=str(path),
-        source="made by the test",
-        sha256=sha256_of(path),
-        samples=SAMPLES,
-        max_input_tokens=42,
-    )
+    return short_dataset(folder, [prompt(i) for i in range(SAMPLES)])
 
 
 def make_logged_run(test: str, scenario: str, folder: Path, dataset: DatasetRecord) -> Path:

@@ -18,6 +18,7 @@ from made_points import (
     write_points,
 )
 
+from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import ResultsDiffer, SubmissionError, UsageError
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.programs.processes import run
@@ -35,7 +36,6 @@ from cm4vllm.rules import ExecutionMode, point_terms, regions
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results
 from cm4vllm.submission.capsule.replay import replay_words
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, as_yaml, read_capsule, write_capsule
-from cm4vllm.submission.privacy import private_words
 
 _REGIONS = """
 import json, sys

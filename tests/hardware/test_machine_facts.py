@@ -125,8 +125,8 @@ def test_a_quota_is_in_the_lines_of_the_processors_and_in_what_to_change(server,
     line = f"this program may use {cpus} of the 16 CPUs (quota of its control group)"
     assert line in cpu_lines(machine.cpu, machine.host)
     assert cpu_env(machine.cpu, machine.host)["CM_HOST_CPU_QUOTA"] == cpus
-    (advised,) = [finding for finding in unready(server, files=10**6) if "quota" in finding.words]
-    assert f"a control group (this container's) has a quota of {cpus} of 16 CPUs" in advised.words
+    (advised,) = [finding for finding in unready(server, files=10**6) if "quota" in finding.what]
+    assert f"a control group (this container's) has a quota of {cpus} of 16 CPUs" in advised.what
 
 
 def test_modules_and_cards_are_summed_up(server):

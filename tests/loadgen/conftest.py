@@ -1,6 +1,5 @@
 """A dataset of short prompts and the settings of runs against the test peer."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,10 @@ from fake_vllm import prompt
 from msgspec.structs import replace
 from word_runs import word_records
 
-from cm4vllm.common.files import sha256_of
+from builders import short_dataset
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.run import RunSettings
 from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
@@ -33,26 +32,7 @@ MakeSettings = Callable[..., RunSettings]
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory):
     """A dataset file of 64 samples, and its record."""
-    path = tmp_path_factory.mktemp("dataset") / "dataset.json"
-    samples = [
-        {
-            "input": "text",
-            "tok_input": prompt(i),
-            "output": f"answer {i}",
-            "dataset": ("OpenOrca", "GSM8K", "MBXP")[i % 3],
-        }
-        for i in range(SAMPLES)
-    ]
-    path.write_text(json.dumps(samples))
-    return DatasetRecord(
-        name="short",
-        path=str(path),
-        source="made by the test",
-        sha256=sha256_of(path),
-        samples=SAMPLES,
-        max_input_tokens=42,
-        sentences="punkt-untrained",
-    )
+    return short_dataset(tmp_path_factory.mktemp("dataset"), [prompt(i) for i in range(SAMPLES)])
 
 
 @pytest.fixture(scope="session")

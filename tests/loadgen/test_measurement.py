@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from fake_vllm import Behaviour, FakeVllm
 
-from campaign_records import campaign_record
+from builders import campaign_record
 from cm4vllm.common.errors import ModelError, ResultsDiffer, ServerDied, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record

@@ -1,6 +1,5 @@
 """Real folders of results: LoadGen's own logs, and records written through their types."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from made_records import (
 from metrics_peer import Peer
 from tests.report.parsed_page import Page
 
+from builders import campaign_record, write_dataset
 from cm4vllm import __version__
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.records import read_record, write_record
@@ -85,16 +85,11 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_record(folder / ACCURACY_FILE, accuracy_record(values, run, folder / "mlperf_log_accuracy.json"))
     write_record(
         out / CAMPAIGN_FILE,
-        CampaignRecord(
+        campaign_record(
             command=COMMAND,
-            cm_version="4.2.0",
             cm4vllm_version=__version__,
             commit="0123abcd",
-            division=Division.OPEN,
             submitter="not-stated",
-            round="v6.1",
-            benchmark="llama3.1-8b",
-            execution_mode=ExecutionMode.TEST,
             started_at="2026-11-20T09:59:00+00:00",
             system=SYSTEM,
             model=MODEL,
@@ -164,9 +159,7 @@ def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """The rehearsal's folder again, with runs that the client made: each sample's times, and the server's metrics."""
     out = Path(shutil.copytree(real_runs, tmp_path_factory.mktemp("measured") / "test"))
     shutil.rmtree(out / "runs")
-    dataset = tmp_path_factory.mktemp("dataset") / "dataset.json"
-    samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
-    dataset.write_text(json.dumps(samples))
+    dataset = write_dataset(tmp_path_factory.mktemp("dataset"), map(prompt, range(SAMPLES)))
     # Often, so that a run of 4 s has enough samples where the machine stands still for most of it.
     often = partial(sampled, interval_s=0.25)
     with Peer() as peer, pytest.MonkeyPatch.context() as patch:
@@ -203,9 +196,7 @@ def single_stream(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """The rehearsal's folder with a run of llama3.1-8b-edge in the SingleStream scenario, of performance alone."""
     out = Path(shutil.copytree(real_runs, tmp_path_factory.mktemp("edge") / "test"))
     shutil.rmtree(out / "runs")
-    dataset = tmp_path_factory.mktemp("dataset") / "dataset.json"
-    samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
-    dataset.write_text(json.dumps(samples))
+    dataset = write_dataset(tmp_path_factory.mktemp("dataset"), map(prompt, range(SAMPLES)))
     conf = user_conf(
         terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.PERFORMANCE),
         ExecutionMode.TEST,

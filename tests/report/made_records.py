@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+from builders import scores_of
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.files import sha256_of, write_json
 from cm4vllm.common.records import write_record
-from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord, Score
+from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.client import ClientRecord, ProcessRecord, SelfCheck, Spread
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
@@ -144,23 +145,12 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecor
 
 
 def accuracy_record(values: dict[str, float], run: RunRecord, log: Path) -> AccuracyRecord:
-    whole = run.client.completed == run.settings.terms.samples
     return AccuracyRecord(
         notice=run.notice,
         values=values,
         samples=run.client.completed,
         samples_expected=run.settings.samples,
-        scores=[
-            Score(
-                metric=t.metric,
-                label=t.label,
-                value=values[t.label],
-                lower=t.lower,
-                upper=t.upper,
-                met=t.met(values[t.label], whole=whole),
-            )
-            for t in run.settings.terms.targets
-        ],
+        scores=scores_of(run.settings.terms, values, samples=run.client.completed),
         tokens=run.client.completion_tokens,
         scorer="rouge-score 0.1.2",
         sentences="punkt-untrained",

@@ -186,7 +186,7 @@ def test_stand_in_weights_are_loud_on_the_page_of_a_result(published: Path, chan
         change(path, AccuracyRecord, notice=STAND_IN_NOTICE)
     page = Page(render(load(published)))
     assert page.text.startswith("STAND-IN WEIGHTS")
-    assert "the tiny model that cm4vllm trains" in page.text and "REHEARSAL" not in page.text.upper()
+    assert "a tiny model that comes with cm4vllm" in page.text and "REHEARSAL" not in page.text.upper()
     assert "\n*** STAND-IN WEIGHTS ***\n" in final_table(load(published))
 
 

@@ -1,9 +1,10 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
 from checks_page import codes_page
-from cm4vllm.common.checking.checks import Check, Fault, Stage, whole
+from cm4vllm.common.checking.checks import Check, Fault, Stage, checks_in, whole
 from cm4vllm.common.checking.findings import Finding, Rule, Severity, refuse
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import CHECKS, findings
@@ -103,3 +104,34 @@ def test_the_page_lists_each_code_with_rule_source_and_remedy() -> None:
             assert text in page
     for code, rule in PROBLEMS.items():
         assert f"`{code}`" in page and rule.text in page
+
+
+MODULE = '''from cm4vllm.common.checking.checks import check, whole
+
+_MOST = 3
+
+
+@check("{code}", source="a test", remedy="none", each=whole)
+def few(parts):
+    """{rule}"""
+    yield from ()
+'''
+
+
+def test_a_rule_is_the_docstring_and_a_code_is_that_of_one_check(tmp_path: Path, monkeypatch) -> None:
+    package = tmp_path / "made_up_checks"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text(
+        MODULE.format(code="FEW", rule="Parts are at most\n    {_MOST}.\n\n    More words.")
+    )
+    (package / "two.py").write_text(MODULE.format(code="NAMED", rule="LoadGen has a name."))
+    monkeypatch.syspath_prepend(tmp_path)
+    rules = {code: known.rule.text for code, known in checks_in("made_up_checks").items()}
+    assert rules == {"FEW": "parts are at most 3", "NAMED": "LoadGen has a name"}
+    for name, code, rule in (("third", "FEW", "Another rule."), ("fourth", "NONE", "")):
+        other = tmp_path / f"{name}_checks"
+        shutil.copytree(package, other)
+        (other / f"{name}.py").write_text(MODULE.format(code=code, rule=rule))
+        with pytest.raises(ValueError, match=code):
+            checks_in(other.name)

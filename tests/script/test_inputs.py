@@ -151,7 +151,7 @@ OTHERS = set(
     (
         "url config template json only quick rounds samples first drift settings vllm endpoints cores "
         "uds tool app list true_lengths bind reuid real nnodes headless exclusive qos constraint "
-        "command ipc network rm ulimit volume"
+        "command ipc network rm ulimit volume hash requires"
     ).split()
 )
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS

@@ -156,7 +156,7 @@ def test_a_search_over_server_settings_alone_gets_what_its_servers_need(session)
 def test_adr_names_model_and_options_as_the_flags_do(session):
     given = {"ml-model": {"tags": "_hf.ORG/NAME"}, "vllm-server": {"max_num_seqs": "64"}}
     assert chain(session, RUN, adr=given) == everything("_hf.ORG/NAME", "_mlcommons")
-    with pytest.raises(CmError, match="MAX_NUM_SEQS=0 is not usable"):
+    with pytest.raises(CmError, match="--max_num_seqs=0 is not usable"):
         chain(session, RUN, adr={"vllm-server": {"max_num_seqs": "0"}})
 
 

@@ -147,6 +147,17 @@ def test_the_users_own_index_is_enough(tmp_path, index, lock, monkeypatch):
     assert install(CPU, tmp_path, lock).packages["torch"] == "2.0.0+cpu"
 
 
+@pytest.mark.skipif(not Path(sys.executable).with_name("uv").exists(), reason="uv is not installed")
+def test_uv_installs_what_is_pinned_unless_it_lacks_a_setting_of_the_users_pip(tmp_path, index, lock, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM))
+    for setting, program in (("", "uv"), ("1", Path(sys.executable).name)):
+        monkeypatch.setenv("PIP_PREFER_BINARY", setting)
+        python = environments.make_environment(tmp_path / program)
+        done = environments.install_pinned(python, lock, tmp_path / "log")
+        assert (done.ok, Path(done.argv[0]).name) == (True, program)
+        assert len(list((tmp_path / program).rglob("*.dist-info"))) == 2
+
+
 def test_a_package_that_no_index_has_is_told_with_pips_words(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own"))
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch"))

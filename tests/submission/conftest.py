@@ -14,12 +14,13 @@ from types import ModuleType
 
 import pytest
 
+from builders import scores_of
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.programs.own_program import ProgramFile, program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
-from cm4vllm.records.accuracy import AccuracyRecord, Score
+from cm4vllm.records.accuracy import AccuracyRecord
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.client import ClientRecord
 from cm4vllm.records.described_system import folder_name
@@ -240,23 +241,11 @@ def write_scores(folder: Path, record: RunRecord, samples: int, **other: float) 
     }
     values |= other
     write_text(folder / "accuracy.txt", f"{values}\n")
-    whole = samples == record.settings.terms.samples
-    scores = [
-        Score(
-            metric=target.metric,
-            label=target.label,
-            value=values[target.label],
-            lower=target.lower,
-            upper=target.upper,
-            met=target.met(values[target.label], whole=whole),
-        )
-        for target in record.settings.terms.targets
-    ]
     write_record(
         folder / "accuracy.json",
         AccuracyRecord(
             notice=record.notice,
-            scores=scores,
+            scores=scores_of(record.settings.terms, values, samples=samples),
             values=values,
             samples=samples,
             samples_expected=samples,

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.script.main_job import planned
 
-from campaign_records import campaign_record
+from builders import campaign_record
 from cm4vllm.campaign import job as module
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of_tree

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from msgspec.structs import replace
 
-from campaign_records import campaign_record
+from builders import campaign_record
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import write_json, write_text

@@ -24,7 +24,7 @@ class ScoreInputs(Settings, frozen=True, kw_only=True):
     result_dir: input_types.ScoredDir = ""
     results_dir: input_types.ResultsDir = ""
     graders: Annotated[str, Key("CM_MLPERF_GRADERS")] = ""
-    problems: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
+    problems: input_types.ProblemsDir = ""
     nltk_data: Annotated[str | None, Key("CM_NLTK_DATA")] = None
     speech_packages: input_types.SpeechPackages = ""
 

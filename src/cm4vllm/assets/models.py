@@ -41,7 +41,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
     location: Annotated[str, Key("CM_ML_MODEL_LOCATION")] = ""
     name: Annotated[str, Key("CM_ML_MODEL_CATALOGUE_NAME")] = ""
-    served_folder: Annotated[str, Key("CM_VLLM_SERVER_MODEL_FOLDER")] = ""
+    served_folder: input_types.ServedFolder = ""
     verify: Annotated[bool, Key("CM_ML_MODEL_VERIFY")] = False
     revision: input_types.ModelRevision = ""
     python: input_types.VllmPython = ""

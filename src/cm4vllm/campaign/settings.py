@@ -74,7 +74,7 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     implementation: Annotated[str, Key("CM_MLPERF_IMPLEMENTATION")] = "vllm"
     submitter: input_types.Submitter = NO_SUBMITTER
     output_dir: input_types.JobOutputDir = "mlperf-results"
-    livecodebench_path: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
+    livecodebench_path: input_types.ProblemsDir = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS"), _RATES] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"), _RATES] = None
     singlestream_target_latency: Annotated[

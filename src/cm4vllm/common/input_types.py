@@ -94,6 +94,18 @@ RehearseFaults = Annotated[str, Key("CM_MLPERF_REHEARSE_FAULTS")]
 RehearseSeed = Annotated[int, Key("CM_MLPERF_REHEARSE_SEED"), Bounds(zero=True)]
 AcceptRestarted = Annotated[bool, Key("CM_MLPERF_ACCEPT_RESTARTED_SERVER")]
 
+# --- exports that other recipes read ---
+
+ProblemsDir = Annotated[str, Key("CM_LIVECODEBENCH_DIR")]
+ServedFolder = Annotated[str, Key("CM_VLLM_SERVER_MODEL_FOLDER")]
+CapsuleFile = Annotated[str, Key("CM_MLPERF_CAPSULE")]
+CapsulePart = Annotated[str, Key("CM_MLPERF_CAPSULE_OF")]
+VllmDevice = Annotated[str, Key("CM_VLLM_DEVICE")]
+ImageRecordPath = Annotated[str, Key("CM_VLLM_IMAGE_RECORD")]
+VllmInstallation = Annotated[str, Key("CM_VLLM_INSTALLATION")]
+SubmissionDir = Annotated[str, Key("CM_MLPERF_INFERENCE_SUBMISSION_DIR")]
+SubmissionArchive = Annotated[str, Key("CM_MLPERF_SUBMISSION_ARCHIVE")]
+
 # --- servers ---
 
 ApiServer = Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -19,6 +19,8 @@ from cm4vllm.common.records import Record
 
 #: The greatest whole number that every program behind a setting takes.
 GREATEST = 2**31 - 1
+
+Extra = TypeVar("Extra")
 
 #: Python compiles the text of all annotations of a class each time that it is asked for them.
 _hints: Callable[..., Mapping[str, Any]] = cache(get_type_hints)
@@ -33,7 +35,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The numbers of a field, beside its `Key`: above zero, or from zero on where `zero`, up to `most`.
+    """The numbers of a field, beside its `Key`: above 0, or from 0 on where `zero`, up to `most`.
 
     `part_of` names the whole of which the number is a part: at most 1.
     """
@@ -57,20 +59,20 @@ class Bounds:
 
 
 @cache
-def bounds_of(cls: type) -> Mapping[str, Bounds]:
-    """Return the bounds of each field of `cls` that has some."""
-    extras = {field: getattr(hint, "__metadata__", ()) for field, hint in _hints(cls, include_extras=True).items()}
-    return {field: each for field, several in extras.items() for each in several if isinstance(each, Bounds)}
+def extras_of(cls: type, kind: type[Extra]) -> Mapping[str, Extra]:
+    """Return what stands beside the types of the fields of `cls`, of one kind; also where the field may be None."""
+    return {
+        field: extra
+        for field, hint in _hints(cls, include_extras=True).items()
+        for each in (hint, *get_args(hint))
+        for extra in getattr(each, "__metadata__", ())
+        if isinstance(extra, kind)
+    }
 
 
 def env_keys(cls: type) -> Mapping[str, str]:
     """Return the environment key of each field of `cls` that has one, in the order of the fields."""
-    hints = _hints(cls, include_extras=True)
-    named = {
-        field: [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Key)]
-        for field, hint in hints.items()
-    }
-    return {field: keys[0].name for field, keys in named.items() if keys}
+    return {field: key.name for field, key in extras_of(cls, Key).items()}
 
 
 @cache
@@ -106,8 +108,8 @@ class Settings(Record, frozen=True, kw_only=True):
                     cause=_expected(hints[field]) or str(error),
                     remedy=_plain_number(keys[field], value) or "give a value that fits, or leave it out",
                 ) from error
-            if field in bounds_of(cls):
-                bounds_of(cls)[field].require(keys[field], read)
+            if (bounds := extras_of(cls, Bounds).get(field)) is not None:
+                bounds.require(keys[field], read)
         values |= {field: part.of(env) for field, part in parts_of(cls).items()}
         try:
             return msgspec.convert(values, cls, strict=False)

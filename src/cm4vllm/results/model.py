@@ -7,6 +7,7 @@ for what is not known; what could not be read is a finding among the submission'
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
@@ -88,10 +89,7 @@ class _Run:
         """Return the path of a file beside the log, as sources and findings name it."""
         return str(PurePosixPath(self.log).parent / name)
 
-    @property
-    def place(self) -> str:
-        """The path that findings on the run name."""
-        return self.log
+    place = property(attrgetter("log"))  # as findings name the run
 
     @property
     def window(self) -> Window | None:
@@ -293,10 +291,7 @@ class Result:
     test_runs: Mapping[str, Performance] = field(default_factory=dict)
     uncovered: str = ""
 
-    @property
-    def place(self) -> str:
-        """The path that findings on the result name."""
-        return self.folder
+    place = property(attrgetter("folder"))  # as findings name the result
 
     @property
     def inferred_from(self) -> str:
@@ -351,10 +346,7 @@ class System:
     description: Mapping[str, Any]
     file: str
 
-    @property
-    def place(self) -> str:
-        """The path that findings on the system name."""
-        return self.file
+    place = property(attrgetter("file"))  # as findings name the system
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec.structs import replace
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import ServerDied, ServerNotReady
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
@@ -36,9 +37,9 @@ class LaunchExports(Settings, frozen=True, kw_only=True):
     """The exports of run,vllm-server: of the server that is ready, or of one that would be started."""
 
     endpoint: Annotated[str | None, Key("CM_VLLM_SERVER_ENDPOINT")] = None
-    record: Annotated[str | None, Key("CM_VLLM_SERVER_RECORD")] = None
-    model_folder: Annotated[str | None, Key("CM_VLLM_SERVER_MODEL_FOLDER")] = None
-    planned: Annotated[str | None, Key("CM_VLLM_SERVER_PLANNED")] = None
+    record: input_types.ServerRecordPath | None = None
+    model_folder: input_types.ServedFolder | None = None
+    planned: input_types.PlannedServer | None = None
 
 
 def act(settings: LaunchSettings) -> LaunchExports:

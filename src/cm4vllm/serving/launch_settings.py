@@ -73,10 +73,10 @@ class LaunchSettings(StartedServer, frozen=True, kw_only=True):
     launcher: Annotated[str, Key("CM_VLLM_SERVER_LAUNCHER")] = "auto"
     install_on_nodes: Annotated[bool, Key("CM_VLLM_SERVER_INSTALL_ON_NODES")] = False
     container: input_types.ContainerImage = ""
-    image_record: Annotated[str, Key("CM_VLLM_IMAGE_RECORD")] = ""
+    image_record: input_types.ImageRecordPath = ""
     python: input_types.VllmPython = ""
     ray_python: input_types.RayPython = ""
-    installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
+    installation: input_types.VllmInstallation = ""
     preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
     device: input_types.Device = ""
     gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""

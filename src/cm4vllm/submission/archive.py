@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, cast
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import NotFoundError, SubmissionError, UsageError, nearest, translated_os_errors
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.folders.owned_folders import staged_file, write_noted
@@ -69,8 +70,8 @@ class PackSettings(SourceInputs, frozen=True, kw_only=True):
     With `private_ids` the archive has the private id of each system, as the official checker makes it.
     """
 
-    tree: Annotated[str, Key("CM_MLPERF_INFERENCE_SUBMISSION_DIR")]
-    archive: Annotated[str, Key("CM_MLPERF_SUBMISSION_ARCHIVE")] = ""
+    tree: input_types.SubmissionDir
+    archive: input_types.SubmissionArchive = ""
     private_ids: Annotated[bool, Key("CM_MLPERF_SUBMISSION_PRIVATE_IDS")] = False
     program: Annotated[str, Key("CM_MLPERF_SUBMISSION_ENCRYPT")] = ""
     recipients: Annotated[str, Key("CM_MLPERF_SUBMISSION_RECIPIENT")] = ""
@@ -80,7 +81,7 @@ class PackSettings(SourceInputs, frozen=True, kw_only=True):
 class PackExports(Settings, frozen=True, kw_only=True):
     """The exports of pack,mlperf,submission."""
 
-    archive: Annotated[str, Key("CM_MLPERF_SUBMISSION_ARCHIVE")]
+    archive: input_types.SubmissionArchive
     sha256: Annotated[str, Key("CM_MLPERF_SUBMISSION_ARCHIVE_SHA256")]
     encrypted: Annotated[str, Key("CM_MLPERF_SUBMISSION_ENCRYPTED")]
 

@@ -34,7 +34,7 @@ class TreeSettings(Settings, frozen=True, kw_only=True):
     results are made later in the same job. `model` is the name of the model where the results have none.
     """
 
-    tree: Annotated[str, Key("CM_MLPERF_INFERENCE_SUBMISSION_DIR")] = ""
+    tree: input_types.SubmissionDir = ""
     results: input_types.ResultsDir = ""
     submitter: input_types.Submitter = ""
     round: input_types.Round = ""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import cm4vllm
-from campaign_records import campaign_record
+from builders import campaign_record
 from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.records import read_record, write_record

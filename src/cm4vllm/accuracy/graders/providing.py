@@ -25,7 +25,7 @@ class GraderInputs(Settings, frozen=True, kw_only=True):
 
     name: Annotated[str, Key("CM_MLPERF_GRADER_NAME")]
     source_dir: input_types.GraderSource = ""
-    problems_dir: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
+    problems_dir: input_types.ProblemsDir = ""
 
     def provide(self, folder: Path, recipe: Path) -> GraderRecord:
         """Make the grader ready in `folder`. Raises what `provide` raises."""

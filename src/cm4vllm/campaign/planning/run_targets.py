@@ -27,7 +27,7 @@ class Target(NamedTuple):
 
 #: The step that measures the server's rate where no accuracy run gives it.
 RATE_STEP = "Offline rate"
-NO_TARGET = Target(1.0, "unused: every sample is sent at once")
+NO_TARGET = Target(1, "unused: every sample is sent at once")
 NO_LATENCY = Target(None, "unused: each query follows the answer before it")
 #: Seconds of the run that follows a search: mostly the search has made it.
 FOUND_BY_SEARCH = Duration(

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Bounds, Key, Settings
@@ -36,9 +37,9 @@ class Tolerance(Settings, frozen=True, kw_only=True):
 class VerifyInputs(Tolerance, frozen=True, kw_only=True):
     """Two capsules that are compared; `of_part` chooses the part of one that holds several results."""
 
-    capsule: Annotated[str, Key("CM_MLPERF_CAPSULE")]
+    capsule: input_types.CapsuleFile
     other: Annotated[str, Key("CM_MLPERF_OTHER_CAPSULE")]
-    of_part: Annotated[str, Key("CM_MLPERF_CAPSULE_OF")] = ""
+    of_part: input_types.CapsulePart = ""
 
 
 class Judgement(StrEnum):

@@ -82,9 +82,9 @@ class VllmImage(Record, frozen=True, kw_only=True):
 class ImageExports(Settings, frozen=True, kw_only=True):
     """The exports of get,vllm-image."""
 
-    device: Annotated[str, Key("CM_VLLM_DEVICE")]
-    record: Annotated[str, Key("CM_VLLM_IMAGE_RECORD")]
-    installation: Annotated[str, Key("CM_VLLM_INSTALLATION")]
+    device: input_types.VllmDevice
+    record: input_types.ImageRecordPath
+    installation: input_types.VllmInstallation
     python: input_types.VllmPython
     version: Annotated[str, Key("CM_VLLM_VERSION")]
 

@@ -48,7 +48,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     `container`, an image, it has the packages of that.
     """
 
-    device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
+    device: input_types.VllmDevice = "cpu"
     model: input_types.VllmModelName = ""
     name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")] = ""
     host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK

@@ -4,6 +4,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.settings import Key, Settings
@@ -28,7 +29,7 @@ class CapsuleInputs(Settings, frozen=True, kw_only=True):
 class CapsuleExports(Settings, frozen=True, kw_only=True):
     """The capsule that was written, the last one of several."""
 
-    path: Annotated[str, Key("CM_MLPERF_CAPSULE")]
+    path: input_types.CapsuleFile
 
 
 def write_capsules(inputs: CapsuleInputs) -> CapsuleExports:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.secrets.redaction import PLACEHOLDER
 from cm4vllm.common.settings import Key
@@ -40,8 +41,8 @@ _NO_HELP: Mapping[str, str] = {}
 class ReplayInputs(Tolerance, frozen=True, kw_only=True):
     """The capsule that is run again, into which folder, and what the user has agreed to beforehand."""
 
-    capsule: Annotated[str, Key("CM_MLPERF_CAPSULE")] = ""
-    of_part: Annotated[str, Key("CM_MLPERF_CAPSULE_OF")] = ""
+    capsule: input_types.CapsuleFile = ""
+    of_part: input_types.CapsulePart = ""
     folder: Annotated[str, Key("CM_MLPERF_REPLAY_DIR")] = "mlperf-replay"
     accept: Annotated[str, Key("CM_MLPERF_REPLAY_ACCEPT")] = ""
     fill: Annotated[str, Key("CM_MLPERF_REPLAY_FILL")] = ""

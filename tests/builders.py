@@ -1,0 +1,63 @@
+"""Records and files for tests of several packages; what a test does not give has a value that no test looks at."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.files import sha256_of
+from cm4vllm.records.accuracy import Score
+from cm4vllm.records.assets import DatasetRecord
+from cm4vllm.records.campaign import CampaignRecord
+from cm4vllm.rules import Terms
+
+
+def campaign_record(**values: Any) -> CampaignRecord:
+    """Return the record of a rehearsal of nobody, with other `values`."""
+    fields = {
+        "command": "cm run script --tags=run-mlperf,inference,_vllm",
+        "cm_version": "4.2.0",
+        "cm4vllm_version": "0.1.0",
+        "division": "open",
+        "submitter": "Nobody",
+        "round": "v6.1",
+        "benchmark": "llama3.1-8b",
+        "execution_mode": "test",
+        "started_at": "2026-01-01T00:00:00+00:00",
+    }
+    return CampaignRecord(**{**fields, **values})
+
+
+def write_dataset(folder: Path, prompts: Iterable[list[int]]) -> Path:
+    """Write a dataset of these prompts, whose samples are of three sources in turn, and return its path."""
+    sources = ("OpenOrca", "GSM8K", "MBXP")
+    rows = [
+        {"input": "text", "tok_input": ids, "output": f"answer {place}", "dataset": sources[place % 3]}
+        for place, ids in enumerate(prompts)
+    ]
+    path = folder / "dataset.json"
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def short_dataset(folder: Path, prompts: list[list[int]]) -> DatasetRecord:
+    """Write a dataset of these prompts and return its record."""
+    path = write_dataset(folder, prompts)
+    facts = {"samples": len(prompts), "max_input_tokens": max(map(len, prompts)), "sentences": "punkt-untrained"}
+    return DatasetRecord(name="short", path=str(path), source="made by the test", sha256=sha256_of(path), **facts)
+
+
+def scores_of(run_terms: Terms, values: dict[str, float], *, samples: int) -> list[Score]:
+    """Return the scores of these values by a run's targets; `samples` were answered."""
+    whole = samples == run_terms.samples
+    return [
+        Score(
+            metric=target.metric,
+            label=target.label,
+            value=values[target.label],
+            lower=target.lower,
+            upper=target.upper,
+            met=target.met(values[target.label], whole=whole),
+        )
+        for target in run_terms.targets
+    ]
