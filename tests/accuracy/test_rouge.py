@@ -53,8 +53,8 @@ def test_many_pairs_give_what_rouge_score_gives_in_the_same_order(workers):
     assert computed.fmeasures == {type_: [scores[type_] for scores in wanted] for type_ in TYPES}
     assert reports[0].startswith("ROUGE of 16 of 300 answers, about ")
     assert reports[0].endswith(" left")
-    one = score_pairs(predictions, references, UNTRAINED, ["rougeL"], workers=workers)
-    assert one.fmeasures == {"rougeL": computed.fmeasures["rougeL"]}
+    alone = score_pairs(predictions, references, UNTRAINED, ["rougeL"], workers=workers)
+    assert alone.fmeasures == {"rougeL": computed.fmeasures["rougeL"]}
 
 
 def test_a_score_worked_out_by_hand():

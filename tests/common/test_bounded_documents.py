@@ -117,7 +117,6 @@ PROGRAM = "what a program prints that this process has started"
 TYPED = "read by its type, whose errors are caught with RecursionError"
 CHILD = "runs in an environment without the package, on what cm4vllm has handed over"
 ALONE = {
-    "script/generate-kubernetes-manifests/customize.py": OURS,
     "src/cm4vllm/accuracy/graders/inside/exchange.py": CHILD,
     "src/cm4vllm/accuracy/graders/inside/livecodebench.py": CHILD,
     "src/cm4vllm/accuracy/graders/inside/mbxp.py": CHILD,
@@ -131,11 +130,11 @@ ALONE = {
     "src/cm4vllm/endpoints/inside/build_bundle.py": CHILD,
     "src/cm4vllm/engine/tools/doctor.py": "an index that cmind has written",
     "src/cm4vllm/engine/tools/register.py": "a list that cmind has written",
+    "src/cm4vllm/records/published_server.py": TYPED,
     "src/cm4vllm/records/known_hardware.py": OURS,
     "src/cm4vllm/hardware/gpus/nvml_recording.py": OURS,
     "src/cm4vllm/records/logs/detail_log.py": "a line with a bound of its own, whose values are read by their types",
     "src/cm4vllm/results/submitted_names.py": OURS,
-    "src/cm4vllm/rules/assets.py": OURS,
     "src/cm4vllm/rules/tables.py": OURS,
     "src/cm4vllm/serving/answers/stated.py": "a part of an answer, bounded where it is received, read by its types",
     "src/cm4vllm/serving/clusters/node_processes.py": PROGRAM,
@@ -173,7 +172,6 @@ ALONE = {
     "src/cm4vllm/serving/answers/text_answers.py": "decoders for serving/answers/stated.py",
     "src/cm4vllm/serving/clusters/ray_cluster.py": PROGRAM,
     "src/cm4vllm/records/vllm/given_options.py": "a word of a command line, whose errors are caught",
-    "src/cm4vllm/submission/privacy_check.py": TYPED,
 }
 
 

@@ -43,7 +43,7 @@ def identify(inputs: IdentityInputs, folder: Path) -> ModelRecord:
     """Compare a model with the benchmark's, and write its record to `folder`. Raises UsageError, ModelError."""
     if not inputs.model_record:
         raise UsageError(
-            "no model is named", remedy="--model_record=FILE of verify,ml-model: the model.json of get,ml-model"
+            "no model is named", remedy="give --model_record=FILE to verify,ml-model: the file model.json of the model"
         )
     base = read_record(Path(inputs.base_record), ModelRecord) if inputs.base_record else None
     record = identified(read_record(Path(inputs.model_record), ModelRecord), inputs.benchmark, base)
