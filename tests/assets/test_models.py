@@ -236,9 +236,9 @@ def test_names_of_the_catalogue_and_the_hub_say_whose_model_it_is(benchmark, loc
 
 
 def test_every_benchmarks_model_has_published_digests_or_is_never_taken_for_it(tmp_path):
-    for benchmark, assets in catalogue_module.catalogue().benchmarks.items():
+    for benchmark, assets in catalogue().benchmarks.items():
         names = _published(benchmark)
-        if not catalogue_module.catalogue().model(assets.model).mlcommons:
+        if not catalogue().model(assets.model).mlcommons:
             assert not names and "no digests" in next(differences(tmp_path, benchmark))
             continue
         assert "config.json" in names, benchmark

@@ -255,7 +255,7 @@ def test_older_settings_name_the_pixels_and_other_models_have_none(tmp_path):
 
 
 @pytest.fixture
-def model(tmp_path):
+def chat_model(tmp_path):
     """A folder with a tokenizer of words, and the chat template of the stand-in."""
     tokenizer = Tokenizer(models.WordLevel({"?": 0, "system": 1, "user": 2, "assistant": 3}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -267,27 +267,27 @@ def model(tmp_path):
     return processor(tmp_path)
 
 
-def test_a_conversation_counts_its_words_its_marks_and_its_picture(model):
+def test_a_conversation_counts_its_words_its_marks_and_its_picture(chat_model):
     # Three messages begin, each with its role, and two end; a system has two words, a user three; a picture two ends.
     marks, words = 3 + 3 + 2 + 2, 2 + 3
     counts = list(
-        ChatTokens(model).count([("be brief", "what is this", (640, 480)), ("be brief", "what is", (32, 32))])
+        ChatTokens(chat_model).count([("be brief", "what is this", (640, 480)), ("be brief", "what is", (32, 32))])
     )
     assert counts == [marks + words + 300, marks + words - 1 + 64]
 
 
-def test_the_template_is_found_in_each_file_that_it_is_published_in(model):
-    text = (model / "chat_template.jinja").read_text()
-    (model / "chat_template.jinja").unlink()
+def test_the_template_is_found_in_each_file_that_it_is_published_in(chat_model):
+    text = (chat_model / "chat_template.jinja").read_text()
+    (chat_model / "chat_template.jinja").unlink()
     with pytest.raises(ModelError, match="no chat template"):
-        ChatTokens(model)
+        ChatTokens(chat_model)
     for name in ("chat_template.json", "tokenizer_config.json"):
-        (model / name).write_text(json.dumps({"chat_template": text}))
-        assert next(ChatTokens(model).count([("a", "b", (32, 32))])) == 10 + 2 + 64
-        (model / name).unlink()
+        (chat_model / name).write_text(json.dumps({"chat_template": text}))
+        assert next(ChatTokens(chat_model).count([("a", "b", (32, 32))])) == 10 + 2 + 64
+        (chat_model / name).unlink()
 
 
-def test_a_template_cannot_reach_into_the_process(model):
-    (model / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+def test_a_template_cannot_reach_into_the_process(chat_model):
+    (chat_model / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
     with pytest.raises(Exception, match="unsafe"):
-        list(ChatTokens(model).count([("a", "b", (32, 32))]))
+        list(ChatTokens(chat_model).count([("a", "b", (32, 32))]))

@@ -60,17 +60,6 @@ def test_escapes_in_a_servers_log_do_not_reach_the_terminal(terminal):
     assert expected in text
 
 
-def test_the_note_is_shown_with_it(terminal):
-    stream, written = terminal
-    step = Step("running", stream)
-    step.note = "[/y]"
-    step.update("1 of 2")
-    try:
-        assert "running: 1 of 2; [/y]" in written("running: 1 of 2; [/y]")
-    finally:
-        step.stop()
-
-
 def test_a_terminal_that_has_gone_does_not_end_the_job(tmp_path):
     reader, writer = pty.openpty()
     code = (

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from msgspec.structs import replace
 
@@ -69,6 +69,8 @@ class StatusRecord(Record, frozen=True, kw_only=True):
     time to the end of the job as far as it is known; `left_is_least` says that for some of its steps no time is known,
     or only the least; `left_at_most` are the seconds that its minutes leave a rehearsal. `cause` says why it failed.
     """
+
+    SCHEMA: ClassVar[int] = 2
 
     title: str
     notices: tuple[str, ...]
