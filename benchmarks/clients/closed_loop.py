@@ -1,5 +1,7 @@
 """Clients without LoadGen: all queries are handed over at once, and a fixed number of them is sent at a time."""
 
+from __future__ import annotations
+
 import threading
 from array import array
 from collections.abc import Callable, Sequence

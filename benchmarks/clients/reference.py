@@ -1,5 +1,7 @@
 """The way of the reference (mlcommons/inference, language/llama2-70b/SUT_API.py): a thread, a connection per query."""
 
+from __future__ import annotations
+
 import json
 import queue
 import threading

@@ -3,6 +3,8 @@
 All have the settings of a rehearsal of llama3.1-8b, and are judged by LoadGen's own log.
 """
 
+from __future__ import annotations
+
 import json
 import tempfile
 from array import array

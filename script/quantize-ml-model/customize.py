@@ -5,9 +5,9 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.quantization import QuantizationSettings
+    from cm4vllm.assets.quantization import Calibrated, QuantizationSettings
 
-    i["env"]["CM_ML_MODEL_QUANTIZATION_CALIBRATED"] = "yes" if QuantizationSettings.of(i["env"]).calibrated else "no"
+    i["env"].update(Calibrated(calibrated=QuantizationSettings.of(i["env"]).calibrated).env())
     return {"return": 0}
 
 

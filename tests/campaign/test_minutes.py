@@ -287,8 +287,8 @@ def test_the_queries_that_fit_take_no_longer():
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, math.inf, math.nan])
 def test_minutes_are_above_zero(minutes):
-    with pytest.raises(UsageError, match="rehearsal_minutes"):
-        Job.of(CampaignSettings(rehearsal_minutes=minutes))
+    with pytest.raises(UsageError, match="CM_MLPERF_REHEARSAL_MINUTES"):
+        Job.of(CampaignSettings.of({"CM_MLPERF_REHEARSAL_MINUTES": str(minutes)}))
 
 
 def test_a_valid_job_has_no_minutes():

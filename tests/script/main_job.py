@@ -135,7 +135,7 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
     run = SimpleNamespace(
         model_name="cm4vllm-tiny",
         dialect=None,
-        lowered=lambda times: 8.0 - times,
+        lowered_rate=lambda times: 8.0 - times,
         words="8 pass",
         samples_per_second=SamplesPerSecond(9),
         duration_s=28.0,

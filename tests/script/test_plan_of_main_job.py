@@ -445,7 +445,8 @@ def test_the_plan_refuses_what_the_run_refuses_with_the_same_message(
     assert words in str(of_plan.value)
     with pytest.raises(CmError) as of_run:
         executed(monkeypatch, request)
-    for typed in flags:  # the engine names the flag in the error of a hook that runs
+    changed = [name for change in flags.get("adr", {}).values() for name in change]
+    for typed in (*flags, *changed):  # the engine names the flag in the error of a hook that runs
         if key := JOB.input_mapping.get(typed):
             of_run.value.reworded(f"{key}=", f"--{typed}=")
     assert str(of_run.value) == str(of_plan.value)

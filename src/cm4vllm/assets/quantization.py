@@ -55,6 +55,12 @@ def schemes() -> dict[str, Scheme]:
     return msgspec.yaml.decode(_SCHEMES.read_bytes(), type=dict[str, Scheme])
 
 
+class Calibrated(Settings, frozen=True, kw_only=True):
+    """Whether a calibration set is needed, as the recipe's dependencies ask before they get one."""
+
+    calibrated: Annotated[bool, Key("CM_ML_MODEL_QUANTIZATION_CALIBRATED")]
+
+
 class QuantizationSettings(Settings, frozen=True, kw_only=True):
     """Scheme and model; `python` is a Python that has llm-compressor, `samples` the number of first samples used."""
 

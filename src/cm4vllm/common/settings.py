@@ -53,7 +53,7 @@ class Bounds:
         percent = f"a percentage is divided by 100: give {name}={value / _PERCENT:.15g}"
         raise UsageError(
             f"{name}={value:.15g} is not usable",
-            cause=f"{kind} {least}, and {most:,} at most",
+            cause=f"{kind} {least}, and {most:,.15g} at most",
             remedy=percent if self.part_of and 1 < value <= _PERCENT else "give a value in this range, or leave it out",
         )
 

@@ -401,7 +401,11 @@ def test_the_time_from_the_last_token_to_the_end_is_stated(tmp_path, make_settin
     # The client may have seen the last token some ms after the server had sent it.
     assert record.client.end_lag_ms >= (100 if delay_s else 0)
     assert any("after its last token" in doubt for doubt in client_doubts(record)) or not delay_s
-    soon = replace(record, client=replace(record.client, end_lag_ms=5.0))
+    processes = [
+        replace(process, end_lag=process.end_lag and replace(process.end_lag, p50_ms=5.0))
+        for process in record.client.processes
+    ]
+    soon = replace(record, client=replace(record.client, processes=processes))
     assert not any("after its last token" in doubt for doubt in client_doubts(soon))
 
 

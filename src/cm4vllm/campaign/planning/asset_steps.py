@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
 from cm4vllm.campaign.asset_sources import needs_calibration
-from cm4vllm.campaign.planning.step_inputs import PreflightStep, ServerStep, SettingsSearchStep, SystemStep
+from cm4vllm.campaign.planning.step_inputs import (
+    PreflightStep,
+    QuantisationStep,
+    ServerStep,
+    SettingsSearchStep,
+    SystemStep,
+)
 from cm4vllm.campaign.planning.steps import Check, Condition, Duration, Need, Product, Step
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
@@ -120,6 +126,7 @@ def _quantised(job: Job) -> Iterator[Step]:
     yield Step(
         name="quantisation",
         tags=f"quantize,ml-model,{job.quantisation}",
+        inputs=QuantisationStep(calibrated=calibrated),
         gives="the quantised model's folder and its record",
     )
     if job.proves_model:

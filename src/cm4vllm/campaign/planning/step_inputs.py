@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from msgspec.structs import asdict, replace
 
 from cm4vllm.accuracy.scorer_needs import ScoreInputs
+from cm4vllm.assets.quantization import Calibrated
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Step, StepInputs
 from cm4vllm.campaign.powered_run import PowerInputs
 from cm4vllm.campaign.search.search_space import SettingsInputs
@@ -83,6 +84,14 @@ class SettingsSearchStep(StepInputs, frozen=True, kw_only=True):
     minutes: float
     scenarios: str
     model_name: Literal[""] = ""
+
+
+class QuantisationStep(StepInputs, frozen=True, kw_only=True):
+    """The quantisation of the model, by a calibration set or without one."""
+
+    READ_BY: ClassVar[tuple[type[Settings], ...]] = (Calibrated,)
+
+    calibrated: bool
 
 
 class ScoresStep(StepInputs, frozen=True, kw_only=True):
