@@ -56,7 +56,7 @@ def schemes() -> dict[str, Scheme]:
 
 
 class Calibrated(Settings, frozen=True, kw_only=True):
-    """Whether a calibration set is needed, as the recipe's dependencies ask before they get one."""
+    """The need for a calibration set, as the recipe's dependencies ask before they get one."""
 
     calibrated: Annotated[bool, Key("CM_ML_MODEL_QUANTIZATION_CALIBRATED")]
 
