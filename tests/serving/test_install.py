@@ -158,6 +158,16 @@ def test_uv_installs_what_is_pinned_unless_it_lacks_a_setting_of_the_users_pip(t
         assert len(list((tmp_path / program).rglob("*.dist-info"))) == 2
 
 
+def test_settings_of_uv_in_the_present_folder_are_not_read(tmp_path, index, lock, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]")))
+    (tmp_path / "uv.toml").write_text('[pip]\ntarget = "elsewhere"\n')
+    monkeypatch.chdir(tmp_path)
+    python = environments.make_environment(tmp_path / "venv")
+    assert environments.install_pinned(python, lock, tmp_path / "log").ok
+    assert len(list((tmp_path / "venv").rglob("*.dist-info"))) == 2
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_package_that_no_index_has_is_told_with_pips_words(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own"))
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch"))

@@ -99,7 +99,8 @@ def install_pinned(python: Path, lock: Path, log: Path, index_words: Sequence[st
     uv, env = Path(sys.executable).with_name("uv"), _uv_settings(pip_settings()[0])
     if uv.is_file() and env is not None:
         # All files have pinned hashes, so that no index can give another one under the same version.
-        options = ["--quiet", f"--python={python}", "--index-strategy=unsafe-best-match"]
+        # No configuration: a file in the present folder may have uv install elsewhere.
+        options = ["--quiet", "--no-config", f"--python={python}", "--index-strategy=unsafe-best-match"]
         command: list[str | Path] = [uv, "pip", "install", *options, *words]
         done = run(command, log=log, env=env)
         if done.ok:
