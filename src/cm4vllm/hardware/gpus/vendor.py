@@ -1,5 +1,6 @@
 """A vendor of GPUs, as the modules of vendors/ describe it: what its driver is asked, and what vLLM needs to know."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class GpuUse:
     processes: frozenset[int]
 
 
-class Vendor:
+class Vendor(ABC):
     """A vendor. `library` is what `opened` yields, which stands for its driver.
 
     `order` is the place among vendors where a machine has GPUs of several. `device` is the value of --device and the
@@ -52,17 +53,17 @@ class Vendor:
     library: ClassVar[str]
     filters: ClassVar[tuple[Filter, ...]]
 
+    @abstractmethod
     def opened(self) -> AbstractContextManager[Any]:
         """Return a context that yields the library of the driver; None where the driver is missing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gpus(self, library: Any) -> list[GpuFacts]:
         """Return the GPUs that the driver shows, in its order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def why_none(self) -> str:
         """Return why no GPU of this vendor can be used; empty where one can."""
-        raise NotImplementedError
 
     def is_loaded(self) -> bool:
         """Return True if a driver is loaded whose GPUs the library may not show."""
