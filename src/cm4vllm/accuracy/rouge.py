@@ -27,7 +27,7 @@ CHUNK = 16
 #: Seconds of one core for a pair of texts of n words each: so many for each word, and so many for each cell of an n x n
 #: table, as ROUGE-L and ROUGE-Lsum fill (measured by benchmarks/rouge.py).
 _WORD_S, _CELL_S = 28e-6, 1.85e-7
-#: Words of a text for each of its tokens.
+#: Words of a text for each of its tokens: assumed, as of English in the vocabularies of these models.
 _WORDS_PER_TOKEN = 0.75
 
 
@@ -43,7 +43,7 @@ class PairScorer:
     """Scores pairs of whole texts, which it splits into sentences; each distinct word is stemmed once."""
 
     def __init__(self, sentences: Sentences, types: Sequence[str]) -> None:
-        """Take what splits sentences, and the kinds of ROUGE; loading nltk takes a third of a second."""
+        """Take what splits sentences, and the kinds of ROUGE."""
         # nltk takes a third of a second to load: a plan and a run that scores nothing do without.
         from nltk.stem.porter import PorterStemmer
         from rouge_score.rouge_scorer import RougeScorer

@@ -115,7 +115,11 @@ class InstallSettings(Settings, frozen=True, kw_only=True):
 
 
 class VllmRecord(Record, frozen=True, kw_only=True):
-    """An installed vLLM: its Python, its device, its source, and the versions that its proof printed."""
+    """An installed vLLM: its Python, its device, its source, and the versions of the packages that compute.
+
+    Device and versions are those that its proof printed. Where the first server is the proof, the device is the one
+    that was asked for, and the versions are those of the installed packages.
+    """
 
     python: str
     device: str
