@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.records.run import RUN_FILE
@@ -54,6 +56,20 @@ class SmallJob:
             and state.last.run.endswith(f" {process.pid}")
             and (self.folder / RUNS / "performance.partial" / "console.log").exists()
         )
+
+    def kill(self, process):
+        """Kill the job, and return when all its processes are gone: none of them writes to the folder any more."""
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 30
+        while self.is_used():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def is_used(self):
+        """Return True while a process has the folder in its command line, as the supervisor and LoadGen's have it."""
+        started = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+        return any(str(self.folder) in word for words in started for word in words)
 
     def kill_server(self):
         os.kill(json.loads((self.out / "server" / "supervisor.json").read_text())["server"], signal.SIGKILL)

@@ -311,8 +311,7 @@ def test_a_job_survives_the_end_of_its_server_and_its_own_and_makes_nothing_twic
     job.kill_server()
     slow.unlink()
     job.wait_until(process, lambda: job.is_measuring(process))
-    process.kill()
-    process.wait()
+    job.kill(process)
 
     # An accuracy run goes on with a new server.
     accuracy, logged = job.record("accuracy"), read_accuracy_log(job.folder / RUNS / "accuracy" / ACCURACY_LOG)

@@ -3,11 +3,9 @@
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import msgspec
@@ -21,8 +19,6 @@ from cm4vllm.campaign.planning.steps import Duration, Step
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import DiskFull, ModelError, NotWritable, UsageError
 from cm4vllm.common.secrets.redaction import Vault
-from cm4vllm.serving.supervision.death_reasons import STATE_FILE
-from cm4vllm.serving.supervisor import parent_of
 from small_job import RUNS, SmallJob
 
 
@@ -190,14 +186,7 @@ def small_job(tmp_path_factory):
     job = SmallJob(tmp_path_factory.mktemp("job"))
     process = job.start()
     job.wait_until(process, lambda: job.is_measuring(process))
-    supervisor = json.loads((job.out / "server" / STATE_FILE).read_text())["supervisor"]
-    process.kill()
-    process.wait()
-    # The supervisor writes how the server ended: a copy of the folder must not meet that file half written.
-    deadline = time.monotonic() + 30
-    while parent_of(supervisor) is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    job.kill(process)
     return job
 
 
