@@ -6,8 +6,8 @@ from cm4vllm.campaign.planning.computed_targets import (
     LATENCY_SHARE,
     OFFLINE_MARGIN,
     REHEARSAL_MARGIN,
-    REHEARSAL_SHARE,
     REHEARSAL_SEARCH_S,
+    REHEARSAL_SHARE,
     SEARCH_RUNS,
     SERVER_SHARE,
 )
