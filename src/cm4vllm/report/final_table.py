@@ -125,8 +125,7 @@ def _lines_above(report: Report) -> list[str]:
         lines.append(f"model:   {report.model.name}, mapped to the benchmark {report.benchmark.name}, which it is not")
     checker = findings(report)[-1]
     lines.append(f"checker: {checker.what}")
-    shown = report.checker.runs if report.checker and checker.severity is Severity.ERROR else ()
-    for run in shown:
+    for run in report.checker.runs if report.checker and checker.severity is Severity.ERROR else ():
         lines += [f"  {run.name}: {error}" for error in run.errors[:5]]
         if len(run.errors) > 5:
             lines.append(f"  {run.name}: {len(run.errors) - 5} more errors")
@@ -197,8 +196,7 @@ def one_line(text: str) -> str:
 def align(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return the lines of a table whose first row is its head."""
     table = [[one_line(cell) for cell in row] for row in rows]
-    rule = ["-" * max(map(len, column)) for column in zip(*table, strict=True)]
-    return columns([table[0], rule, *table[1:]])
+    return columns([table[0], ["-" * max(map(len, column)) for column in zip(*table, strict=True)], *table[1:]])
 
 
 def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
@@ -219,9 +217,12 @@ def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
         """Print lines below the table, wrapped to its width, with a colour for warnings and invalid runs."""
         for line in lines:
             style = "red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else ""
-            inside = " " * (len(line) - len(line.lstrip()) + 2)
             parts = textwrap.wrap(  # a path stays whole, so that it can be copied
-                line, console.width, subsequent_indent=inside, break_long_words=False, break_on_hyphens=False
+                line,
+                console.width,
+                subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+                break_long_words=False,
+                break_on_hyphens=False,
             )
             for part in parts or [""]:
                 console.print(Text(part, style=checked if line.startswith("checker:") else style), soft_wrap=True)

@@ -26,12 +26,11 @@ def run_table(folder: Path) -> str:
         # An accuracy run, whose answers are complete and not scored yet.
         else (title, f"{run.settings.samples:,} answers", rate(run.samples_per_second), "not scored", "", "")
     )
-    reasons = performance.reasons if performance else run.faults
     lines = [
         *([f"*** {run.notice} ***"] if run.notice else []),
         *align([_COLUMNS, row]),
         "",
-        *(f"{title} is INVALID: {reason}" for reason in reasons),
+        *(f"{title} is INVALID: {reason}" for reason in (performance.reasons if performance else run.faults)),
         *([f"{title} is shortened: {run.settings.shortened}"] if run.settings.shortened else []),
         *([] if run.settings.rehearsal else [f"WARNING: {doubt}" for doubt in client_doubts(run)]),
         f"logs:    {folder}",

@@ -97,15 +97,14 @@ def render(report: Report, *, published: bool = False) -> str:
 
 def _traces(report: Report) -> list[charts.Trace]:
     """Return the work of the server in each run for which it reported metrics."""
-    parts = [
-        (m.scenario, part.folder, part.run)
-        for m in report.results
-        for part in (m.performance, m.accuracy)
-        if part is not None and part.run is not None
-    ]
     return [
         charts.trace(f"{scenario} {run.settings.mode}", run.server_metrics, read_samples(folder / METRICS_FILE))
-        for scenario, folder, run in parts
+        for scenario, folder, run in [
+            (m.scenario, part.folder, part.run)
+            for m in report.results
+            for part in (m.performance, m.accuracy)
+            if part is not None and part.run is not None
+        ]
         if run.server_metrics is not None
     ]
 
@@ -115,6 +114,5 @@ def _confs(report: Report) -> dict[str, list[str]]:
     confs: dict[str, list[str]] = {}
     for measurement in report.results:
         for run in measurement.runs:
-            name = f"{measurement.scenario} {run.settings.mode}"
-            confs.setdefault(run.settings.user_conf.strip(), []).append(name)
+            confs.setdefault(run.settings.user_conf.strip(), []).append(f"{measurement.scenario} {run.settings.mode}")
     return confs

@@ -125,8 +125,11 @@ def code(value: Any) -> str:
 
 def escape(value: Any) -> str:
     """Return a text with everything escaped that Markdown or HTML would take for markup."""
-    text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
+    return re.sub(
+        r"([\\`*_\[\]|])",
+        r"\\\1",
+        " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"),
+    )
 
 
 def block(value: Any) -> str:

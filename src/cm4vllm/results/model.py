@@ -193,8 +193,7 @@ class Performance(_Run):
         for name in ("TTFT", "TPOT", *(limits.keys() - {"TTFT", "TPOT"})):
             p99, mean = (self._typed(f"{name.lower()}_{part}", Milliseconds) for part in ("p99", "mean"))
             if p99 is not None:
-                limit = Milliseconds(limits[name]) if name in limits else None
-                latencies.append(Latency(name, p99, mean, limit))
+                latencies.append(Latency(name, p99, mean, Milliseconds(limits[name]) if name in limits else None))
         return tuple(latencies)
 
     @property

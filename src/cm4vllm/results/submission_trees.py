@@ -84,10 +84,9 @@ def read_submission(base: Path, home: Path, round_name: str = "", listing: Listi
         )
     mapping = _mapping(reader, home)
     systems = _readable(reader, home / "systems", lambda: tuple(_systems(reader, home))) or ()
-    folders = _readable(reader, home / "results", lambda: tuple(_folders(reader, home))) or ()
     opened = [
         _readable(reader, folder, partial(_Folder, reader, home, mapping, folder, scenario))
-        for folder, scenario in folders
+        for folder, scenario in (_readable(reader, home / "results", lambda: tuple(_folders(reader, home))) or ())
     ]
     read = [result for result in opened if result is not None]
     rounds = Counter(filter(None, (round_of(result.performance) for result in read)))

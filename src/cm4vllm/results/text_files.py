@@ -50,8 +50,9 @@ class TextFiles:
                 path = f"{folder}{os.sep}{name}"
                 content = self._content(path)
                 if content is not None:
-                    stated = f".{name.rpartition('.')[2]}" in _SUFFIXES and (not part or part in _PARTS)
-                    yield TextFile(path, content, stated)
+                    yield TextFile(
+                        path, content, f".{name.rpartition('.')[2]}" in _SUFFIXES and (not part or part in _PARTS)
+                    )
 
     def _content(self, path: str) -> bytes | None:
         try:

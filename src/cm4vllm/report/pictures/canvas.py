@@ -80,8 +80,7 @@ class Axis:
         """Return the place of a value; a value beyond an end is placed at that end."""
         low, high = (math.log(self.low), math.log(self.high)) if self.logarithmic else (self.low, self.high)
         number = math.log(max(value, self.low)) if self.logarithmic else value
-        part = min(1.0, max(0.0, (number - low) / (high - low)))
-        return round(self.begin + part * (self.end - self.begin), 1)
+        return round(self.begin + min(1.0, max(0.0, (number - low) / (high - low))) * (self.end - self.begin), 1)
 
     def edges(self, count: int) -> list[float]:
         """Return `count` + 1 values at equal distances on the axis."""
@@ -245,8 +244,7 @@ def _arrange(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
 def _is_clear(arranged: Sequence[tuple[_Label, bool]]) -> bool:
     """Return True if all labels lie inside the picture and none crosses another's line."""
     spans = [label.span(leftwards=leftwards) for label, leftwards in arranged]
-    inside = all(begin >= 0 and end <= WIDTH for begin, end in spans)
-    return inside and not any(
+    return all(begin >= 0 and end <= WIDTH for begin, end in spans) and not any(
         begin < label.x < end for at, (label, _) in enumerate(arranged) for begin, end in spans[at + 1 :]
     )
 

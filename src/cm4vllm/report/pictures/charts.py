@@ -54,8 +54,7 @@ class Trace:
 
 def trace(name: str, metrics: ServerMetrics, samples: Sequence[MetricsSample]) -> Trace:
     """Return the drawing of a run's samples; if there are many, of an even selection."""
-    step = max(1, -(-len(samples) // MAX_POINTS))
-    shown = samples[::step]
+    shown = samples[:: max(1, -(-len(samples) // MAX_POINTS))]
     end = max((sample.at_s for sample in shown), default=0) or 1
     top = max((count for sample in shown for count in (sample.running, sample.waiting)), default=0) or 1
     lines = (

@@ -89,17 +89,16 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     stated = {"median": part.figures.get(f"{key}_p50"), "p99": p99}
     said = [f"{title} {ms(figure.value)} ms" for title, figure in stated.items() if figure]
     words = f"{name}: {', '.join([*said, *([f'limit {number(limit)} ms'] if limit else [])])}"
-    whose = (
-        f"{part.beside(SAMPLES_FILE)}; percentiles: {part.log}"
-        if values is not None
-        else f"LoadGen's percentiles alone: {part.log}"
-    )
     return Picture(
         f"{name}: distribution",
         words,
         tuple(canvas.shapes),
         tuple(tables),
-        whose,
+        (
+            f"{part.beside(SAMPLES_FILE)}; percentiles: {part.log}"
+            if values is not None
+            else f"LoadGen's percentiles alone: {part.log}"
+        ),
         ((("bar-1", "samples"),) if values is not None else ()) + (("line-2", "cumulative"),),
     )
 

@@ -135,8 +135,7 @@ def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
     """Yield the lines of a text; a word that is longer than a line is broken, a path after one of its slashes."""
     line, is_new = first, True
     for word in text.split():
-        whole = len(later) + len(word) <= WIDTH
-        for at, part in enumerate([word] if whole else re.findall(r"[^/]{1,80}/?|/", word)):
+        for at, part in enumerate([word] if len(later) + len(word) <= WIDTH else re.findall(r"[^/]{1,80}/?|/", word)):
             gap = "" if is_new or at else " "
             if len(line) + len(gap) + len(part) > WIDTH:
                 yield line

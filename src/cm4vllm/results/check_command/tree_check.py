@@ -64,9 +64,8 @@ class CheckedTree:
             self.submissions, key=lambda submission: (*(-number for number in submission.counts), submission.name)
         )
         own = {finding for submission in order for finding in submission.findings}
-        across = [finding for finding in self.findings if finding not in own]
         return {submission.name: filters.shown(submission.findings) for submission in order} | {
-            "": filters.shown(across)
+            "": filters.shown([finding for finding in self.findings if finding not in own])
         }
 
     @property
@@ -109,8 +108,12 @@ def check_tree(
         checked = [by_home[home] for home in homes]
     across = findings_at(Stage.ACROSS, [mark for each in checked for mark in each.logs])
     all_findings = [*(finding for each in checked for finding in each.findings), *_several_rounds(checked), *across]
-    unchecked = tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None))
-    return CheckedTree(tuple(checked), tuple(ordered(all_findings)), base, unchecked)
+    return CheckedTree(
+        tuple(checked),
+        tuple(ordered(all_findings)),
+        base,
+        tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None)),
+    )
 
 
 def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
@@ -152,14 +155,13 @@ def _check_folder(base: Path, round_name: str, home: Path) -> CheckedSubmission:
 
 
 def _checked(submission: Submission) -> CheckedSubmission:
-    own_findings = findings(submission, Stage.TREE)
     return CheckedSubmission(
         name=submission_name(submission.home),
         round=submission.round,
         results=len(submission.results),
         covered=sum(result.covered for result in submission.results),
         files=len(submission.listing.files),
-        findings=tuple(own_findings),
+        findings=tuple(findings(submission, Stage.TREE)),
         logs=marks_of(submission),
     )
 

@@ -185,8 +185,13 @@ def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
     width = next((width for width in _WIDTHS if any(size == width * count > 0 for size, count in answers)), 0)
     for size, count in answers:
         if size != width * count if width else size < count:
-            held = f"{size // width} tokens" if width else f"{size // 2} bytes"
-            yield Fault("an answer has another length than it states", name, "token_count", count, held)
+            yield Fault(
+                "an answer has another length than it states",
+                name,
+                "token_count",
+                count,
+                f"{size // width} tokens" if width else f"{size // 2} bytes",
+            )
             break
 
 

@@ -79,8 +79,7 @@ def _apart(
 
 def _figures(run: Performance) -> Iterator[float]:
     """Yield the figures of a log, also as the rate that a latency makes, and the tokens of a sample."""
-    values = run.detail.values.values() if run.detail else ()
-    for value in values:
+    for value in run.detail.values.values() if run.detail else ():
         if isinstance(value, int | float) and not isinstance(value, bool) and value:
             yield float(value)
             yield _NS / value

@@ -90,11 +90,10 @@ def _passed(
 
 def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> Iterator[Fault]:
     """Yield the faults of the run of a test, which has to keep the rules of a performance run."""
-    seeds = rules.round_terms(terms.round).test_seeds.get(folder.name, terms.seeds)
     reader, place, terms = (
         Reader(submission.root),
         (folder / _LOGS[0]).parent,
-        msgspec.structs.replace(terms, seeds=seeds),
+        msgspec.structs.replace(terms, seeds=rules.round_terms(terms.round).test_seeds.get(folder.name, terms.seeds)),
     )
     read = result.test_runs.get(folder.name)
     part = replace(read, terms=terms) if read and read.folder == place else reader.performance(place, terms)

@@ -91,8 +91,11 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
     for name in measured.session.missing:
         yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
     for file, keys in measured.session.missing_parts.items():
-        fault = "a file of the power session lacks parts, or has them in another form"
-        yield Fault(fault, f"{measured.place}/{file}", ", ".join(keys))
+        yield Fault(
+            "a file of the power session lacks parts, or has them in another form",
+            f"{measured.place}/{file}",
+            ", ".join(keys),
+        )
     if (measured.session.folder / FETCHED_ONLY).exists():
         yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
@@ -116,8 +119,13 @@ def one_session(_: Result, measured: _Measured) -> Iterator[Fault]:
     apart = list(contradictions(measured.session.client, measured.session.server))
     for field, client, server in apart[:1]:
         more = f"; {len(apart) - 1} more parts differ" if len(apart) > 1 else ""
-        fault = f"client and server do not state the same session{more}"
-        yield Fault(fault, f"{measured.place}/{SERVER_JSON}", field, server, client)
+        yield Fault(
+            f"client and server do not state the same session{more}",
+            f"{measured.place}/{SERVER_JSON}",
+            field,
+            server,
+            client,
+        )
 
 
 @check("POWER-WINDOW", source=_OWN, remedy=_AGAIN, stage=Stage.TREE, each=_measured)
@@ -321,8 +329,13 @@ def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
             which = "the begin" if begin is None else "the end"
             yield Fault(f"PTDaemon's log lacks {which} of {phase.key}", file, field, "none", "one of each measurement")
         elif span and not begin - edge <= span.begin <= span.end <= end + edge:
-            fault = f"PTDaemon's log is of other times than the run of {phase.key}"
-            yield Fault(fault, file, "Go with mark", f"{begin} to {end}", f"around {span.begin} to {span.end}")
+            yield Fault(
+                f"PTDaemon's log is of other times than the run of {phase.key}",
+                file,
+                "Go with mark",
+                f"{begin} to {end}",
+                f"around {span.begin} to {span.end}",
+            )
 
 
 @check(

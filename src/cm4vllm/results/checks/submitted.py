@@ -114,9 +114,8 @@ def described(submission: Submission, system: System) -> Iterator[Fault]:
     for run in submission.runs[:1]:
         server, framework = run.settings.server, str(system.description.get("framework", ""))
         if server.version not in framework:
-            fault = f"{system.file} describes a system with {framework}"
             yield Fault(
-                fault,
+                f"{system.file} describes a system with {framework}",
                 system.file,
                 "framework",
                 framework,

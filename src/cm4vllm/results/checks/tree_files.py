@@ -75,10 +75,10 @@ def empty(submission: Submission) -> Iterator[Fault]:
         if listed.size or listed.missing_target or listed.name in (ACCURACY_LOG, ".gitkeep", "__init__.py"):
             continue
         if listed.path not in required and listed.path.split("/")[2] in _MEASURED:
-            fault = (
-                "an empty trace, as LoadGen leaves where tracing is off" if listed.name == _TRACE else "an empty file"
+            yield Fault(
+                "an empty trace, as LoadGen leaves where tracing is off" if listed.name == _TRACE else "an empty file",
+                listed.path,
             )
-            yield Fault(fault, listed.path)
 
 
 @check(
@@ -112,8 +112,14 @@ def _unexpected(file: ListedFile) -> Iterator[Fault]:
         if file.missing_target:
             yield Fault("a link to nothing", file.path, "", file.missing_target)
     if file.size > _MAX_FILE:
-        size = f"{file.size / 2**20:.0f} MB"
-        yield Fault("the file is too large", file.path, "", size, "50 MB or less", severity=Severity.ERROR)
+        yield Fault(
+            "the file is too large",
+            file.path,
+            "",
+            f"{file.size / 2**20:.0f} MB",
+            "50 MB or less",
+            severity=Severity.ERROR,
+        )
 
 
 def _beside_results(submission: Submission) -> Iterator[Fault]:
@@ -257,8 +263,13 @@ def scenarios(submission: Submission, group: list[Result]) -> Iterator[Fault]:
         yield Fault("scenarios are missing", place, "", ", ".join(sorted(given)), ", ".join(missing))
     known = [*required.all_of, *required.one_of]
     if other := sorted(given & set(terms.scenarios) - set(known)):  # of none at all: RULES-UNKNOWN
-        fault = f"{benchmark} has no such scenario on a system of this type"
-        yield Fault(fault, place, "system_type", f"{', '.join(other)} ({kind})", ", ".join(known))
+        yield Fault(
+            f"{benchmark} has no such scenario on a system of this type",
+            place,
+            "system_type",
+            f"{', '.join(other)} ({kind})",
+            ", ".join(known),
+        )
 
 
 def _name(submission: Submission, path: Path) -> str:

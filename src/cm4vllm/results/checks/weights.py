@@ -172,8 +172,7 @@ def _calibrated(home: Path, result: Result) -> str:
 
 @cache
 def _methods(home: Path, division: str) -> frozenset[str]:
-    pages = [home / "calibration.md", home / "documentation" / "calibration.md"]
-    text = "\n".join(map(text_at, pages))
+    text = "\n".join(map(text_at, [home / "calibration.md", home / "documentation" / "calibration.md"]))
     return frozenset(method.lower() for method in _METHOD.findall(_of_division(text, division)))
 
 
@@ -232,8 +231,9 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
         ),
     ):
         if models:
-            place = f"{submission.division}/{submission.submitter}"
-            yield Fault(fault, place, "", ", ".join(sorted(models)), remedy=remedy)
+            yield Fault(
+                fault, f"{submission.division}/{submission.submitter}", "", ", ".join(sorted(models)), remedy=remedy
+            )
 
 
 @check(

@@ -161,8 +161,7 @@ def curves_at(place: Path) -> tuple[Curve, ...]:
 
 def point_folders(root: Path) -> Iterator[Path]:
     """Yield the folders of points below `root`: those that hold a point.yaml or are named r and a number."""
-    candidates = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
-    for folder in candidates:
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]:
         if (folder / _DECLARED).is_file() or (_FOLDER.fullmatch(folder.name) and _first(folder, _SUMMARIES)):
             yield folder
 
@@ -243,8 +242,9 @@ def _efficiency(reader: Reader, folder: Path) -> Iterator[Figure]:
         return
     value = number(part(part(reader.json(path), "points"), folder.name), "system_tps_per_kw")
     if value is not None:
-        source = Source(reader.name(path), f"points.{folder.name}.system_tps_per_kw")
-        yield Figure("tps_per_kw", value, "tokens/s/kW", source)
+        yield Figure(
+            "tps_per_kw", value, "tokens/s/kW", Source(reader.name(path), f"points.{folder.name}.system_tps_per_kw")
+        )
 
 
 def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
@@ -262,8 +262,14 @@ def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
         answered = None if issued is None or missing is None else issued - missing - empty
         for metric, value in (score if isinstance(score, dict) else {"score": score}).items():
             if (read := _score(value)) is not None:
-                source = Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}")
-                yield Score(dataset, str(metric), read, samples, source, answered)
+                yield Score(
+                    dataset,
+                    str(metric),
+                    read,
+                    samples,
+                    Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}"),
+                    answered,
+                )
 
 
 def _power(reader: Reader, parent: Path, points: list[Path]) -> Mapping[str, Any]:

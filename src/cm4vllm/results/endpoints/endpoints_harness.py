@@ -73,8 +73,7 @@ def read_endpoints_accuracy(reader: Reader, folder: Path, terms: Terms | None) -
     The harness gives one score: it gets the label of the benchmark's only score with a target, `score` where it has
     several.
     """
-    read = reader.json(folder / SCORES)
-    scores = read.get("accuracy_scores")
+    scores = reader.json(folder / SCORES).get("accuracy_scores")
     if not isinstance(scores, list):
         return None
     own = [entry for entry in scores if isinstance(entry, dict) and entry.get("dataset_type") == "accuracy"]

@@ -51,8 +51,7 @@ def sentence(report: Report) -> str:
         margin = f" with {' and '.join(margins)}" if margins else ""
         parts.append(f"{result_figure(part.metric)} in the {result.scenario} scenario{margin}")
     came = ", and ".join(parts) or "no figure yet"
-    served = report.server.named
-    return f"{report.model.name}, served by {served} on {report.system_title}, reached {came}."
+    return f"{report.model.name}, served by {report.server.named} on {report.system_title}, reached {came}."
 
 
 def findings(report: Report, *, published: bool = False) -> list[Finding]:
@@ -122,8 +121,11 @@ def _performance(report: Report, measurement: Result) -> Finding:
     if part.valid:
         return _line(subject, Severity.GOOD, f"valid: {text}")
     # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
-    kind = Severity.NOTE if report.rehearsal and not part.faults else Severity.ERROR
-    return _line(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
+    return _line(
+        subject,
+        Severity.NOTE if report.rehearsal and not part.faults else Severity.ERROR,
+        f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}",
+    )
 
 
 def _counting(report: Report) -> list[Finding]:

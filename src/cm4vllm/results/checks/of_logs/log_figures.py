@@ -192,8 +192,13 @@ def _verdicts(log: LogNumbers) -> Iterator[Fault]:
         key for key, value in log.values.items() if key.startswith("early_stopping_") and UNSUCCESSFUL in str(value)
     ]
     if failed and log.flag("early_stopping_met"):
-        wanted = f"false, as {failed[0]} says"
-        yield Fault("the verdict on early stopping is wrong", log.file, "early_stopping_met", True, wanted)
+        yield Fault(
+            "the verdict on early stopping is wrong",
+            log.file,
+            "early_stopping_met",
+            True,
+            f"false, as {failed[0]} says",
+        )
     missed = [key for key in verdicts if log.flag(key) is False]
     if missed and log.values.get("result_validity") == "VALID":
         yield Fault("a valid result missed a condition", log.file, missed[0], False, True)

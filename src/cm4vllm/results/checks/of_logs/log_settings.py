@@ -232,8 +232,11 @@ def _confs(submission: Submission, result: Result) -> Iterator[tuple[str, str, b
     if not name:
         return
     yield name, result.user_conf, False
-    path = (submission.root / name).with_name("mlperf.conf")
-    yield f"{name.rpartition('/')[0]}/mlperf.conf", text_at(path, _MAX_CONF), True
+    yield (
+        f"{name.rpartition('/')[0]}/mlperf.conf",
+        text_at((submission.root / name).with_name("mlperf.conf"), _MAX_CONF),
+        True,
+    )
 
 
 class _Setting(NamedTuple):

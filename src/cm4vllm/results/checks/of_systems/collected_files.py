@@ -60,9 +60,14 @@ def _server(submission: Submission, path: Path, stated: Mapping[str, Any]) -> It
         packages = content.get(key)
         version = str(packages.get("vllm", "")) if isinstance(packages, dict) else ""
         if version and served and not version.startswith(served[1]):
-            fault = "the packages have another version of vLLM than the description"
-            name = path.relative_to(submission.root).as_posix()
-            yield Fault(fault, name, f"{key}: vllm", version, served[1], severity=severity)
+            yield Fault(
+                "the packages have another version of vLLM than the description",
+                path.relative_to(submission.root).as_posix(),
+                f"{key}: vllm",
+                version,
+                served[1],
+                severity=severity,
+            )
 
 
 def _content(path: Path) -> Mapping[str, Any]:

@@ -94,24 +94,22 @@ def values(submission: Submission, system: System, stated: Mapping[str, Any]) ->
     """Submitter and division of a system description are those of its folder, status and type those that the rules
     know.
     """
-    wanted = {
+    for key, allowed in {
         "division": (submission.division,),
         "submitter": (submission.submitter,),
         "status": _STATUSES,
         "system_type": _TYPES,
-    }
-    for key, allowed in wanted.items():
+    }.items():
         value = str(stated.get(key, "")).strip()
         if key not in stated or value in allowed:
             continue
-        in_other_letters = value.replace(" ", "").lower() in {word.lower() for word in allowed}
         yield Fault(
             f"the system description has a {key} that does not fit",
             system.file,
             key,
             value,
             " or ".join(allowed),
-            severity=Severity.NOTE if in_other_letters else None,
+            severity=Severity.NOTE if value.replace(" ", "").lower() in {word.lower() for word in allowed} else None,
         )
 
 
@@ -127,14 +125,13 @@ def hardware(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """A system description does not contradict what is known of the hardware it names."""
     for entry in contradictions({key: str(value) for key, value in stated.items()}):
         other_kind = entry.key == "accelerator_memory_configuration" and _kind(entry.said) != _kind(entry.known)
-        severity = Severity.NOTE if entry.is_hint else Severity.ERROR if other_kind else None
         yield Fault(
             "the description contradicts what is known of the hardware",
             system.file,
             entry.key,
             entry.said,
             f"{entry.known} ({entry.source})",
-            severity=severity,
+            severity=Severity.NOTE if entry.is_hint else Severity.ERROR if other_kind else None,
         )
 
 
@@ -186,8 +183,14 @@ def unanswered(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
         if word in _NO_ANSWERS and (asked or word not in _NOT_APPLICABLE):
             # A sign is no text that says what it means; where nothing is asked, N/A would do.
             severity = None if asked or word[0].isalpha() else Severity.NOTE
-            expected = "what the machine has" if asked else "what the machine has, or N/A"
-            yield Fault("a question is not answered", system.file, key, str(value), expected, severity=severity)
+            yield Fault(
+                "a question is not answered",
+                system.file,
+                key,
+                str(value),
+                "what the machine has" if asked else "what the machine has, or N/A",
+                severity=severity,
+            )
         elif _LEFT_OPEN.search(str(value)):
             yield Fault("a part of an answer is left open", system.file, key, str(value), "what the machine has")
 

@@ -27,8 +27,7 @@ def private(submission: Submission) -> Iterator[Fault]:
     files = TextFiles(submission.home)
     in_programs: dict[tuple[Private, str], list[str]] = {}
     for file in files:
-        forms = FORMS if file.stated else _OF_PROGRAMS
-        for form, word in _searched(file.content, forms):
+        for form, word in _searched(file.content, FORMS if file.stated else _OF_PROGRAMS):
             if not form.is_secret and not is_a_person(word, submission.submitter):
                 continue
             if file.stated:
@@ -57,8 +56,14 @@ def _searched(content: bytes, forms: tuple[Private, ...]) -> tuple[tuple[Private
 
 def _fault(submission: Submission, form: Private, word: str, paths: list[str]) -> Fault:
     shown = f"{len(word)} characters, not shown" if form.is_secret else word
-    fault = form.kind if len(paths) == 1 else f"{form.kind}, in {len(paths)} files of programs"
-    return Fault(fault, os.path.relpath(paths[0], submission.root), "", shown, "nothing", severity=form.severity)
+    return Fault(
+        form.kind if len(paths) == 1 else f"{form.kind}, in {len(paths)} files of programs",
+        os.path.relpath(paths[0], submission.root),
+        "",
+        shown,
+        "nothing",
+        severity=form.severity,
+    )
 
 
 def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:

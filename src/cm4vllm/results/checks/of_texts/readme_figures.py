@@ -131,8 +131,13 @@ def _overview(submission: Submission, system: str) -> Iterator[Fault]:
             for head, known in (*((name, list(_known(result.performance))) for name in _RATES), ("Accuracy", scores)):
                 for text in _PLAIN.findall(row.get(head, "")) if known else ():
                     if not _is_among(text, known):
-                        fault = f"{result.model}, {result.scenario}: the run has no such figure"
-                        yield Fault(fault, reader.name(path), head, text, f"a figure of {result.folder}")
+                        yield Fault(
+                            f"{result.model}, {result.scenario}: the run has no such figure",
+                            reader.name(path),
+                            head,
+                            text,
+                            f"a figure of {result.folder}",
+                        )
 
 
 def _scores(result: Result) -> Iterator[Fault]:

@@ -117,10 +117,9 @@ def commands(submission: Submission, result: Result) -> Iterator[Fault]:
 def _commands(readme: str) -> list[str]:
     """Return the `cm` and `mlcr` commands that start a benchmark, continued lines joined."""
     joined = (re.sub(r"\\\s*\n\s*", " ", block) for block in _FENCE.findall(readme))
-    lines = (line.strip() for block in joined for line in block.splitlines())
     return [
         line
-        for line in lines
+        for line in (line.strip() for block in joined for line in block.splitlines())
         if re.match(r"(cm|mlc) run script\b|cmr\b|mlcr\b", line) and re.search(r"run-mlperf|app-mlperf", line)
     ]
 
@@ -204,8 +203,13 @@ def _digests(result: Result) -> Iterator[Fault]:
     for key, label in _DIGESTS.items():
         match = re.search(rf"{label}\W+([0-9a-f]{{64}})\b", result.readme)
         if match and stated[key] and match[1] != stated[key]:
-            fault = "the README states another digest than the files beside it"
-            yield Fault(fault, result.file("readme"), label, match[1], stated[key])
+            yield Fault(
+                "the README states another digest than the files beside it",
+                result.file("readme"),
+                label,
+                match[1],
+                stated[key],
+            )
 
 
 @check(
