@@ -10,7 +10,7 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.report.explorer import explorer_page
-from cm4vllm.results.check_command.findings_output import as_objects
+from cm4vllm.results.check_command.check_summary import as_objects
 from cm4vllm.results.check_command.tree_check import CheckedTree, check_tree, report_checks
 from cm4vllm.results.result_index import Index, read_index
 from cm4vllm.results.submission_trees import read_tree

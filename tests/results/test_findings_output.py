@@ -11,10 +11,16 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.checking.findings import Finding, Rule, Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.results.check_command import submission_processes
-from cm4vllm.results.check_command.check_summary import WIDTH, CheckedSubmission, by_submission, counts, listed
-from cm4vllm.results.check_command.finding_filters import Filters
-from cm4vllm.results.check_command.findings_output import as_objects, summary
-from cm4vllm.results.check_command.tree_check import check_tree, report_checks
+from cm4vllm.results.check_command.check_summary import (
+    WIDTH,
+    CheckedSubmission,
+    as_objects,
+    by_submission,
+    counts,
+    listed,
+    summary,
+)
+from cm4vllm.results.check_command.tree_check import Filters, check_tree, report_checks
 
 
 def finding(code: str, severity: Severity, file: str = "open/Us/a file.json") -> Finding:

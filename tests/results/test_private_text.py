@@ -10,9 +10,9 @@ import pytest
 from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.secrets.secret_forms import keys_in
 from cm4vllm.results.checks import CHECKS
+from cm4vllm.results.checks.of_texts.private_text import LARGEST_TEXT
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submitted_names import is_a_person
-from cm4vllm.results.text_files import LARGEST_TEXT
 
 #: Not whole in this file: the program that is published with a submission is searched for it.
 KEY = " ".join(["PRIVATE", "KEY"])

@@ -69,7 +69,7 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with_config = msgspec.structs.replace(entry, config=SMALL)
     known = catalogue()
     changed = msgspec.structs.replace(known, models={**known.models, "llama-2-70b-chat": with_config})
-    monkeypatch.setattr("cm4vllm.results.weights_folder.catalogue", lambda: changed)
+    monkeypatch.setattr("cm4vllm.results.checks.served_weights.catalogue", lambda: changed)
     assert read_architecture(SMALL).parameters == 78
     return home
 

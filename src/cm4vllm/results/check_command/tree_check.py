@@ -1,34 +1,96 @@
 """All checks of a submission tree, ours or anyone's, with one verdict."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import cm4vllm
 from cm4vllm.common.checking.checks import Fault, Stage
 from cm4vllm.common.checking.findings import FAULTS, Finding, Severity
-from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.errors import SubmissionError, UsageError, nearest
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results.check_command import check_summary
-from cm4vllm.results.check_command.check_summary import CheckedSubmission
-from cm4vllm.results.check_command.finding_filters import Filters, submission_name
-from cm4vllm.results.check_command.findings_output import as_objects, ordered, summary
+from cm4vllm.results.check_command.check_summary import CheckedSubmission, as_objects, ordered, summary
 from cm4vllm.results.check_command.submission_processes import each_submission
 from cm4vllm.results.checks import CHECKS, findings, findings_at
 from cm4vllm.results.checks.copied_logs import marks_of
+from cm4vllm.results.checks.served_weights import with_weights
 from cm4vllm.results.log_folders import PROBLEMS, text_at
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submission_trees import read_submission, submission_folders
-from cm4vllm.results.weights_folder import with_weights
 from cm4vllm.rules import round_terms
 
 #: The submissions whose pages are searched for the notice of a rehearsal.
 _SEARCHED = 6
 _NO_RULES = "no rules of their round, benchmark and scenario are known, or no performance log can be read"
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The requested filters; empty: all. `submitters` are names, or division/name; they are checked alone."""
+
+    submitters: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    severities: tuple[Severity, ...] = ()
+
+    @classmethod
+    def parse(cls, *, submitters: str = "", codes: str = "", severities: str = "") -> Self:
+        """Read lists separated by commas. Raises UsageError for an unknown code or severity."""
+        levels = [_one_of(word.lower().removesuffix("s"), list(FAULTS), "severity") for word in _listed(severities)]
+        known = [*CHECKS, *PROBLEMS]
+        return cls(
+            tuple(_listed(submitters)),
+            tuple(_one_of(word.upper(), known, "code") for word in _listed(codes)),
+            tuple(map(Severity, levels)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.submitters or self.codes or self.severities)
+
+    def chosen(self, homes: Sequence[Path]) -> list[Path]:
+        """Return the folders of the submitters. Raises UsageError for a submitter who has none."""
+        wanted = {submitter.lower().strip("/") for submitter in self.submitters}
+        names = {home: {submission_name(home).lower(), spelled_out(home.name).lower()} for home in homes}
+        for unknown in wanted - {name for both in names.values() for name in both}:
+            raise UsageError(
+                f"no submission of {unknown} in this tree",
+                cause=nearest(unknown, {home.name for home in homes}, f"it has {len(homes)} submissions"),
+                remedy="give a submitter as its folder is named, or DIVISION/SUBMITTER, with --submitter",
+            )
+        return [home for home, both in names.items() if not wanted or both & wanted]
+
+    def shown(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return the findings of the codes and severities that are asked for."""
+        return [
+            finding
+            for finding in findings
+            if (not self.codes or finding.code in self.codes)
+            and (not self.severities or finding.severity in self.severities)
+        ]
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _one_of(word: str, known: Sequence[str], kind: str) -> str:
+    if word not in known:
+        raise UsageError(
+            f"{word} is no {kind}",
+            cause=nearest(word, known, "docs/checks.md lists all codes"),
+            remedy=f"give one or more, separated by commas, with --{kind}",
+        )
+    return word
+
+
+def submission_name(home: Path) -> str:
+    """Return the name of the submission in a submitter's folder: DIVISION/SUBMITTER, as findings spell it."""
+    return spelled_out(f"{home.parent.name}/{home.name}")
 
 
 @dataclass(frozen=True)
@@ -88,7 +150,7 @@ def check_tree(
     """Make every check on the submissions of a tree. Raises SubmissionError where there is none.
 
     Without `round_name` the seeds of the logs tell the round. `weights` is the folder of the weights that were served
-    for the results that `weights_of` names (results/weights_folder.py). Raises UsageError where it names none, or no
+    for the results that `weights_of` names (checks/served_weights.py). Raises UsageError where it names none, or no
     weights are given, for an unknown round, and where `filters` names a submitter who is not in the tree: of those that
     it names all findings are returned.
     """

@@ -13,8 +13,6 @@ from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Accuracy, Result
 
-__all__: list[str] = []
-
 _SCRIPT = "evaluate-accuracy.py of the benchmark"
 _SCORE = "score the run's whole accuracy log again, and publish what the script prints"
 _SAMPLES, _LENGTH, _TOKENS, _EACH = "gen_num", "gen_len", "gen_tok_len", "tokens_per_sample"

@@ -14,8 +14,6 @@ from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import models_served
 from cm4vllm.rules import Division
 
-__all__: list[str] = []
-
 _CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_IMP_REQUIRED_FILES"
 _KEYS = ("input_data_types", "retraining", "starting_weights_filename", "weight_data_types", "weight_transformations")
 _STATE = "state in measurements.json the weights that were served, their types and how they were made"

@@ -11,8 +11,6 @@ from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.rules import if_known, issues_equally
 
-__all__: list[str] = []
-
 _AGAIN = "measure again with the settings of the rules, and publish that run"
 _PUBLISH = "publish the files of the run whose log is published"
 _INTERNAL = "loadgen/test_settings_internal.cc, LogRequestedTestSettings and LogEffectiveSettings"

@@ -10,8 +10,6 @@ from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result, Submission
 
-__all__: list[str] = []
-
 _VALUE = re.compile(
     r"(?<![\w-])`?((?:Scheduled |Completed )?(?:Samples?|Tokens?|Quer(?:y|ies))(?: per second|/s)|QPS)`?\s*[:=|]\s*"
     r"`?([\d][\d,]*\.?\d*(?:e[+-]?\d+)?)",
