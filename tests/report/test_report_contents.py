@@ -22,8 +22,8 @@ from cm4vllm.records.energy import CountedEnergy, RunEnergy, Scope
 from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.software import SoftwareRecord
-from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.final_table import final_table
+from cm4vllm.report.pictures.power_pictures import energy_notes, energy_table, energy_words
 from cm4vllm.report.summary import render
 from cm4vllm.report.tree_texts import block, code, escape, measurement_readmes
 from cm4vllm.results.campaign_results import Report, load

@@ -17,8 +17,7 @@ from cm4vllm.records.accuracy import Score
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.records.metrics import GpuSample, GpusSample, MetricsSample, ServerMetrics
 from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
-from cm4vllm.report.pictures.canvas import WIDTH, Axis, Canvas
-from cm4vllm.report.pictures.charts import MAX_POINTS, latency_bar, score_bar, trace
+from cm4vllm.report.pictures.canvas import MAX_POINTS, WIDTH, Axis, Canvas, latency_bar, score_bar, trace
 from cm4vllm.report.pictures.power_pictures import power_pictures, power_words
 from cm4vllm.report.pictures.sample_pictures import _length_bins
 from cm4vllm.report.pictures.scenario_pictures import pictures

@@ -16,6 +16,42 @@ from cm4vllm.results.model import Performance, Result
 
 #: What a line of the verdict is called, by its severity.
 KINDS = {Severity.GOOD: "good", Severity.ERROR: "bad", Severity.NOTE: "open"}
+#: The columns of summary.csv.
+CSV_COLUMNS = (
+    "notice",
+    "round",
+    "division",
+    "submitter",
+    "availability",
+    "system",
+    "nodes",
+    "accelerator",
+    "accelerators_per_node",
+    "processor",
+    "framework",
+    "model",
+    "benchmark",
+    "scenario",
+    "valid",
+    "reasons",
+    "metric",
+    "result",
+    "unit",
+    "samples_per_second",
+    "tokens_per_second",
+    "tokens_per_sample",
+    "target_qps",
+    "ttft_p99_ms",
+    "ttft_limit_ms",
+    "tpot_p99_ms",
+    "tpot_limit_ms",
+    "duration_s",
+    "samples",
+    "accuracy",
+    "accuracy_target",
+    "accuracy_met",
+    "bound_by",
+)
 
 
 class SummaryFigure(Record, frozen=True, kw_only=True):
@@ -127,44 +163,6 @@ def summary_record(report: Report, *, published: bool = False) -> SummaryRecord:
         ),
         places=report.places,
     )
-
-
-#: The columns of summary.csv.
-CSV_COLUMNS = (
-    "notice",
-    "round",
-    "division",
-    "submitter",
-    "availability",
-    "system",
-    "nodes",
-    "accelerator",
-    "accelerators_per_node",
-    "processor",
-    "framework",
-    "model",
-    "benchmark",
-    "scenario",
-    "valid",
-    "reasons",
-    "metric",
-    "result",
-    "unit",
-    "samples_per_second",
-    "tokens_per_second",
-    "tokens_per_sample",
-    "target_qps",
-    "ttft_p99_ms",
-    "ttft_limit_ms",
-    "tpot_p99_ms",
-    "tpot_limit_ms",
-    "duration_s",
-    "samples",
-    "accuracy",
-    "accuracy_target",
-    "accuracy_met",
-    "bound_by",
-)
 
 
 def summary_csv(report: Report) -> str:
