@@ -249,8 +249,9 @@ def _settings(log: DetailLog) -> Mapping[str, Any]:
 
 
 def _scores(lines: list[str], file: str) -> Iterator[Figure]:
-    for line in lines:
-        for label, number in _IN_DICTIONARY.findall(line) or [
-            match.groups() for pattern in (_ON_A_LINE, _IN_A_LOG) for match in pattern.finditer(line)
-        ]:
-            yield Figure(label, float(number), SCORE_UNITS.get(label, ""), Source(file, label))
+    return (
+        Figure(label, float(number), SCORE_UNITS.get(label, ""), Source(file, label))
+        for line in lines
+        for label, number in _IN_DICTIONARY.findall(line)
+        or [match.groups() for pattern in (_ON_A_LINE, _IN_A_LOG) for match in pattern.finditer(line)]
+    )

@@ -183,8 +183,10 @@ class _Folder:
 
     def _settings(self) -> Iterator[tuple[TreeLayout, Path]]:
         """Yield the folder of this result's settings in each layout."""
-        for layout in tree_layouts():
-            yield layout, layout.settings_of(self.home, self.system, self.model, self.folder.name)
+        return (
+            (layout, layout.settings_of(self.home, self.system, self.model, self.folder.name))
+            for layout in tree_layouts()
+        )
 
     def _beside(self, name: str) -> Path | None:
         return next((path for _, folder in self._settings() if (path := folder / name).is_file()), None)
@@ -212,8 +214,7 @@ class _Folder:
 def compliance_folders(home: Path, folder: Path) -> Iterator[Path]:
     """Yield the folders in which the compliance tests of a result may lie, that of the newest layout first."""
     system, model, scenario = folder.parts[-3:]
-    for layout in tree_layouts():
-        yield layout.compliance_of(home, system, model, scenario)
+    yield from (layout.compliance_of(home, system, model, scenario) for layout in tree_layouts())
 
 
 def round_of(performance: Performance | None) -> str:

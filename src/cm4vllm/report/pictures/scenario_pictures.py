@@ -54,8 +54,10 @@ def pictures(result: Result) -> list[Picture]:
 
 def _latencies(part: Performance, rows: Rows | None) -> Iterator[Picture]:
     """Yield the distribution of TTFT and TPOT, or of the latency of whole answers that were asked for one by one."""
-    for latency in part.latencies:
-        yield _distribution(part, latency.name, latency.name.lower(), client_values(latency.name, rows), latency)
+    yield from (
+        _distribution(part, latency.name, latency.name.lower(), client_values(latency.name, rows), latency)
+        for latency in part.latencies
+    )
     if not part.latencies and part.queries > 1:
         yield _distribution(part, "Latency", "latency", client_values("", rows), None)
 

@@ -195,19 +195,21 @@ def _unchecked(
     with_weights: bool,
 ) -> Iterator[Unchecked]:
     """Yield the parts that were not checked: submitters, folders without results, results without rules, bad files."""
-    for home in all_homes:
-        if home not in homes:
-            yield Unchecked(submission_name(home), "--submitter names others")
-    for division in sorted({home.parent for home in all_homes} if root not in all_homes else ()):
-        for path in sorted(division.iterdir()):
-            if path.is_dir() and path not in all_homes:
-                yield Unchecked(submission_name(path), "it has no folder results/")
+    yield from (Unchecked(submission_name(home), "--submitter names others") for home in all_homes if home not in homes)
+    yield from (
+        Unchecked(submission_name(path), "it has no folder results/")
+        for division in sorted({home.parent for home in all_homes} if root not in all_homes else ())
+        for path in sorted(division.iterdir())
+        if path.is_dir() and path not in all_homes
+    )
     for submission in checked:
         if left := submission.results - submission.covered:
             yield Unchecked(f"{left} of {submission.results} results of {submission.name}", _NO_RULES)
-        for finding in submission.findings:
-            if finding.code in PROBLEMS and finding.code not in ("FILE-MISSING", "SCENARIO-UNKNOWN"):
-                yield Unchecked(finding.file, "; ".join(part for part in (finding.what, finding.value) if part))
+        yield from (
+            Unchecked(finding.file, "; ".join(part for part in (finding.what, finding.value) if part))
+            for finding in submission.findings
+            if finding.code in PROBLEMS and finding.code not in ("FILE-MISSING", "SCENARIO-UNKNOWN")
+        )
     if not with_weights:
         yield Unchecked("the weights that were served", "none are given with --weights")
 

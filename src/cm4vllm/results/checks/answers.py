@@ -49,16 +49,18 @@ def stated_once(result: Result, part: Accuracy) -> Iterator[Fault]:
     for figure in part.stated:
         if figure.name in asked | {_SAMPLES, _TOKENS}:
             by_name[figure.name].append(figure.value)
-    for label, values in by_name.items():
-        if len(set(values)) > 1:
-            yield Fault(
-                "a score is stated with several values",
-                part.beside(ACCURACY_TEXT),
-                label,
-                ", ".join(f"{value:g}" for value in values[:4]),
-                "one value",
-                severity=None if is_strict(result) else Severity.WARNING,
-            )
+    yield from (
+        Fault(
+            "a score is stated with several values",
+            part.beside(ACCURACY_TEXT),
+            label,
+            ", ".join(f"{value:g}" for value in values[:4]),
+            "one value",
+            severity=None if is_strict(result) else Severity.WARNING,
+        )
+        for label, values in by_name.items()
+        if len(set(values)) > 1
+    )
 
 
 @check("SCORE-IMPOSSIBLE", source=_SCRIPT, remedy=_SCORE, stage=Stage.TREE, each=scored)

@@ -34,9 +34,11 @@ def one_campaign(submission: Submission) -> Iterator[Fault]:
     campaign = submission.campaign
     if campaign is None:
         return
-    for title, value, expected in _facts(submission, campaign):
-        if value is not None and str(value).lower() != str(expected).lower():
-            yield Fault(f"{title} is {value}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
+    yield from (
+        Fault(f"{title} is {value}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
+        for title, value, expected in _facts(submission, campaign)
+        if value is not None and str(value).lower() != str(expected).lower()
+    )
 
 
 def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
@@ -207,9 +209,11 @@ def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault
 @check("LOG-MISSING", source=_LAYOUT, remedy=_AGAIN, stage=Stage.SUBMITTED, each=recorded)
 def logs_present(part: Part, run: RunRecord) -> Iterator[Fault]:
     """Each run has all its logs, and its record their digests."""
-    for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ())):
-        if name not in run.files or not (part.folder / name).is_file():
-            yield Fault(f"{part.beside(name)} is missing", part.beside(name))
+    return (
+        Fault(f"{part.beside(name)} is missing", part.beside(name))
+        for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ()))
+        if name not in run.files or not (part.folder / name).is_file()
+    )
 
 
 @check(
@@ -221,9 +225,11 @@ def logs_present(part: Part, run: RunRecord) -> Iterator[Fault]:
 )
 def described(submission: Submission, system: System) -> Iterator[Fault]:
     """The system's description is of the runs' server and of the submission that is asked for."""
-    for key, wanted in (("submitter", submission.submitter), ("division", submission.division)):
-        if wanted and (said := system.description.get(key)) != wanted:
-            yield Fault(f"the system description has {key} {said!r}", system.file, key, said, wanted)
+    yield from (
+        Fault(f"the system description has {key} {said!r}", system.file, key, said, wanted)
+        for key, wanted in (("submitter", submission.submitter), ("division", submission.division))
+        if wanted and (said := system.description.get(key)) != wanted
+    )
     for run in submission.runs[:1]:
         server, framework = run.settings.server, str(system.description.get("framework", ""))
         if server.version not in framework:

@@ -87,9 +87,11 @@ def _passed(
         yield from _verified(submission, folder, file, terms)
     if wanted.run_logs != "required":
         return
-    for name in _LOGS:
-        if not (folder / name).is_file():
-            yield Fault(f"{name} of {folder.name} is missing", (folder / name).relative_to(submission.root).as_posix())
+    yield from (
+        Fault(f"{name} of {folder.name} is missing", (folder / name).relative_to(submission.root).as_posix())
+        for name in _LOGS
+        if not (folder / name).is_file()
+    )
     if (folder / _LOGS[0]).is_file():
         yield from _run(submission, result, folder, terms)
 
@@ -125,8 +127,10 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
         if file.scores:
             fault += f": other answers than in the accuracy run, and {apart[0]}"
         yield Fault(fault, name, "", _line_with(text, line), line)
-    for line in () if missing else file.forbidden_lines(text):
-        yield Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
+    yield from (
+        Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
+        for line in (() if missing else file.forbidden_lines(text))
+    )
 
 
 def _apart(folder: Path, terms: Terms) -> Iterator[str]:
@@ -168,9 +172,11 @@ def figures(submission: Submission, result: Result) -> Iterator[Fault]:
 
 def _stated(path: Path, figures: tuple[VerifiedFigure, ...]) -> Iterator[tuple[VerifiedFigure, float]]:
     text = text_at(path, _MAX_TEXT)  # where it cannot be read: COMPLIANCE
-    for figure in figures:
-        for number in re.findall(rf"{figure.label}\s*[:=]\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text, re.IGNORECASE):
-            yield figure, float(number)
+    yield from (
+        (figure, float(number))
+        for figure in figures
+        for number in re.findall(rf"{figure.label}\s*[:=]\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text, re.IGNORECASE)
+    )
 
 
 def _wrong(

@@ -62,15 +62,17 @@ def _same_dataset(run: RunRecord, other: RunRecord) -> bool:
 def one_style(submission: Submission) -> Iterator[Fault]:
     """A page or a tree is either that of a rehearsal or that of results."""
     pairs = list(recorded(submission))
-    for part, run in pairs[1:]:
-        if run.settings.rehearsal != pairs[0][1].settings.rehearsal:
-            yield Fault(
-                "the runs do not belong together: this mixes rehearsals with full runs",
-                part.beside(RUN_FILE),
-                "settings.rehearsal",
-                run.settings.rehearsal,
-                pairs[0][1].settings.rehearsal,
-            )
+    yield from (
+        Fault(
+            "the runs do not belong together: this mixes rehearsals with full runs",
+            part.beside(RUN_FILE),
+            "settings.rehearsal",
+            run.settings.rehearsal,
+            pairs[0][1].settings.rehearsal,
+        )
+        for part, run in pairs[1:]
+        if run.settings.rehearsal != pairs[0][1].settings.rehearsal
+    )
 
 
 @check("REHEARSAL-NOTICE", source=_DESIGN, remedy=_AGAIN, each=recorded)
@@ -173,9 +175,11 @@ def one_piece(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fa
 
 
 def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, AccuracyRecord]]:
-    for result in submission.results:
-        if (part := result.accuracy) and part.run and part.record:
-            yield part, part.run, part.record
+    return (
+        (part, part.run, part.record)
+        for result in submission.results
+        if (part := result.accuracy) and part.run and part.record
+    )
 
 
 @check(

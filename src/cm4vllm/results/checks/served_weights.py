@@ -63,9 +63,11 @@ def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, R
 )
 def readable(submission: Submission) -> Iterator[Fault]:
     """The weights at hand are whole safetensors files, all that their index names."""
-    for served in submission.weights:
-        if served.weights is None:
-            yield Fault(served.problem, str(served.folder), "", served.cause, "weights")
+    return (
+        Fault(served.problem, str(served.folder), "", served.cause, "weights")
+        for served in submission.weights
+        if served.weights is None
+    )
 
 
 @check(

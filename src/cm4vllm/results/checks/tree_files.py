@@ -50,9 +50,11 @@ def present(submission: Submission, result: Result) -> Iterator[Fault]:
     """A result has its logs, scores, settings and README."""
     folder = submission.root / result.folder
     by_endpoints = is_endpoints(folder)
-    for name in () if by_endpoints else _OF_LOADGEN:
-        if not (folder / name).is_file():
-            yield Fault(f"{name} is missing", f"{result.folder}/{name}")
+    yield from (
+        Fault(f"{name} is missing", f"{result.folder}/{name}")
+        for name in (() if by_endpoints else _OF_LOADGEN)
+        if not (folder / name).is_file()
+    )
     for key, name in (("user_conf", "user.conf"), ("readme", "README.md")):
         if by_endpoints and key == "user_conf":
             continue  # its settings are those of config.yaml
@@ -91,12 +93,8 @@ def unexpected(submission: Submission) -> Iterator[Fault]:
     files above 50 MB.
     """
     listing = submission.listing
-    for folder in listing.folders:
-        if folder.endswith("/__pycache__"):
-            yield Fault("a folder of bytecode", folder)
-    for folder in listing.empty_folders:
-        if _BYTECODE not in f"{folder}/":
-            yield Fault("an empty folder", folder)
+    yield from (Fault("a folder of bytecode", folder) for folder in listing.folders if folder.endswith("/__pycache__"))
+    yield from (Fault("an empty folder", folder) for folder in listing.empty_folders if _BYTECODE not in f"{folder}/")
     for file in listing.files:
         yield from _unexpected(file)
     yield from _beside_logs(submission)
@@ -126,15 +124,19 @@ def _unexpected(file: ListedFile) -> Iterator[Fault]:
 
 def _beside_results(submission: Submission) -> Iterator[Fault]:
     """Yield folders beside models that hold no scenario, and in a tree of one submitter files that are no pages."""
-    for folder in sorted((submission.home / "results").glob("*/*")):
-        if folder.is_dir() and any(folder.iterdir()) and not any(path.is_dir() for path in folder.iterdir()):
-            yield Fault("a folder in the place of a model, without a scenario", _name(submission, folder))
+    yield from (
+        Fault("a folder in the place of a model, without a scenario", _name(submission, folder))
+        for folder in sorted((submission.home / "results").glob("*/*"))
+        if folder.is_dir() and any(folder.iterdir()) and not any(path.is_dir() for path in folder.iterdir())
+    )
     root = submission.root
     if len(list(root.glob("*/*/results"))) != 1:
         return  # the root of a whole round is a repository's
-    for path in sorted(root.iterdir()):
-        if path.is_file() and path.suffix not in (".md", ".pdf") and not path.name.startswith("."):
-            yield Fault("an unexpected file beside the folders of the divisions", _name(submission, path))
+    yield from (
+        Fault("an unexpected file beside the folders of the divisions", _name(submission, path))
+        for path in sorted(root.iterdir())
+        if path.is_file() and path.suffix not in (".md", ".pdf") and not path.name.startswith(".")
+    )
 
 
 def _beside_logs(submission: Submission) -> Iterator[Fault]:
@@ -142,14 +144,16 @@ def _beside_logs(submission: Submission) -> Iterator[Fault]:
         folder = submission.root / result.folder
         if is_endpoints(folder):
             continue
-        for place in (folder / "accuracy", folder / "performance" / "run_1"):
-            for path in sorted(place.iterdir()) if place.is_dir() else ():
-                if path.is_file() and path.name not in _BESIDE:
-                    yield Fault(
-                        "a file beside the logs that the official checkers do not know",
-                        _name(submission, path),
-                        severity=Severity.NOTE,
-                    )
+        yield from (
+            Fault(
+                "a file beside the logs that the official checkers do not know",
+                _name(submission, path),
+                severity=Severity.NOTE,
+            )
+            for place in (folder / "accuracy", folder / "performance" / "run_1")
+            for path in (sorted(place.iterdir()) if place.is_dir() else ())
+            if path.is_file() and path.name not in _BESIDE
+        )
 
 
 @check(
@@ -164,9 +168,11 @@ def ghosts(submission: Submission) -> Iterator[Fault]:
     """Each system description has results."""
     folder = submission.home / "systems"
     known = {system.name for system in submission.systems}
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        if path.stem not in known:
-            yield Fault("a system without results", _name(submission, path))
+    yield from (
+        Fault("a system without results", _name(submission, path))
+        for path in (sorted(folder.glob("*.json")) if folder.is_dir() else ())
+        if path.stem not in known
+    )
 
 
 @check("PROGRAM-MISSING", source=_PATHS, remedy="publish the program in that folder", stage=Stage.TREE, each=whole)

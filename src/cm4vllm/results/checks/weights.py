@@ -216,22 +216,22 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
     at_hand = {result.folder for served in submission.weights for result in served.results}
     left = [] if submission.campaign else [result for result in submission.results if result.folder not in at_hand]
     stated = {result.model for result in left if result.measurements.get("model_sha256")}
-    for models, fault, remedy in (
-        (
-            {result.model for result in left} - stated,
-            "the tree holds no weights and no digests of them: which model was served cannot be verified",
-            None,
-        ),
-        (
-            stated,
-            "the tree states digests of the weights, which are not at hand: which model was served is not verified",
-            "compare them: --tags=check,mlperf,results --input=TREE --weights=FOLDER",
-        ),
-    ):
-        if models:
-            yield Fault(
-                fault, f"{submission.division}/{submission.submitter}", "", ", ".join(sorted(models)), remedy=remedy
-            )
+    yield from (
+        Fault(fault, f"{submission.division}/{submission.submitter}", "", ", ".join(sorted(models)), remedy=remedy)
+        for models, fault, remedy in (
+            (
+                {result.model for result in left} - stated,
+                "the tree holds no weights and no digests of them: which model was served cannot be verified",
+                None,
+            ),
+            (
+                stated,
+                "the tree states digests of the weights, which are not at hand: which model was served is not verified",
+                "compare them: --tags=check,mlperf,results --input=TREE --weights=FOLDER",
+            ),
+        )
+        if models
+    )
 
 
 @check(

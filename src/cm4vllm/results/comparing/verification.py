@@ -185,9 +185,11 @@ def _figure(field: str, row: Row, doubts: Sequence[str], *, rehearsal: bool) -> 
 
 def _wide(cells: Sequence[Cell]) -> Iterator[str]:
     """Name the intervals that are so wide that overlapping means little."""
-    for which, interval in zip(("first", "second"), (cell.interval for cell in cells), strict=True):
-        if interval and interval.low and interval.high > _WIDE * interval.low:
-            yield f"the interval of the {which} run spans a factor of {interval.high / interval.low:.1f}"
+    return (
+        f"the interval of the {which} run spans a factor of {interval.high / interval.low:.1f}"
+        for which, interval in zip(("first", "second"), (cell.interval for cell in cells), strict=True)
+        if interval and interval.low and interval.high > _WIDE * interval.low
+    )
 
 
 def _words(cell: Cell) -> str:

@@ -89,8 +89,7 @@ def agree(part: Part) -> Iterator[Fault]:
 
 
 def _contradictions(detail: DetailLog, file: str) -> Iterator[Fault]:
-    for value in impossible_figures(detail):
-        yield Fault(value.what, file, value.key, value.value, value.expected)
+    yield from (Fault(value.what, file, value.key, value.value, value.expected) for value in impossible_figures(detail))
     log = LogNumbers(detail, file)
     for contradictions in (_counts, _rates, _tokens, _verdicts):
         yield from contradictions(log)
@@ -223,12 +222,14 @@ def _verdicts(log: LogNumbers) -> Iterator[Fault]:
     if said and asked and log["result_query_count"] < asked:
         yield Fault("the verdict on the number of queries is wrong", log.file, "result_min_queries_met", said, False)
     said = log.flag("result_perf_constraints_met")
-    for key, limit in (
-        ("result_first_token_99.00_percentile_latency_ns", "requested_server_ttft_latency"),
-        ("result_time_per_output_token_99.00_percentile_ns", "requested_server_tpot_latency"),
-    ):
-        if said and log.scenario == "Server" and log[limit] and log[key] > log[limit]:
-            yield Fault("the verdict on the limits is wrong", log.file, key, log[key], f"{log[limit]:.15g} or less")
+    yield from (
+        Fault("the verdict on the limits is wrong", log.file, key, log[key], f"{log[limit]:.15g} or less")
+        for key, limit in (
+            ("result_first_token_99.00_percentile_latency_ns", "requested_server_ttft_latency"),
+            ("result_time_per_output_token_99.00_percentile_ns", "requested_server_tpot_latency"),
+        )
+        if said and log.scenario == "Server" and log[limit] and log[key] > log[limit]
+    )
     verdicts = ("result_min_duration_met", "result_min_queries_met", "result_perf_constraints_met")
     failed = [
         key for key, value in log.values.items() if key.startswith("early_stopping_") and UNSUCCESSFUL in str(value)

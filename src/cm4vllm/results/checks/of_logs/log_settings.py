@@ -180,15 +180,17 @@ def limits(submission: Submission, result: Result, part: Performance) -> Iterato
         used = part.settings.get(entry)
         if limit and isinstance(used, int | float) and used > limit * _NS * (1 + _ROUNDING):
             yield Fault("LoadGen was given a larger limit than the rules have", part.log, entry, used, limit * _NS)
-        for file, settings in confs.items():
-            if limit and key in settings and settings[key].value > limit * (1 + _ROUNDING):
-                yield Fault(
-                    "the file states a larger limit than the rules have",
-                    file,
-                    settings[key].name,
-                    f"{settings[key].value:g}",
-                    f"{limit:g} or less",
-                )
+        yield from (
+            Fault(
+                "the file states a larger limit than the rules have",
+                file,
+                settings[key].name,
+                f"{settings[key].value:g}",
+                f"{limit:g} or less",
+            )
+            for file, settings in confs.items()
+            if limit and key in settings and settings[key].value > limit * (1 + _ROUNDING)
+        )
 
 
 @check(

@@ -61,15 +61,17 @@ def no_errors(_: Result, part: Part) -> Iterator[Fault]:
 def latency_limits(result: Result, part: Performance) -> Iterator[Fault]:
     """The 99th percentiles of TTFT and TPOT, or of the latency, keep the limits of the folder's scenario."""
     yield from _whole_latency(result, part)
-    for latency in part.latencies:
-        if latency.met is False and latency.name in ("TTFT", "TPOT"):
-            yield Fault(
-                f"{latency.name} p99 exceeds the limit of {result.scenario}",
-                part.log,
-                part.figures[f"{latency.name.lower()}_p99"].source.field,
-                latency.p99,
-                f"less than {latency.limit}",
-            )
+    yield from (
+        Fault(
+            f"{latency.name} p99 exceeds the limit of {result.scenario}",
+            part.log,
+            part.figures[f"{latency.name.lower()}_p99"].source.field,
+            latency.p99,
+            f"less than {latency.limit}",
+        )
+        for latency in part.latencies
+        if latency.met is False and latency.name in ("TTFT", "TPOT")
+    )
 
 
 def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:

@@ -79,12 +79,14 @@ def one_result_a_log(submission: Submission, group: list[Result]) -> Iterator[Fa
             remedy="",
         )
     others = [other for other in group if other not in inferred]
-    for result in [] if _variants(submission, group) else others[1:]:
-        yield Fault(
+    yield from (
+        Fault(
             "the same performance log stands under two results",
             _log(result),
             expected=f"another log than {_log(others[0])}",
         )
+        for result in ([] if _variants(submission, group) else others[1:])
+    )
 
 
 @check(

@@ -223,8 +223,10 @@ def numbers(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
 )
 def nodes(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """The nodes of a system are alike, and the description says what joins them."""
-    for key, values_ in _DIFFERENCE.findall(str(stated.get("hw_notes", ""))):
-        yield Fault("the nodes of the system differ", system.file, key, values_, "equal nodes")
+    yield from (
+        Fault("the nodes of the system differ", system.file, key, values_, "equal nodes")
+        for key, values_ in _DIFFERENCE.findall(str(stated.get("hw_notes", "")))
+    )
     if (whole_number(stated.get("number_of_nodes")) or 1) > 1 and stated.get("host_networking") == NOT_STATED:
         yield Fault(
             "the description does not say what joins the nodes",

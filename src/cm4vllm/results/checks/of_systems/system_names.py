@@ -111,15 +111,17 @@ def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str
             framework,
             on_cpu[0],
         )
-    for software in serving_software():
-        if software.is_named_in(names) and not software.is_named_in(stack):
-            yield Fault(
-                "a name states software that the description does not",
-                system.file,
-                "framework",
-                framework,
-                f"{software.name}, or another name",
-            )
+    yield from (
+        Fault(
+            "a name states software that the description does not",
+            system.file,
+            "framework",
+            framework,
+            f"{software.name}, or another name",
+        )
+        for software in serving_software()
+        if software.is_named_in(names) and not software.is_named_in(stack)
+    )
 
 
 def _used(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:

@@ -99,8 +99,7 @@ def private(submission: Submission) -> Iterator[Fault]:
                 yield _fault(submission, form, word, [file.path])
             else:
                 in_programs.setdefault((form, word), []).append(file.path)
-    for (form, word), paths in in_programs.items():
-        yield _fault(submission, form, word, paths)
+    yield from (_fault(submission, form, word, paths) for (form, word), paths in in_programs.items())
     yield from _not_read(submission, files)
 
 

@@ -125,20 +125,22 @@ def _commands(readme: str) -> list[str]:
 
 
 def _contradictions(submission: Submission, result: Result, given: dict[str, str]) -> Iterator[Fault]:
-    for flag, known, severity in (
-        ("division", submission.division, Severity.ERROR),
-        ("scenario", result.scenario, None),
-        ("model", result.benchmark, None),
-    ):
-        if given.get(flag) and given[flag].lower() != known.lower():
-            yield Fault(
-                f"the command's --{flag} contradicts the result",
-                result.file("readme"),
-                f"--{flag}",
-                given[flag],
-                known,
-                severity=severity,
-            )
+    yield from (
+        Fault(
+            f"the command's --{flag} contradicts the result",
+            result.file("readme"),
+            f"--{flag}",
+            given[flag],
+            known,
+            severity=severity,
+        )
+        for flag, known, severity in (
+            ("division", submission.division, Severity.ERROR),
+            ("scenario", result.scenario, None),
+            ("model", result.benchmark, None),
+        )
+        if given.get(flag) and given[flag].lower() != known.lower()
+    )
     yield from _against_system(submission, result, given)
     if given.get("execution_mode") == "test":
         yield Fault("the command starts a short run", result.file("readme"), "--execution_mode", "test", "valid")
@@ -229,11 +231,11 @@ def repeatable(result: Result) -> Iterator[Fault]:
         yield Fault(
             "a server is asked, and no command starts it", result.file("readme"), "--api_server", "", "its command"
         )
-    for line in lines:
-        for pinned in re.findall(r"_branch\.[\w./-]+", line):
-            yield Fault(
-                "a source is taken from a branch, which moves on", result.file("readme"), "", pinned, "a commit"
-            )
+    yield from (
+        Fault("a source is taken from a branch, which moves on", result.file("readme"), "", pinned, "a commit")
+        for line in lines
+        for pinned in re.findall(r"_branch\.[\w./-]+", line)
+    )
     if match := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
         yield Fault("the processor is not named", result.file("readme"), "CPU version", match[1], "its name")
     if re.search(r"^[^\S\n]*cm rm cache -f\s*$", result.readme, re.MULTILINE):
