@@ -168,9 +168,11 @@ def _title(curve: Curve) -> str:
 
 def _names(curves: Sequence[Curve]) -> list[str]:
     """Return the names of curves: letters before those of several."""
-    if len(curves) == 1:
-        return [_title(curves[0])]
-    return [f"{chr(ord('A') + place)}: {_title(curve)}" for place, curve in enumerate(curves)]
+    return (
+        [_title(curves[0])]
+        if len(curves) == 1
+        else [f"{chr(ord('A') + place)}: {_title(curve)}" for place, curve in enumerate(curves)]
+    )
 
 
 def _concurrency_of(point: Point) -> str:

@@ -199,9 +199,11 @@ class Performance(_Run):
     @property
     def target_source(self) -> str:
         """The source of the target QPS of our run."""
-        if self.run is None or not self.run.settings.target_qps:
-            return "LoadGen's default"
-        return self.run.settings.target_qps_source or "its source is not stated"
+        return (
+            "LoadGen's default"
+            if self.run is None or not self.run.settings.target_qps
+            else self.run.settings.target_qps_source or "its source is not stated"
+        )
 
     def _setting(self, name: str) -> float:
         value = self.settings.get(name)

@@ -326,9 +326,11 @@ def _rehearsal_words(checked: CheckedTree) -> str:
     """Return the note on a tree that calls itself a rehearsal; nothing for other trees."""
     homes = [checked.base / submission.name for submission in checked.submissions]
     pages = [page for home in homes[:_SEARCHED] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
-    if pages and all(cm4vllm.REHEARSAL_NOTICE in text_at(page) for page in pages):
-        return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
-    return ""
+    return (
+        "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
+        if pages and all(cm4vllm.REHEARSAL_NOTICE in text_at(page) for page in pages)
+        else ""
+    )
 
 
 def _heading(checked: CheckedTree) -> str:
