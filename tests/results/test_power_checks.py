@@ -17,7 +17,6 @@ from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase
 from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.figures import Figure
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.rules import round_terms
@@ -26,7 +25,7 @@ GOOD, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-l
 FORMAT = "%m-%d-%Y %H:%M:%S.%f"
 
 
-def tree_of(published: Path, name: str, root: Path) -> Path:
+def tree_of(published, name, root):
     """Make a tree with one session; return its performance folder."""
     home = root / "closed" / "Somebody"
     folder = home / "results" / "a_system" / "resnet50" / "Offline"
@@ -38,12 +37,12 @@ def tree_of(published: Path, name: str, root: Path) -> Path:
     return folder / "performance"
 
 
-def found_in(session: Path) -> set[str]:
+def found_in(session):
     return {finding.code for finding in check_tree(session.parents[6]).findings if finding.code.startswith("POWER-")}
 
 
 @pytest.fixture
-def session(published_power: Path, tmp_path: Path) -> Path:
+def session(published_power, tmp_path):
     return tree_of(published_power, GOOD, tmp_path)
 
 
@@ -57,14 +56,14 @@ def session(published_power: Path, tmp_path: Path) -> Path:
         ("v5.1-gateoverflow-mobilenet-offline", {"POWER-COVERAGE", "POWER-UNCERTAINTY"}),
     ],
 )
-def test_the_findings_of_published_sessions(published_power: Path, tmp_path: Path, name: str, codes: set[str]) -> None:
+def test_the_findings_of_published_sessions(published_power, tmp_path, name, codes):
     assert found_in(tree_of(published_power, name, tmp_path)) == codes
 
 
 # --- the changes: each takes the performance folder
 
 
-def json_of(session: Path, part: str, **changes: object) -> None:
+def json_of(session, part, **changes):
     """Change parts of client.json or server.json: a value, or a function of the value before."""
     path = session / "power" / f"{part}.json"
     content = json.loads(path.read_text())
@@ -72,17 +71,17 @@ def json_of(session: Path, part: str, **changes: object) -> None:
     path.write_text(json.dumps(content))
 
 
-def restate(session: Path, *, means: bool = True) -> None:
+def restate(session, *, means=True):
     """Have server.json and client.json state the digests, and the means, of the files as they are now."""
     watts = {phase: mean_watts(samples_of((session / phase / "spl.txt").read_text()).samples) for phase in Phase}
 
-    def messages(listed: list[dict[str, str]]) -> list[dict[str, str]]:
+    def messages(listed):
         stated = [each for each in listed if each["cmd"] == "Watts"]
         for message, phase in zip(stated, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
             message["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{watts[phase]:.6f}", message["reply"])
         return listed
 
-    def digests(stated: dict[str, str]) -> dict[str, str]:
+    def digests(stated):
         own = [name for name in stated if name in FILES and (session / name).is_file()]
         return stated | {name: hashlib.sha1((session / name).read_bytes()).hexdigest() for name in own}
 
@@ -90,8 +89,8 @@ def restate(session: Path, *, means: bool = True) -> None:
         json_of(session, part, results=digests, **({"ptd_messages": messages} if means and part == "server" else {}))
 
 
-def of_samples(change: Callable[[list[str]], list[str]], *phases: Phase) -> Callable[[Path], None]:
-    def apply(session: Path) -> None:
+def of_samples(change, *phases):
+    def apply(session):
         for phase in phases or [Phase.TESTING]:
             path = session / phase / "spl.txt"
             path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
@@ -100,24 +99,24 @@ def of_samples(change: Callable[[list[str]], list[str]], *phases: Phase) -> Call
     return apply
 
 
-def shifted(line: str) -> str:
+def shifted(line):
     words = line.split(",")
     if words[0] == "Time":
         words[1] = (datetime.strptime(words[1], FORMAT) + timedelta(seconds=2)).strftime(FORMAT)[:-3]
     return ",".join(words)
 
 
-def scaled(line: str, factor: float) -> str:
+def scaled(line, factor):
     words = line.split(",")
     if words[0] == "Time":
         words[3] = f"{float(words[3]) * factor:.6f}"
     return ",".join(words)
 
 
-def edited(name: str, edit: Callable[[str], str], *, again: bool = False) -> Callable[[Path], None]:
+def edited(name, edit, *, again=False):
     """Edit a file, and state its new digest with `again`."""
 
-    def change(session: Path) -> None:
+    def change(session):
         before = (session / name).read_text()
         assert edit(before) != before, name
         (session / name).write_text(edit(before))
@@ -127,35 +126,35 @@ def edited(name: str, edit: Callable[[str], str], *, again: bool = False) -> Cal
     return change
 
 
-def emptied(name: str) -> Callable[[Path], None]:
+def emptied(name):
     return edited(name, lambda text: "", again=True)
 
 
-def without(name: str, pattern: str) -> Callable[[Path], None]:
+def without(name, pattern):
     """Remove the lines of a file that match."""
     lines = re.compile(rf"^.*(?:{pattern}).*\n", re.MULTILINE)
     return edited(name, lambda text: lines.sub("", text), again=True)
 
 
-def stated(part: str, **changes: object) -> Callable[[Path], None]:
+def stated(part, **changes):
     return lambda session: json_of(session, part, **changes)
 
 
-def messages(kept: Callable[[dict[str, str]], bool]) -> Callable[[Path], None]:
+def messages(kept):
     return stated("server", ptd_messages=lambda listed: [each for each in listed if kept(each)])
 
 
-def watts(value: str) -> Callable[[Path], None]:
+def watts(value):
     """Have one sample of the window state another power, and the means be those of before."""
 
-    def other(text: str) -> str:
+    def other(text):
         lines = text.splitlines(keepends=True)
         return "".join([*lines[:700], re.sub(r"(?<=Watts,)[^,]+", value, lines[700]), *lines[701:]])
 
     return edited("run_1/spl.txt", other, again=True)
 
 
-def results_of_another_kind(session: Path) -> None:
+def results_of_another_kind(session):
     for part in ("client", "server"):
         json_of(session, part, results={"x": "y"})
 
@@ -258,20 +257,20 @@ CHANGES: dict[str, tuple[Callable[[Path], object], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_has_exactly_its_findings(session: Path, name: str) -> None:
+def test_a_change_has_exactly_its_findings(session, name):
     change, codes = CHANGES[name]
     change(session)
     assert found_in(session) == codes
 
 
 @pytest.mark.parametrize("change", [lambda line: re.sub(r",Ch3,.*", "", line), lambda line: scaled(line, 1.01)])
-def test_channels_are_all_there_and_add_up(published_power: Path, tmp_path: Path, change) -> None:
+def test_channels_are_all_there_and_add_up(published_power, tmp_path, change):
     session = tree_of(published_power, CHANNELS, tmp_path)
     of_samples(lambda lines: [change(line) for line in lines])(session)
     assert found_in(session) == {"POWER-FILES", "POWER-CHANNELS"}
 
 
-def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session: Path) -> None:
+def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session):
     (session / "power" / "server.json").rename(session / "power" / "renamed.json")
     the_log = session / "ranging" / "spl.txt"
     the_log.write_text(the_log.read_text().replace("PF,0.994000,", f"PF,0.994000,{SIMULATED},", 1))
@@ -282,7 +281,7 @@ def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session: 
     assert {"POWER-SIMULATED", "POWER-FILES"} <= found_in(session)
 
 
-def test_every_check_of_power_is_shown_by_a_change() -> None:
+def test_every_check_of_power_is_shown_by_a_change():
     shown = set().union(*(codes for _, codes in CHANGES.values()))
     assert {code for code in CHECKS if code.startswith("POWER-")} == shown | {"POWER-CHANNELS"}
 
@@ -290,14 +289,14 @@ def test_every_check_of_power_is_shown_by_a_change() -> None:
 # --- the published figure of power of each kind of result: W, and mJ/query where results are compared by a latency
 
 
-def figures(root: Path, name: str) -> tuple[Figure, Figure]:
+def figures(root, name):
     part = Reader(root).performance(root / name / "run_1", None)
     power = recorded_power(part) if part else None
     assert power is not None
     return power.mean, power.metric
 
 
-def test_a_rate_has_watts_and_a_latency_has_energy(published_power: Path) -> None:
+def test_a_rate_has_watts_and_a_latency_has_energy(published_power):
     """The figures are those that mlcommons/cm4mlperf-results has as Result_Power."""
     power, metric = figures(published_power, "v4.1-untether-r760-resnet50-offline")
     assert power == metric and power.unit == "W" and power.value == pytest.approx(1021.358974)
@@ -315,9 +314,7 @@ print(json.dumps(get_power_metric(None, scenario, folder, True, float(result))))
 """
 
 
-def test_the_figures_of_published_sessions_are_those_of_the_official_checker(
-    published_power: Path, tmp_path: Path, inference_git: Path
-) -> None:
+def test_the_figures_of_published_sessions_are_those_of_the_official_checker(published_power, tmp_path, inference_git):
     extract(inference_git, round_terms("v6.1").checkers[0].commit, ["tools/submission/submission_checker"], tmp_path)
     for session in sorted(published_power.iterdir()):
         part = Reader(published_power).performance(session / "run_1", None)
@@ -336,7 +333,7 @@ def test_the_figures_of_published_sessions_are_those_of_the_official_checker(
         assert (power.metric.value, power.efficiency.value) == pytest.approx((metric, efficiency), rel=1e-12), session
 
 
-def test_a_run_without_an_analyzer_has_no_power(neural_magic: Path) -> None:
+def test_a_run_without_an_analyzer_has_no_power(neural_magic):
     folder = next(neural_magic.glob("results/*/*/*/performance/run_1"))
     part = Reader(neural_magic).performance(folder, None)
     assert part is not None and recorded_power(part) is None
