@@ -59,17 +59,14 @@ def test_plain_text_has_aligned_columns_and_no_colour(real_runs):
 def test_it_names_places_and_verdicts(real_runs):
     text = final_table(load(real_runs), stream=io.StringIO())
     assert f"logs:    {next(real_runs.glob('runs/*/*'))}" in text
-    assert "tree:    not built" in text and f"report:  {real_runs / 'summary.html'}" in text
+    assert "tree:    not built" in text
     assert "checker: passed for round v6.1" in text
     assert "not stated:" not in text  # a rehearsal states nothing
-    assert "ROUGE2 12.25 (≥ 15.748425): not met" in text and "mapped to the benchmark llama3.1-8b" in text
-
-
-def test_the_last_lines_are_what_was_measured_where_the_page_is_and_what_to_do_next(real_runs):
-    *_, offline, server, empty, page, following = final_table(load(real_runs), stream=io.StringIO()).splitlines()
+    *_, offline, server, empty, page, following = text.splitlines()
     assert offline.startswith("Offline  ") and server.startswith("Server  ") and not empty
     assert page == f"report:  {real_runs / 'summary.html'}"
-    assert following.startswith("next:    ")
+    assert following.startswith("next:    the same command with --execution_mode=valid")
+    assert "ROUGE2 12.25 (≥ 15.748425): not met" in text and "mapped to the benchmark llama3.1-8b" in text
 
 
 def test_a_result_says_what_it_does_not_state_and_what_makes_it_doubtful(published, change):
@@ -86,13 +83,6 @@ def test_a_rehearsal_claims_no_precision_of_which_it_could_warn(out, change):
     report = load(out)
     assert "WARNING" not in final_table(report, stream=io.StringIO())
     assert "Server client" in [finding.field for finding in findings(report)]  # the page has it
-
-
-def test_published_rates_keep_their_units(published):
-    text = final_table(load(published), stream=io.StringIO())
-    assert re.search(r"Offline +1,871\.84 tokens/s +6\.31 +valid", text)
-    assert re.search(r"Server +1,954\.36 tokens/s +6\.89 +valid", text)
-    assert "REHEARSAL" not in text
 
 
 def test_an_invalid_result_says_why(out, change):
@@ -229,10 +219,6 @@ def test_an_invalid_run_is_bad_in_a_result_and_a_note_in_a_rehearsal(result, rea
         assert finding.severity is kind and finding.what.startswith("INVALID (minimum duration not met)")
 
 
-def test_a_rehearsal_is_never_called_a_result(real_runs):
-    assert headline(load(real_runs)) == "A rehearsal, not a result"
-
-
 def test_a_checker_refuses_a_rehearsal_for_being_short(real_runs):
     report = load(real_runs)
     assert report.checker is not None
@@ -278,10 +264,6 @@ def test_a_shortened_run_is_named_on_every_page_of_a_rehearsal(real_runs):
 
 
 SIMULATION = Simulation(profile="p", title="4 GPUs", sha256="0" * 64, seed=0, faults="", source="measured", system={})
-
-
-def test_a_rehearsal_leads_to_the_run_by_the_rules(real_runs):
-    assert "--execution_mode=valid" in next_step(load(real_runs))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.number_texts import number, rate
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.units import SamplesPerSecond, TokensPerSecond
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.checker import CheckerRecord
 from cm4vllm.records.energy import CountedEnergy, RunEnergy, Scope
@@ -38,18 +37,6 @@ def folder_of(out, scenario, mode):
     return next(out.glob(f"runs/*/*/{scenario}/{mode}"))
 
 
-def by_scenario(report):
-    return {measurement.scenario: measurement for measurement in report.results}
-
-
-def test_a_rehearsal_is_read_whole(real_runs):
-    report = load(real_runs)
-    assert [m.scenario for m in report.results] == [Scenario.OFFLINE, Scenario.SERVER]
-    assert report.rehearsal and report.notice == "REHEARSAL, NOT A RESULT"
-    assert report.mapped and report.division == "open" and report.round == "v6.1"
-    assert all(len(m.runs) == 2 for m in report.results)
-
-
 def test_latencies_lie_where_the_server_put_them(real_runs):
     server = load(real_runs).results[1].performance
     assert server is not None
@@ -58,30 +45,6 @@ def test_latencies_lie_where_the_server_put_them(real_runs):
     assert 4 <= ttft.p99 < 500 and 0.5 <= tpot.p99 < 50
     assert (ttft.limit, tpot.limit) == (2000, 100)
     assert ttft.met and ttft.headroom == pytest.approx(1 - ttft.p99 / 2000)
-
-
-def test_offline_has_no_latencies(real_runs):
-    offline = load(real_runs).results[0].performance
-    assert offline is not None and offline.latencies == ()
-
-
-def test_a_published_rate_keeps_its_unit(published):
-    """The pages made of these logs said 1871.84 samples/s and 1954.36 queries/s."""
-    offline, server = (m.performance for m in load(published).results if m.performance)
-    assert isinstance(offline.samples_per_second, SamplesPerSecond)
-    assert isinstance(offline.tokens_per_second, TokensPerSecond)
-    assert str(offline.samples_per_second) == "6.31 samples/s" and str(offline.tokens_per_second) == "1,871.84 tokens/s"
-    assert str(server.samples_per_second) == "6.89 samples/s" and str(server.tokens_per_second) == "1,954.36 tokens/s"
-
-
-def test_a_published_result_is_held_against_its_own_variant(published):
-    report = load(published)
-    assert not report.rehearsal and report.mapped
-    for measurement in report.results:
-        assert measurement.accuracy and measurement.accuracy.record
-        scores = measurement.accuracy.record.scores
-        assert [s.lower for s in scores[:3]] == [44.3867688, 22.0131648, 28.5875838]
-        assert [s.met for s in scores] == [False, False, False, True]
 
 
 def test_what_was_not_measured_is_none(out):
@@ -104,11 +67,6 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
     assert "--output_dir" in caught.value.remedy
 
 
-def test_a_run_that_did_not_end_is_none(out):
-    (folder_of(out, "Server", "performance") / RUN_FILE).unlink()
-    assert load(out).results[1].performance is None
-
-
 def test_two_models_need_a_choice(out, change):
     model = folder_of(out, "Server", "accuracy").parents[1]
     shutil.copytree(model, model.with_name("other"))
@@ -119,12 +77,6 @@ def test_two_models_need_a_choice(out, change):
     assert load(out, model="other").folder.name == "other"
     with pytest.raises(SubmissionError, match="no complete run of system any, model absent"):
         load(out, model="absent")
-
-
-def test_a_record_in_the_wrong_folder_is_refused(out):
-    shutil.copy(folder_of(out, "Server", "accuracy") / RUN_FILE, folder_of(out, "Server", "performance") / RUN_FILE)
-    with pytest.raises(SubmissionError, match="record of another run"):
-        load(out)
 
 
 def test_a_failed_request_makes_a_result_invalid_whatever_loadgen_says(out, change):
@@ -167,12 +119,6 @@ def test_a_broken_record_is_named(out):
     path.unlink()
     with pytest.raises(SubmissionError, match=r"system\.json is not a JSON object"):
         load(out)
-
-
-def test_the_tree_is_found_where_it_was_built(out):
-    assert load(out).tree is None
-    (out / "submission" / "open" / "not-stated").mkdir(parents=True)
-    assert load(out).tree == out / "submission" / "open" / "not-stated"
 
 
 # --- energy of counters in words, as figures and in comparisons: never without the name that tells it from power
@@ -276,17 +222,13 @@ def test_a_rehearsal_says_so_first_and_last(real_runs):
         assert "64 of the benchmark's 13,368 samples" in text
 
 
-def test_a_result_does_not_call_itself_a_rehearsal(published):
-    for text in measurement_readmes(load(published)).values():
-        assert text.startswith("# ") and "REHEARSAL" not in text.upper()
-
-
 def test_rates_carry_their_own_units(published):
     """The published README of this run says: `Samples per second`: `1871.84`."""
     offline, server = measurement_readmes(load(published)).values()
     assert "**1,871.84 tokens/s**" in offline and "| 6.31 samples/s |" in offline
     assert "**1,954.36 tokens/s**" in server and "| 6.89 samples/s |" in server
     assert "1,871.84 samples" not in offline and "1,954.36 samples" not in server
+    assert offline.startswith("# ") and "REHEARSAL" not in (offline + server).upper()
 
 
 def test_targets_are_those_of_the_variant_with_both_bounds(published):

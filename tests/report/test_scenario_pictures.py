@@ -213,18 +213,14 @@ def latency(p99, limit):
     return Latency("TTFT", Milliseconds(p99), None, None if limit is None else Milliseconds(limit))
 
 
-def test_a_latency_below_its_limit_ends_before_the_line_does():
-    bar = latency_bar(latency(500, 2000))
-    assert bar is not None and (bar.value, bar.high, bar.met) == (25, 100, True)
-
-
-def test_a_latency_beyond_its_limit_shows_where_the_limit_was():
-    bar = latency_bar(latency(4000, 2000))
-    assert bar is not None and (bar.value, bar.high, bar.met) == (100, 50, False)
-
-
-def test_a_latency_at_its_limit_misses_it():
-    assert latency(2000, 2000).met is False and latency(2000, 2000).headroom == 0
+@pytest.mark.parametrize(
+    ("p99", "limit", "bar", "left"),
+    [(500, 2000, (25, 100, True), 0.75), (4000, 2000, (100, 50, False), -1), (2000, 2000, (100, 100, False), 0)],
+)
+def test_a_latency_is_drawn_against_its_limit(p99, limit, bar, left):
+    drawn = latency_bar(latency(p99, limit))
+    assert (drawn.value, drawn.high, drawn.met) == bar and latency(p99, limit).headroom == left
+    assert latency_bar(latency(p99, None)) is None and latency(p99, None).headroom is None
 
 
 def test_a_runs_requests_are_drawn_over_its_time_to_the_most_of_them(server_metrics):
@@ -237,10 +233,6 @@ def test_of_many_samples_as_many_are_drawn_as_can_be_seen(server_metrics):
     drawn = trace("run", server_metrics(), [sample(float(i), i, 0) for i in range(1000)])
     assert 60 < len(drawn.running.split()) <= MAX_POINTS
     assert trace("run", server_metrics(), []).running == ""
-
-
-def test_no_limit_no_bar():
-    assert latency_bar(latency(500, None)) is None and latency(500, None).headroom is None
 
 
 def test_a_score_is_drawn_against_its_window():
@@ -265,32 +257,13 @@ def part_of(published, name):
     return part
 
 
-def power_of(published, name):
-    power = recorded_power(part_of(published, name))
-    assert power is not None
-    return power
-
-
-@pytest.mark.parametrize(("name", "tokens"), [(GPU, 4.11), ("v5.1-lenovo-b200-llama2-70b-99-offline", 9.89)])
-def test_tokens_per_joule_are_those_that_an_independent_program_computed(published_power, name, tokens):
-    power = power_of(published_power, name)
-    assert power.efficiency is not None and power.efficiency.unit == "tokens/J"
-    assert power.efficiency.value == pytest.approx(tokens, abs=0.005)
-
-
 def test_the_figures_of_a_session(published_power):
-    power = power_of(published_power, GPU)
+    power = recorded_power(part_of(published_power, GPU))
     assert power_words(power) == "6,152.984 W, 4.11 tokens/J" and not power.simulated
     assert power.samples == 3116 and power.peak == 6219.0
     assert power.idle is not None and 2400 < power.idle < 3000
     assert power.ranging == pytest.approx(6215.968, abs=0.001)
     assert power.uncertainty == pytest.approx((0.3121, 0.5155))
-
-
-def test_a_result_that_is_compared_by_a_latency_has_the_energy_of_a_query(published_power):
-    power = power_of(published_power, STREAM)
-    assert power_words(power).startswith("29.239 mJ/query, ") and power.efficiency is not None
-    assert power.efficiency.unit == "queries/J"
 
 
 def test_the_curve_has_the_window_the_mean_and_a_table(published_power):
@@ -304,15 +277,6 @@ def test_the_curve_has_the_window_the_mean_and_a_table(published_power):
     assert rows["samples above zero in the window"] == "3,116 in 3,116.7 s"
     (streams,) = power_pictures(part_of(published_power, STREAM))
     assert dict(streams.tables[0].rows)["energy of a query"] == "29.238987 mJ/query"
-
-
-def test_a_run_without_a_session_has_no_curve(published_power, tmp_path):
-    log = published_power / GPU / "run_1" / "mlperf_log_detail.txt"
-    (tmp_path / "run_1").mkdir()
-    for name in ("mlperf_log_detail.txt", "mlperf_log_summary.txt"):
-        (tmp_path / "run_1" / name).write_bytes(log.with_name(name).read_bytes())
-    part = Reader(tmp_path).performance(tmp_path / "run_1", None)
-    assert part is not None and list(power_pictures(part)) == []
 
 
 def scaled(text, factor):

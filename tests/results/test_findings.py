@@ -4,12 +4,10 @@ from pathlib import Path
 import pytest
 
 from checks_page import codes_page
-from cm4vllm.common.checking.checks import Check, Fault, Stage, checks_in, whole
+from cm4vllm.common.checking.checks import Stage, checks_in
 from cm4vllm.common.checking.findings import Finding, Rule, Severity, refuse
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import CHECKS, findings
-from cm4vllm.results.figures import Figure, Figures, Source
-from cm4vllm.results.log_folders import PROBLEMS
 from cm4vllm.results.model import Submission
 
 OUT = Path("/results")
@@ -67,43 +65,9 @@ def test_an_empty_submission_breaks_nothing_but_that_it_is_empty():
     assert [finding.code for finding in findings(empty, Stage.SUBMITTED)] == ["RUN-MISSING"]
 
 
-def test_a_fault_may_have_a_severity_and_a_remedy_of_its_own():
-    check = Check(
-        "A-CODE",
-        Rule("a rule", "a source"),
-        "the remedy",
-        Severity.ERROR,
-        Stage.ALWAYS,
-        whole,
-        lambda _: iter([Fault("one", "file"), Fault("two", "file", severity=Severity.NOTE, remedy="another")]),
-    )
-    empty = Submission(root=OUT, round="", division="", submitter="", systems=(), results=())
-    assert [(finding.severity, finding.remedy) for finding in check.findings(empty)] == [
-        (Severity.ERROR, "the remedy"),
-        (Severity.NOTE, "another"),
-    ]
-
-
-def test_figures_are_read_by_name_and_cannot_be_changed():
-    figures = Figures([Figure("ttft_p99", 1.5, "ms", Source("log", "key"))])
-    assert (figures.value("ttft_p99"), figures.value("tpot_p99"), len(figures)) == (1.5, None, 1)
-    assert str(figures["ttft_p99"].source) == "log: key"
-    with pytest.raises(TypeError):
-        figures["tpot_p99"] = figures["ttft_p99"]  # type: ignore[index]
-
-
 def test_the_page_of_the_codes_is_the_one_that_the_code_writes():
     page = Path(__file__).parents[2] / "docs" / "checks.md"
     assert page.read_text(encoding="utf-8") == codes_page(), "python docs/tools/checks_page.py > docs/checks.md"
-
-
-def test_the_page_lists_each_code_with_rule_source_and_remedy():
-    page = " ".join(codes_page().split())  # whatever the width
-    for check in CHECKS.values():
-        for text in (f"`{check.code}`", check.rule.text, check.rule.source, check.remedy):
-            assert text in page
-    for code, rule in PROBLEMS.items():
-        assert f"`{code}`" in page and rule.text in page
 
 
 MODULE = '''from cm4vllm.common.checking.checks import check, whole

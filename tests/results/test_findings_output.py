@@ -172,11 +172,6 @@ def test_filters_choose_what_is_shown_and_not_what_is_judged(tree, capsys):
     assert hidden and int(hidden[1]) + 1 == len(check_tree(tree).findings)
 
 
-def test_a_finding_across_submissions_can_be_asked_for():
-    codes = ("LOG-COPIED", "TEST-ALIKE")
-    assert Filters.parse(codes=",".join(codes).lower()).codes == codes
-
-
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
@@ -208,9 +203,6 @@ def test_the_first_screen_of_several_submissions_is_the_counts_then_the_errors(t
 def test_a_tree_without_a_submission_is_refused(tmp_path):
     with pytest.raises(SubmissionError, match="holds no submission"):
         report_checks(tmp_path)
-
-
-def test_a_tree_that_does_not_exist_is_called_so(tmp_path):
     with pytest.raises(UsageError, match="absent does not exist"):
         report_checks(tmp_path / "absent")
     (tmp_path / "a.txt").write_text("")

@@ -216,9 +216,5 @@ CHANGES = {
 }
 
 
-def unused():
-    yield from set(CHANGES) - {next(iter(mutation["do"])) for mutation in MUTATIONS}
-
-
 def test_every_kind_of_change_is_used():
-    assert list(unused()) == []
+    assert set(CHANGES) == {next(iter(mutation["do"])) for mutation in MUTATIONS}
