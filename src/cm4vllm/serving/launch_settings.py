@@ -18,7 +18,7 @@ from cm4vllm.records.published_server import container_words
 from cm4vllm.records.vllm.given_options import OptionValue, given_options
 from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import default_round
-from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
+from cm4vllm.serving.clusters.launchers import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend

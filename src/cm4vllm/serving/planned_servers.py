@@ -17,7 +17,7 @@ from cm4vllm.records.vllm.given_options import given_options, whole_number
 from cm4vllm.records.vllm.options import Options, fit_to_release, read_options
 from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
-from cm4vllm.serving.clusters.launchers.choice import node_count
+from cm4vllm.serving.clusters.launchers import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, placed
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container

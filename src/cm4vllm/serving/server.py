@@ -27,7 +27,7 @@ from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord
 from cm4vllm.records.vllm.given_options import given_options
 from cm4vllm.records.vllm.server_needs import uses_ray
-from cm4vllm.serving.clusters.launchers.interface import Launcher
+from cm4vllm.serving.clusters.launchers import Launcher
 from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
 from cm4vllm.serving.clusters.node_layout import NodeLayout
 from cm4vllm.serving.clusters.node_processes import node_files, node_reports, start_on_node

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import ServerUnreachable
 from cm4vllm.common.progress import say, step
-from cm4vllm.serving.clusters.launchers.interface import Launcher
+from cm4vllm.serving.clusters.launchers import Launcher
 from cm4vllm.serving.clusters.node_processes import node_output
 
 #: What belongs to the operating system, which each node has of its own.

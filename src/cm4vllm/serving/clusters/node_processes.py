@@ -23,7 +23,7 @@ from cm4vllm.common.programs.processes import exit_in_words, last_lines, run
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import NodeRecord
 from cm4vllm.serving.carried_variables import carried_variables
-from cm4vllm.serving.clusters.launchers.interface import Launcher
+from cm4vllm.serving.clusters.launchers import Launcher
 from cm4vllm.serving.clusters.node_report import MARK
 from cm4vllm.serving.supervision.logs import telling_lines
 from cm4vllm.serving.supervisor import end_in_words

@@ -13,7 +13,7 @@ from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.secrets.command_lines import options_in, shell_line
 from cm4vllm.common.secrets.redaction import redacted_words
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.serving.clusters.launchers.choice import node_count
+from cm4vllm.serving.clusters.launchers import node_count
 
 #: The tags of the main job, where `--job` has none.
 MAIN_JOB = "run-mlperf,inference,_vllm"

@@ -22,7 +22,7 @@ from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.records.weights.config_json import json_object, section
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
-from cm4vllm.serving.clusters.launchers.choice import node_count
+from cm4vllm.serving.clusters.launchers import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, advise, table
 from cm4vllm.serving.options.arguments import ServerSettings, least_kv_cache_gib
 
