@@ -11,13 +11,12 @@ import pytest
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_sample_file
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys
-from cm4vllm.hardware.gpus.gpu import detect_gpus, gpus_of_processes, record_gpus
-from cm4vllm.hardware.gpus.gpu_samples import gpus_sampled, look_at_gpus
-from cm4vllm.hardware.gpus.nvml_recording import Recorder
+from cm4vllm.hardware.gpus.gpu import Recorder, detect_gpus, gpus_of_processes, record_gpus
 from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory
 from cm4vllm.hardware.gpus.vendors import nvml
 from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus, silent_gpus
 from cm4vllm.hardware.machine_facts import gpu_lines
+from cm4vllm.hardware.machine_samples import gpus_sampled, look_at_gpus
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpusSample
 from gpu_replay import Replay

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.hardware.gpus.interconnect import interconnect
+from cm4vllm.hardware.gpus.accelerators import interconnect
 from cm4vllm.hardware.gpus.used_gpus import given_gpus, visible_gpus
 from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus
 from cm4vllm.hardware.machine_facts import gpu_lines

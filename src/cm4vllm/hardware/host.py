@@ -1,11 +1,19 @@
-"""The host: its operating system, its name in the firmware, and the hypervisor below it."""
+"""The host: operating system, name in the firmware, hypervisor below it, fixed disks and network cards.
+
+No addresses, and no names of network interfaces: some are made of MAC addresses (enx001122334455).
+"""
 
 import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
 from pathlib import Path
 
-from cm4vllm.common.kernel_files import exists, text
-from cm4vllm.hardware.os_release import read_os_release
-from cm4vllm.records.machine import HostFacts
+from cm4vllm.common.kernel_files import exists, matching, number, target, text
+from cm4vllm.common.programs.processes import run
+from cm4vllm.records.machine import DiskFacts, HostFacts, NetworkCard
 
 _HYPERVISORS = {
     "qemu": "QEMU",
@@ -89,5 +97,187 @@ def _product(root: Path) -> str:
 def _in_container(root: Path) -> bool:
     if any(exists(root / name) for name in (".dockerenv", "run/.containerenv")):
         return True
-    marks = ("docker", "kubepods", "containerd", "libpod", "lxc")
-    return any(mark in text(root / "proc/1/cgroup") for mark in marks)
+    return any(mark in text(root / "proc/1/cgroup") for mark in ("docker", "kubepods", "containerd", "libpod", "lxc"))
+
+
+_PACKAGE_MANAGERS = (
+    (("debian", "ubuntu"), "apt"),
+    (("rhel", "fedora", "centos", "amzn"), "dnf"),
+    (("sles", "suse", "opensuse"), "zypper"),
+    (("arch",), "pacman"),
+    (("alpine",), "apk"),
+)
+#: The commands of each package manager that install a package and renew its lists, as cm4mlops' detect-os gives them.
+_COMMANDS = {
+    "apt": ("DEBIAN_FRONTEND=noninteractive apt-get install -y", "apt-get update -y"),
+    "dnf": ("dnf install -y", "dnf update -y"),
+    "zypper": ("zypper install -y", "zypper update -y"),
+    "pacman": ("pacman -Sy --noconfirm", "pacman -Syu"),
+    "apk": ("apk add", "apk update"),
+    "brew": ("brew install", "brew update"),
+}
+
+
+def read_os_release(root: Path = Path("/")) -> dict[str, str]:
+    """Return the fields of os-release under `root` (man 5 os-release); an empty dict if the file is missing."""
+    for name in ("etc/os-release", "usr/lib/os-release"):
+        lines = text(root / name).splitlines()
+        if not lines:
+            continue
+        pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
+        return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
+    return {}
+
+
+def os_env(root: Path = Path("/")) -> dict[str, str]:
+    """Return the operating system under the public names, as it is published: without the host's name."""
+    release = read_os_release(root)
+    family = platform.system().lower()
+    flavor = release.get("ID", "macos" if family == "darwin" else family).lower()
+    like = release.get("ID_LIKE", "").lower()
+    version = release.get("VERSION_ID") or (platform.mac_ver()[0] if family == "darwin" else "")
+    return {
+        "CM_HOST_OS_TYPE": family,
+        "CM_HOST_OS_BITS": "64" if platform.machine().endswith("64") else "32",
+        "CM_HOST_OS_FLAVOR": flavor,
+        "CM_HOST_OS_FLAVOR_LIKE": like,
+        "CM_HOST_OS_VERSION": version.lower(),
+        "CM_HOST_OS_KERNEL_VERSION": platform.release(),
+        "CM_HOST_OS_MACHINE": platform.machine(),
+        "CM_HOST_OS_PACKAGE_MANAGER": _package_manager(family, {flavor, *like.split()}),
+        "CM_HOST_PLATFORM_FLAVOR": platform.machine(),
+        "CM_HOST_PYTHON_BITS": "64" if sys.maxsize > 2**32 else "32",
+        **_libc(),
+    }
+
+
+def public_env(root: Path = Path("/")) -> tuple[dict[str, str | list[str]], dict[str, str]]:
+    """Return the environment keys and the state of the recipe detect-os: those of the recipe of cm4mlops.
+
+    Recipes of other repositories read them. They hold the host's name, which `os_env` does not: no record takes it
+    from here.
+    """
+    known = os_env(root)
+    env: dict[str, str | list[str]] = {key: value for key, value in known.items() if value or key in _MAY_BE_EMPTY}
+    for name, command in zip(
+        ("INSTALL", "UPDATE"), _COMMANDS.get(known["CM_HOST_OS_PACKAGE_MANAGER"], ()), strict=False
+    ):
+        env[f"CM_HOST_OS_PACKAGE_MANAGER_{name}_CMD"] = command
+    if folders := _library_folders():
+        env["+CM_HOST_OS_DEFAULT_LIBRARY_PATH"] = folders
+    if exists(Path("/.dockerenv")):
+        env["CM_RUN_INSIDE_DOCKER"] = "yes"
+    env["CM_HOST_SYSTEM_NAME"] = platform.node()
+    kernel = platform.uname()
+    every = f"{kernel.system} {kernel.node} {kernel.release} {kernel.version} {kernel.machine}"
+    return env, {"os_uname_machine": kernel.machine, "os_uname_all": every}
+
+
+#: Empty where a distribution is derived from no other.
+_MAY_BE_EMPTY = ("CM_HOST_OS_FLAVOR_LIKE",)
+
+
+def _libc() -> dict[str, str]:
+    name, version = platform.libc_ver()
+    return {f"CM_HOST_OS_{name.upper()}_VERSION": version} if name and version else {}
+
+
+def _library_folders() -> list[str]:
+    """Return the folders that the linker searches for libraries; none without a linker of GNU."""
+    try:
+        said = run(["ld", "--verbose"], timeout_s=10).output
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return list(dict.fromkeys(re.findall(r'SEARCH_DIR\("=?([^"]+)"\)', said)))
+
+
+def os_line(root: Path = Path("/")) -> str:
+    """Return the operating system in one line for a person."""
+    release = read_os_release(root)
+    name = f"{release.get('NAME', platform.system())} {release.get('VERSION', '')}".strip()
+    return f"{release.get('PRETTY_NAME') or name}, {platform.system()} {platform.release()}, {platform.machine()}"
+
+
+def _package_manager(family: str, flavors: set[str]) -> str:
+    if family == "darwin":
+        return "brew"
+    return next((manager for names, manager in _PACKAGE_MANAGERS if flavors & set(names)), "")
+
+
+VIRTUAL_DISK = "virtual disk"
+_SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the disk's own (Documentation/ABI/stable/sysfs-block)
+_NOT_DISKS = ("loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "zd", "mtd")
+
+
+def detect_disks(root: Path = Path("/")) -> list[DiskFacts]:
+    """Return the fixed disks under `root`; none where none is shown, as in many containers."""
+    virtual = bool(is_virtual(root))
+    disks = [
+        disk
+        for disk in matching(root / "sys/block", "*")
+        if not disk.name.startswith(_NOT_DISKS) and text(disk / "removable") != "1"
+    ]
+    return [
+        DiskFacts(
+            size_bytes=size * _SECTOR_BYTES,
+            kind=_kind(disk, virtual=virtual),
+            model=" ".join(text(disk / "device/model").split()),
+        )
+        for disk in disks
+        if (size := number(disk / "size"))
+    ]
+
+
+def root_bytes(root: Path = Path("/")) -> int:
+    """Return the size of the file system that `root` lies on; 0 where the kernel does not state it."""
+    try:
+        return shutil.disk_usage(root).total
+    except OSError:
+        return 0
+
+
+def _kind(disk: Path, *, virtual: bool) -> str:
+    """Return the kind of a disk: HDD, SSD, NVMe SSD, or virtual."""
+    # A hypervisor's "rotational" flag does not describe the physical disk.
+    if disk.name.startswith(("vd", "xvd")) or (virtual and not disk.name.startswith("nvme")):
+        return VIRTUAL_DISK
+    if disk.name.startswith("nvme"):
+        return f"NVMe {VIRTUAL_DISK}" if virtual else "NVMe SSD"
+    return "HDD" if text(disk / "queue/rotational") == "1" else "SSD"
+
+
+#: ARPHRD_INFINIBAND of linux/if_arp.h.
+_INFINIBAND = "32"
+_VIRTUAL_DRIVERS = ("virtio", "vmxnet", "xen", "hv_netvsc", "ena", "gve", "mana", "vif")
+
+
+def detect_network(root: Path = Path("/")) -> list[NetworkCard]:
+    """Return the network cards under `root`: what has a device behind it, ports of one card taken together.
+
+    Virtual functions of a physical card are its parts and do not count; in a virtual machine every card is virtual.
+    """
+    virtual = bool(is_virtual(root))
+    ports: dict[str, list[Path]] = defaultdict(list)
+    for port in matching(root / "sys/class/net", "*"):
+        device = port / "device"
+        if exists(device) and (virtual or not exists(device / "physfn")):
+            ports[re.sub(r"\.\d$", "", target(device).as_posix())].append(port)
+    return [_card(group, virtual=virtual) for group in ports.values()]
+
+
+def _card(ports: list[Path], *, virtual: bool) -> NetworkCard:
+    """Return the network card of these ports: kind, driver, rate in Mbit/s."""
+    driver = target(ports[0] / "device/driver").name if exists(ports[0] / "device/driver") else ""
+    infiniband = any(text(port / "type") == _INFINIBAND for port in ports)
+    kind = "virtual" if virtual or driver.startswith(_VIRTUAL_DRIVERS) else "InfiniBand" if infiniband else "Ethernet"
+    rates = [rate for port in ports for rate in (number(port / "speed"), *_infiniband_rates(port)) if rate]
+    return NetworkCard(kind=kind, driver=driver, ports=len(ports), megabits=max(rates) if rates else None)
+
+
+def _infiniband_rates(port: Path) -> list[int]:
+    """Return the rates of the port's InfiniBand device in Mbit/s; the kernel writes '400 Gb/sec (4X NDR)'."""
+    rates = [
+        re.match(r"(\d+(?:\.\d+)?) Gb/sec", text(rate))
+        for rate in matching(port / "device/infiniband", "*/ports/*/rate")
+    ]
+    return [round(float(rate.group(1)) * 1000) for rate in rates if rate]

@@ -7,13 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.hardware.gpus.accelerators import interconnect
 from cm4vllm.hardware.gpus.gpu import detect_gpus, vendors
-from cm4vllm.hardware.gpus.interconnect import interconnect
-from cm4vllm.hardware.host import detect_host
+from cm4vllm.hardware.host import detect_disks, detect_host, detect_network, root_bytes
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
-from cm4vllm.hardware.storage import detect_disks, root_bytes
 from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.records.machine import (
     MEMORY,

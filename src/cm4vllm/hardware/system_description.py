@@ -73,8 +73,7 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "framework": f"vLLM {asked.vllm}" if asked.vllm else asked.software,
     }
     merged = detected | dict(asked.stated)
-    against = _against_the_table(merged, asked)
-    for key, more in (("hw_notes", against), ("sw_notes", [])):
+    for key, more in (("hw_notes", _against_the_table(merged, asked)), ("sw_notes", [])):
         notice = REHEARSAL_NOTICE if asked.rehearsal else ""
         merged[key] = _joined(notice, asked.stated.get(key, ""), detected.get(key, ""), *more)
     merged.setdefault("system_name", _system_name(merged, asked))

@@ -1,33 +1,42 @@
-"""The recipe `run,vllm-server`: it starts a server for a model or checks a running one, then waits or returns."""
+"""The recipe `run,vllm-server`: it starts a server for a model or checks a running one, then waits or returns.
 
+It also lists the servers that cm4vllm has started on this machine, with their state, and ends one.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import ServerDied, ServerNotReady
+from cm4vllm.common.errors import CmError, ServerDied, ServerNotReady, UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.secrets.redaction import variable
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.access import Access
+from cm4vllm.records.metrics import MetricsSample
 from cm4vllm.records.server import ServerRecord, counting
 from cm4vllm.serving import server
 from cm4vllm.serving.installation.install import note_proved, require_proof
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
-from cm4vllm.serving.options.fp8 import FP8_NOTE, fp8_env
+from cm4vllm.serving.options.arguments import FP8_NOTE, fp8_env
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
 from cm4vllm.serving.probing.media_apis import media_api_of
 from cm4vllm.serving.probing.server_access import OWN_KEY_VARIABLE, unencrypted
-from cm4vllm.serving.probing.server_probe import probe
-from cm4vllm.serving.probing.server_requests import base_urls
-from cm4vllm.serving.supervision.death_reasons import death_reason
+from cm4vllm.serving.probing.server_metrics import look
+from cm4vllm.serving.probing.server_probe import check_answer, probe
+from cm4vllm.serving.probing.server_requests import base_urls, sites_of
+from cm4vllm.serving.supervision.death_reasons import LOG_FILE, death_reason
 from cm4vllm.serving.supervision.ipc_files import require_shared_memory
-from cm4vllm.serving.supervision.own_supervisors import wait_for_end
-from cm4vllm.serving.supervision.running_servers import running_servers, status_text, stop_one
+from cm4vllm.serving.supervision.own_supervisors import end_supervisors, supervised_folder, wait_for_end
+from cm4vllm.serving.supervisor import process_ids
 
 #: Where a server's files are put when nothing else is said.
 DEFAULT_FOLDER = "vllm-server"
@@ -184,3 +193,95 @@ def end(path: str) -> None:
     """End the server of a record, if it is ours."""
     if path and Path(path).exists():
         server.stop(read_record(Path(path), ServerRecord))
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A supervisor with its server. `record` is None while the server is not ready."""
+
+    supervisor: int
+    folder: Path
+    age_s: float
+    record: ServerRecord | None
+
+    @property
+    def port(self) -> int | None:
+        return int(self.record.endpoint.rpartition(":")[2]) if self.record else None
+
+
+def running_servers() -> list[RunningServer]:
+    """Return the servers whose supervisors run here, oldest first; those of other users are not seen."""
+    servers = [running for pid in process_ids() if (running := _running(pid)) is not None]
+    return sorted(servers, key=lambda running: -running.age_s)
+
+
+def _running(pid: int) -> RunningServer | None:
+    """Return the server of a supervisor of this user, None for any other process."""
+    if (folder := supervised_folder(pid)) is None:
+        return None
+    try:
+        age_s = time.time() - psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+    try:
+        record = read_record(folder / server.SERVER_FILE, ServerRecord)
+    except CmError:
+        record = None
+    return RunningServer(pid, folder, age_s, record if record and record.supervisor_pid == pid else None)
+
+
+def status_text(servers: Iterable[RunningServer]) -> str:
+    """Return a text on each server: its address, its model, the outcome of a completion, and its present load."""
+    texts = [_described(server) for server in servers]
+    return "\n\n".join(texts) or "no server started by cm4vllm runs on this machine"
+
+
+def _described(running: RunningServer) -> str:
+    log = running.folder / LOG_FILE
+    if running.record is None:
+        return f"starting for {running.age_s:.0f} s\n  log         {log}\n  supervisor  {running.supervisor}"
+    record = running.record
+    site = sites_of(record)[0]
+    sample = None
+    try:
+        check_answer(site, record.model_name, record.api)
+        serves, sample = "serves", look(site)
+    except UsageError as error:
+        serves = f"not checked: {error.what}"
+    except CmError as error:
+        serves, sample = f"DOES NOT SERVE: {error.what}", look(site)
+    return (
+        f"{record.endpoint} {serves}\n  model       {record.model_name}, up to {record.max_model_len:,} tokens\n"
+        f"  vLLM        {record.version}, for {running.age_s:,.0f} s\n  requests    {_doing(sample)}\n"
+        f"  log         {log}\n  supervisor  {running.supervisor}"
+    )
+
+
+def _doing(sample: MetricsSample | None) -> str:
+    if sample is None:
+        return "not reported"
+    return (
+        f"{sample.running} running, {sample.waiting} waiting, KV cache {100 * sample.kv_cache_usage:.1f} % in use, "
+        f"{sample.generation_tokens:,} tokens generated so far"
+    )
+
+
+def stop_one(folder: str, port: int = 0) -> RunningServer:
+    """Stop the server of a folder, or the one at a port. Raises UsageError when there is none."""
+    there = running_servers()
+    meant = [
+        running for running in there if (running.port == port if port else running.folder == Path(folder).absolute())
+    ]
+    if not meant:
+        listed = "\n".join(
+            f"{running.record.endpoint if running.record else 'starting'} in {running.folder}" for running in there
+        )
+        raise UsageError(
+            f"no server started by cm4vllm runs {f'at port {port}' if port else f'in {Path(folder).absolute()}'}",
+            cause=f"running:\n{listed}" if listed else "no server started by cm4vllm runs on this machine",
+            remedy="choose one with --output_dir=FOLDER or --port" if there else "",
+        )
+    chosen = meant[0]
+    end_supervisors([chosen.supervisor])
+    say(f"stopped {chosen.record.endpoint if chosen.record else 'the starting server'} in {chosen.folder}")
+    return chosen

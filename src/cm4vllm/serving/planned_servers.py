@@ -22,7 +22,7 @@ from cm4vllm.serving.clusters.placement import in_few_processes, placed
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import with_host_memory
-from cm4vllm.serving.installation.packages import packages_of
+from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start
 from cm4vllm.serving.options import arguments

@@ -24,8 +24,8 @@ from cm4vllm.records.node import NodeReport
 from cm4vllm.records.published_server import hosts_of
 from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.serving.clusters.launchers import LocalLauncher
-from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_report import require_alike
+from cm4vllm.serving.clusters.placement import node_layout
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import NodesStart, start_all, stop

@@ -72,8 +72,7 @@ def visible_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[UsedG
                 "by their numbers",
             )
         used.append(given.used)
-    parts = [each for each in used if each.part in each.gpu.mig_devices]
-    return parts[:1] or used
+    return [each for each in used if each.part in each.gpu.mig_devices][:1] or used
 
 
 def given_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[VisibleGpu]:

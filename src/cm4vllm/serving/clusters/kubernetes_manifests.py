@@ -19,7 +19,7 @@ from cm4vllm.common.settings import Bounds, Key, Settings
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.vllm.options import split_options
 from cm4vllm.serving.clusters.kubernetes_schemas import check_objects
-from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
+from cm4vllm.serving.clusters.placement import NodeLayout, node_layout
 from cm4vllm.serving.options.arguments import ServerSettings, secret_env, server_argv, with_extra_options
 
 MANIFEST_FILE = "manifests.yaml"
@@ -179,8 +179,7 @@ def _check(pod: PodSettings) -> None:
             cause="KServe fetches the model itself, with the token of its own service account",
             remedy="attach the Secret to that service account and leave the input out",
         )
-    spread = pod.kind == "leader-worker-set"
-    if pod.pods < 1 or (pod.pods > 1) is not spread:
+    if pod.pods < 1 or (pod.pods > 1) is not (pod.kind == "leader-worker-set"):
         raise UsageError(
             f"--nodes={pod.nodes or 1} does not fit the variation _{pod.kind}",
             cause="_leader-worker-set spreads one server over 2 or more pods, the other variations over none",
@@ -337,11 +336,10 @@ def _worker_command(arguments: list[str], layout: NodeLayout) -> dict[str, list[
 
 def _inference_service(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:
     # Plain pods, as many all the time: a benchmark's system does not change its size while it is measured.
-    mode = {"serving.kserve.io/deploymentMode": "Standard"}
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
-        "metadata": _metadata(pod, annotations=mode),
+        "metadata": _metadata(pod, annotations={"serving.kserve.io/deploymentMode": "Standard"}),
         "spec": {
             "predictor": {
                 "minReplicas": pod.replicas,

@@ -16,8 +16,9 @@ import msgspec
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError
-from cm4vllm.common.files import writable_folder
+from cm4vllm.common.files import require_space, writable_folder, write_text
 from cm4vllm.common.folders.temporary_folders import scratch_folder
+from cm4vllm.common.programs.environments import checked, make_environment, pip, site_packages
 from cm4vllm.common.programs.processes import last_lines, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, remove_record, write_record
@@ -281,8 +282,7 @@ def _wait_until_joined(settings: RaySettings, record: RayRecord, before: int) ->
                 remedy=f"the whole log is {record.log}",
             )
         with contextlib.suppress(ServerUnreachable):
-            alive = [node for node in look(settings.python, record.address).nodes if node.alive]
-            if len(alive) > before:
+            if sum(node.alive for node in look(settings.python, record.address).nodes) > before:
                 return
         time.sleep(_LOOK_S)
     raise ServerNotReady(
@@ -290,3 +290,39 @@ def _wait_until_joined(settings: RaySettings, record: RayRecord, before: int) ->
         cause=last_lines(Path(record.log), 8),
         remedy=f"the whole log is {record.log}",
     )
+
+
+#: All machines of a cluster need the same one; vLLM 0.32 asks for 2.48 or newer.
+RAY_RELEASE = "2.60.0"
+
+#: Measured: 285 MB unpacked, and the downloads beside them.
+SPACE_BYTES = 10**9
+
+
+def install_ray(python: Path, folder: Path, release: str = RAY_RELEASE) -> tuple[Path, str]:
+    """Make an environment over that of `python` (a vLLM's) in `folder`/venv; return its Python and Ray's release.
+
+    Ray's own dependencies are held at the versions that the vLLM has, so that both import the same.
+    Raises InstallError.
+    """
+    require_space(folder, SPACE_BYTES, "Ray")
+    venv = folder / "venv"
+    with step(f"Ray {release}"):
+        frozen = checked(pip(python, [], action="freeze"), "the packages of the vLLM cannot be listed").output
+        constraints = folder / "vllm-packages.txt"
+        write_text(constraints, "".join(f"{line}\n" for line in frozen.splitlines() if "==" in line))
+        site = checked(
+            run([python, "-P", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]),
+            "the vLLM's Python does not run",
+        ).output.strip()
+        own = make_environment(venv, python)
+        checked(
+            pip(own, ["-c", str(constraints), f"ray=={release}"], folder / "pip-ray.log"),
+            f"Ray {release} cannot be installed",
+        )
+        write_text(site_packages(venv) / "vllm-environment.pth", f"{site}\n")
+        record = checked(
+            run([own, "-P", "-c", "import ray, vllm; print(ray.__version__)"], env={"PYTHONPATH": ""}),
+            "Ray and vLLM cannot be imported together",
+        ).output
+    return own, record.splitlines()[-1]

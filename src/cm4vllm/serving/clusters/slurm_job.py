@@ -124,11 +124,10 @@ def _options(settings: SlurmJobSettings) -> list[str]:
 
     `--exclusive` takes all processors of a node, but of its memory only what the partition gives by default.
     """
-    names = _names(settings)
     own = {
         "job-name": settings.name,
         "nodes": str(_count(settings)),
-        "nodelist": ",".join(names),
+        "nodelist": ",".join(_names(settings)),
         "ntasks-per-node": "1",
         "gpus-per-node": "" if settings.gpus is None else str(settings.gpus),
         "time": settings.time,

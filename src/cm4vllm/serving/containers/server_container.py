@@ -27,7 +27,7 @@ from cm4vllm.records.published_server import described_container
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.options.arguments import ServerSettings, hub_folder, secret_env, server_env
-from cm4vllm.serving.supervision.orphans import supervisor_spec
+from cm4vllm.serving.supervision.own_supervisors import supervisor_spec
 from cm4vllm.serving.supervisor import WATCHED_PIPE
 
 #: The label of every container: the namespace of process IDs and in it the supervisor.

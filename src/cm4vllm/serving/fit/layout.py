@@ -224,7 +224,6 @@ def _on_cpu(asked: Asked) -> Fit:
 
 def _fit(asked: Asked, weights: float, working: float, kv_bytes: float, tensor: int, pipeline: int) -> Fit:
     tokens = kv_cache_tokens(asked.architecture, asked.kv_dtype, kv_bytes, tensor, pipeline)
-    held = max(1, tokens // asked.max_model_len)
     return Fit(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
@@ -234,7 +233,7 @@ def _fit(asked: Asked, weights: float, working: float, kv_bytes: float, tensor: 
         kv_bytes=kv_bytes,
         kv_bytes_per_token=_per_token(asked.architecture, asked.kv_dtype, tensor, pipeline),
         kv_tokens=tokens,
-        max_num_seqs=asked.max_num_seqs or min(MOST_SEQUENCES, held),
+        max_num_seqs=asked.max_num_seqs or min(MOST_SEQUENCES, max(1, tokens // asked.max_model_len)),
     )
 
 

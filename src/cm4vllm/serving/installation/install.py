@@ -7,6 +7,7 @@ import json
 import platform
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -34,7 +35,6 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.records.vllm.options import OPTIONS_FILE, STORED_OPTIONS, STORED_RELEASE
-from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.supervision.logs import advice, telling_lines
 
 #: The name of the record's file in an installation's folder.
@@ -346,3 +346,25 @@ def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[
     if report["options"]:
         write_text(log.with_name(OPTIONS_FILE), json.dumps(report["options"]))
     return str(report["device"]), {str(name): str(version) for name, version in report["packages"].items()}
+
+
+#: The packages that compute.
+PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
+
+
+def packages_of(python: Path, env: Mapping[str, str] | None = None, names: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of what computes in the environment of a Python, with `env` beside the present variables.
+
+    Raises FileNotFoundError where there is no such Python.
+    """
+    code = (
+        "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
+        "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
+        "print(json.dumps(found))"
+    )
+    done = run([python, "-P", "-c", code, *names], env=env)
+    try:
+        versions = json.loads(done.output) if done.ok else {}
+    except ValueError:
+        return {}
+    return {str(name): str(version) for name, version in versions.items()}

@@ -14,8 +14,7 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus, vendors
 from cm4vllm.hardware.gpus.used_gpus import given_gpus, hidden_by
 from cm4vllm.records.machine import GpuFacts
-from cm4vllm.serving.installation.install import VARIANTS
-from cm4vllm.serving.installation.packages import packages_of
+from cm4vllm.serving.installation.install import VARIANTS, packages_of
 
 #: The makers of the GPUs that a build is for.
 VENDORS = {vendor.device: vendor for vendor in vendors()}

@@ -23,7 +23,6 @@ from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.probing.distinct_servers import require_distinct, require_one_system
 from cm4vllm.serving.probing.media_apis import media_api_of
-from cm4vllm.serving.probing.probed_answers import read_ids, words_of
 from cm4vllm.serving.probing.server_access import Unanswered, not_measurable
 from cm4vllm.serving.probing.server_identities import identity, optional_page, reported_options, require_one_server
 from cm4vllm.serving.probing.server_requests import (
@@ -33,9 +32,11 @@ from cm4vllm.serving.probing.server_requests import (
     ask,
     base_urls,
     decoded,
+    read_ids,
     request,
     said,
     sites_of,
+    words_of,
 )
 from cm4vllm.serving.probing.text_servers import find_dialect
 
@@ -96,11 +97,10 @@ def probe(
     first = records[0]
     require_one_system(records)
     not_known = require_distinct(records, lambda site: check_answer(site, first.model_name, first.api))
-    unchecked = [*dict.fromkeys(note for record in records for note in record.unchecked), *not_known]
     return replace(
         first,
         replicas=[record.endpoint for record in records[1:]],
-        unchecked=unchecked,
+        unchecked=[*dict.fromkeys(note for record in records for note in record.unchecked), *not_known],
         identities={endpoint: content for record in records for endpoint, content in record.identities.items()},
     )
 

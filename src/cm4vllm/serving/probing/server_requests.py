@@ -1,23 +1,43 @@
-"""A server's address, and a single HTTP request to it, for all requests before and beside a run."""
+"""A server's address, and a single HTTP request to it, for all requests before and beside a run.
 
+Two addresses that lead to one place are one server. Answers to a probe are read as the client reads those of a run, and
+refused for the same reasons.
+"""
+
+import ipaddress
 import json
+import os
 import re
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
-from itertools import count
+from itertools import combinations, count
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
+import psutil
+
 from cm4vllm.common.bounded_documents import json_of
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import ServerUnsuitable, UsageError
+from cm4vllm.common.host_addresses import host_of, is_address, is_loopback
 from cm4vllm.common.http_requests import LATER, REDIRECTS, Answer, HttpClient
 from cm4vllm.common.progress import say
 from cm4vllm.records.access import Access
-from cm4vllm.records.server import ServerRecord
-from cm4vllm.serving.probing.connection_errors import require_plain_http, translated_errors, trusted
-from cm4vllm.serving.probing.server_access import Unanswered, not_measurable, refused
-from cm4vllm.serving.probing.server_places import require_distinct_addresses
+from cm4vllm.records.server import Dialect, Prompts, ServerRecord
+from cm4vllm.serving.answers import id_answers
+from cm4vllm.serving.answers.event_stream import AnswerError
+from cm4vllm.serving.answers.stated import AnswerLimits, Stated
+from cm4vllm.serving.answers.text_answers import TextAnswer, TextReader, whole_text
+from cm4vllm.serving.probing.server_access import (
+    Unanswered,
+    not_measurable,
+    refused,
+    require_plain_http,
+    translated_errors,
+    trusted,
+)
 
 #: Seconds for an answer of a few tokens: a large model that has just started compiles and allocates for its first one.
 LONG_S = 120.0
@@ -241,5 +261,126 @@ def said(site: Site, answer: bytes) -> str:
     """Return the words of an answer that is an error, as far as they can be shown."""
     text = answer[:2000].decode(errors="replace")
     match = re.search(r'"(?:message|detail)":\s*"((?:[^"\\]|\\.)*)', text)
-    words = match[1] if match else text.splitlines()[0] if text.strip() else ""
-    return site.access.without_secrets(words)[:300]
+    return site.access.without_secrets(match[1] if match else text.splitlines()[0] if text.strip() else "")[:300]
+
+
+#: The remedy where one server is given at two addresses.
+ONCE = "name each server once: two addresses of one server would count as two servers"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def require_distinct_addresses(urls: Sequence[str], *, resolved: bool = False) -> None:
+    """Raise UsageError for base URLs of which two lead to one place.
+
+    Names of other machines are compared as they are written, or by their addresses where they are to be `resolved`.
+    """
+    places = {url: set(_places(url, resolved=resolved)) for url in urls}
+    if twice := next((url for url in urls if urls.count(url) > 1), ""):
+        raise UsageError(f"{twice} is given twice", remedy=ONCE)
+    for first, second in combinations(urls, 2):
+        if shared := places[first] & places[second]:
+            raise UsageError(
+                f"{first} and {second} are one server, given twice", cause=f"both lead to {min(shared)}", remedy=ONCE
+            )
+
+
+def _places(url: str, *, resolved: bool) -> Iterator[str]:
+    """Yield the places that a base URL leads to: a socket's file, or addresses with port and path."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        yield os.path.realpath(parts.path)
+        return
+    host, port = host_of(url), parts.port or _DEFAULT_PORTS[parts.scheme]
+    addresses = {host.lower()}
+    if resolved or is_address(host) or is_loopback(host):
+        with suppress(OSError):
+            addresses = {str(known[4][0]) for known in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=0)}
+    listeners = _listeners(port) if resolved else set()
+    for address in addresses:
+        yield f"{_place(address, listeners)} port {port}{parts.path}"
+
+
+def _place(address: str, listeners: set[str]) -> str:
+    """Return an address in one spelling; that of this machine where a server listens at all of its addresses."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
+        parsed = parsed.ipv4_mapped
+    if parsed.is_unspecified:  # a connection to it goes to the loopback address
+        parsed = ipaddress.ip_address("127.0.0.1" if parsed.version == 4 else "::1")
+    own = parsed.is_loopback or str(parsed) in _own_addresses()
+    everywhere = (
+        own and str(parsed) not in listeners and any(ipaddress.ip_address(at).is_unspecified for at in listeners)
+    )
+    return "this machine" if everywhere else str(parsed)
+
+
+def _own_addresses() -> set[str]:
+    return {address.address.partition("%")[0] for part in psutil.net_if_addrs().values() for address in part}
+
+
+def _listeners(port: int) -> set[str]:
+    """Return the addresses of this machine at which something listens on a port; none where that is not shown."""
+    with suppress(OSError, psutil.Error):
+        return {
+            known.laddr.ip
+            for known in psutil.net_connections("tcp")
+            if known.status == psutil.CONN_LISTEN and known.laddr and known.laddr.port == port
+        }
+    return set()
+
+
+def words_of(site: Site, error: AnswerError) -> str:
+    """Return why an answer cannot be counted, with its numbers."""
+    return site.access.without_secrets(f"{error}: {error.detail}" if error.detail else str(error))
+
+
+def read_ids(site: Site, body: bytes, limits: AnswerLimits, prompt_tokens: int, *, streamed: bool) -> id_answers.Answer:
+    """Return an answer that lists token ids. Raises AnswerError; ServerUnsuitable where it came from a cache."""
+    if streamed:
+        reader = id_answers.StreamReader()
+        reader.feed(body)
+        answer = reader.finish(prompt_tokens, limits)
+    else:
+        answer = id_answers.whole_answer(body, prompt_tokens, limits)
+    _require_uncached(site, answer.stated)
+    return answer
+
+
+def read_text(site: Site, body: bytes, prompts: Prompts, *, streamed: bool) -> tuple[TextAnswer, bool]:
+    """Return an answer in text, whatever it counts, and whether its stream ends with [DONE].
+
+    Raises ServerUnsuitable.
+    """
+    dialect = Dialect(prompts=prompts, done=False)
+    with _refused(site, "a streamed answer" if streamed else "an answer"):
+        if not streamed:
+            answer, done = whole_text(body, 0, None, dialect), True
+        else:
+            reader = TextReader(dialect)
+            reader.feed(body)
+            answer = reader.finish(0, None)
+            done = reader.done
+    _require_uncached(site, answer.stated)
+    return answer, done
+
+
+@contextmanager
+def _refused(site: Site, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except AnswerError as error:
+        raise not_measurable(site.endpoint, f"{kind}: {words_of(site, error)}") from error
+
+
+def _require_uncached(site: Site, stated: Stated) -> None:
+    """Raise ServerUnsuitable for an answer to a prompt that was in part read from a cache."""
+    if stated.cached_tokens:
+        raise ServerUnsuitable(
+            f"the server at {site.endpoint} caches prompt prefixes",
+            cause=f"its usage says that {stated.cached_tokens:,} prompt tokens came from a cache (cached_tokens); "
+            "MLPerf's rules forbid reuse of results between queries (inference_rules, Caching)",
+            remedy="start it without: vLLM with --no-enable-prefix-caching, SGLang with --disable-radix-cache",
+        )

@@ -22,9 +22,8 @@ from cm4vllm.records.server import Api, Dialect, Prompts, ServerRecord
 from cm4vllm.rules import Division
 from cm4vllm.serving.answers.stated import Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer
-from cm4vllm.serving.probing.probed_answers import read_text
 from cm4vllm.serving.probing.server_access import not_measurable
-from cm4vllm.serving.probing.server_requests import LONG_S, REFUSED, Site, ask, request, said, sites_of
+from cm4vllm.serving.probing.server_requests import LONG_S, REFUSED, Site, ask, read_text, request, said, sites_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -81,15 +80,14 @@ def find_dialect(site: Site, model: str, api: Api) -> tuple[Dialect, Stated]:
                 causes[f"{api.path}: {refusal}".strip()] = None
                 dialect, dropped = _with_less(dialect, refusal)
                 guessed += dropped
-    remedy = (
-        "leave --api out, or serve the model with a chat template"
+    raise ServerUnsuitable(
+        f"the server at {site.endpoint} gives neither token ids nor text",
+        cause="\n".join(causes),
+        remedy="leave --api out, or serve the model with a chat template"
         if api is Api.CHAT
         else "check that --vllm_model_name is the name that the server uses for the model; for a server that offers "
         "only "
-        "chat give --api=chat (open division)"
-    )
-    raise ServerUnsuitable(
-        f"the server at {site.endpoint} gives neither token ids nor text", cause="\n".join(causes), remedy=remedy
+        "chat give --api=chat (open division)",
     )
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cm4vllm.common.kernel_files import exists
-from cm4vllm.hardware.gpus.drivers import Questions, answered, asked, constant, entry
-from cm4vllm.hardware.gpus.vendor import Filter, Read, Vendor
+from cm4vllm.hardware.gpus.vendor import Filter, Questions, Read, Vendor, answered, asked, constant, entry
 from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 

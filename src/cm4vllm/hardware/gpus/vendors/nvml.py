@@ -5,8 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from cm4vllm.hardware.gpus.drivers import Questions, answered, asked, constant, reason
-from cm4vllm.hardware.gpus.vendor import Filter, GpuUse, Read, Vendor
+from cm4vllm.hardware.gpus.vendor import Filter, GpuUse, Questions, Read, Vendor, answered, asked, constant, reason
 from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.known_hardware import is_integrated
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
