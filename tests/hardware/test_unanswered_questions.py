@@ -98,8 +98,8 @@ def drivers(monkeypatch):
     """Return a function that puts drivers in place of this machine's."""
 
     def put_in_place(nvidia=None, of_amd=None):
-        monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(nvidia))
-        monkeypatch.setattr(amd, "opened", lambda: contextlib.nullcontext(of_amd))
+        monkeypatch.setattr(nvml.VENDOR, "opened", lambda: contextlib.nullcontext(nvidia))
+        monkeypatch.setattr(amd.VENDOR, "opened", lambda: contextlib.nullcontext(of_amd))
 
     return put_in_place
 

@@ -3,6 +3,7 @@
 No addresses, and no names of network interfaces: some are made of MAC addresses (enx001122334455).
 """
 
+import os
 import platform
 import re
 import shutil
@@ -33,6 +34,8 @@ _HYPERVISORS = {
     "firecracker": "Firecracker",
     "amazon ec2": "Amazon EC2",
 }
+#: The folder of the firmware's names, and those that may name a hypervisor.
+_DMI, _FIRMWARE = "sys/class/dmi/id", ("sys_vendor", "product_name", "bios_vendor")
 #: The texts of firmware into which no name was written.
 _NO_NAMES = (
     "to be filled",
@@ -51,7 +54,7 @@ def detect_host(root: Path = Path("/")) -> HostFacts:
     virtual = is_virtual(root)
     return HostFacts(
         os_name=release.get("NAME") or platform.system(),
-        os_version=release.get("VERSION") or release.get("VERSION_ID") or platform.mac_ver()[0],
+        os_version=release.get("VERSION") or release.get("VERSION_ID") or "",
         kernel=platform.release(),
         machine=platform.machine(),
         python=platform.python_version(),
@@ -66,38 +69,33 @@ def is_virtual(root: Path = Path("/")) -> bool | None:
     """Return True if this is a virtual machine, by the hypervisor flag or the firmware; None if neither says."""
     if text(root / "sys/hypervisor/type"):
         return True
-    flags = next((line for line in text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")
-    if flags:
+    if flags := next((line for line in text(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), ""):
         return "hypervisor" in flags.split()
     if text(root / "proc/device-tree/hypervisor/compatible"):
         return True
-    names = _firmware(root)
-    if not names:
-        return None
-    return ".metal" not in names if "amazon ec2" in names else any(word in names for word in _HYPERVISORS)
-
-
-def _firmware(root: Path) -> str:
-    dmi = root / "sys/class/dmi/id"
-    return " ".join(text(dmi / name) for name in ("sys_vendor", "product_name", "bios_vendor")).lower().strip()
+    names = " ".join(text(root / _DMI / name) for name in _FIRMWARE).lower().strip()
+    known = ".metal" not in names if "amazon ec2" in names else any(word in names for word in _HYPERVISORS)
+    return known if names else None
 
 
 def _hypervisor(root: Path) -> str:
-    names = f"{text(root / 'sys/hypervisor/type')} {text(root / 'proc/device-tree/hypervisor/compatible')}"
-    names = f"{names} {_firmware(root)}".lower()
+    files = ("sys/hypervisor/type", "proc/device-tree/hypervisor/compatible", *(f"{_DMI}/{name}" for name in _FIRMWARE))
+    names = " ".join(text(root / file) for file in files).lower()
     return next((name for word, name in _HYPERVISORS.items() if word in names), "")
 
 
 def _product(root: Path) -> str:
-    dmi = root / "sys/class/dmi/id"
-    words = [text(dmi / "sys_vendor"), text(dmi / "product_name") or text(root / "proc/device-tree/model")]
+    words = [
+        text(root / _DMI / "sys_vendor"),
+        text(root / _DMI / "product_name") or text(root / "proc/device-tree/model"),
+    ]
     return " ".join(word for word in words if word and not word.lower().startswith(_NO_NAMES))
 
 
 def _in_container(root: Path) -> bool:
-    if any(exists(root / name) for name in (".dockerenv", "run/.containerenv")):
-        return True
-    return any(mark in text(root / "proc/1/cgroup") for mark in ("docker", "kubepods", "containerd", "libpod", "lxc"))
+    marks = ("docker", "kubepods", "containerd", "libpod", "lxc")
+    files = (".dockerenv", "run/.containerenv")
+    return any(exists(root / name) for name in files) or any(mark in text(root / "proc/1/cgroup") for mark in marks)
 
 
 _PACKAGE_MANAGERS = (
@@ -114,40 +112,35 @@ _COMMANDS = {
     "zypper": ("zypper install -y", "zypper update -y"),
     "pacman": ("pacman -Sy --noconfirm", "pacman -Syu"),
     "apk": ("apk add", "apk update"),
-    "brew": ("brew install", "brew update"),
 }
 
 
 def read_os_release(root: Path = Path("/")) -> dict[str, str]:
     """Return the fields of os-release under `root` (man 5 os-release); an empty dict if the file is missing."""
-    for name in ("etc/os-release", "usr/lib/os-release"):
-        lines = text(root / name).splitlines()
-        if not lines:
-            continue
-        pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
-        return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
-    return {}
+    lines = (text(root / "etc/os-release") or text(root / "usr/lib/os-release")).splitlines()
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
 
 
 def os_env(root: Path = Path("/")) -> dict[str, str]:
     """Return the operating system under the public names, as it is published: without the host's name."""
     release = read_os_release(root)
     family = platform.system().lower()
-    flavor = release.get("ID", "macos" if family == "darwin" else family).lower()
-    like = release.get("ID_LIKE", "").lower()
-    version = release.get("VERSION_ID") or (platform.mac_ver()[0] if family == "darwin" else "")
+    flavor, like = release.get("ID", family).lower(), release.get("ID_LIKE", "").lower()
+    name, version = platform.libc_ver()
+    names = {flavor, *like.split()}
     return {
         "CM_HOST_OS_TYPE": family,
         "CM_HOST_OS_BITS": "64" if platform.machine().endswith("64") else "32",
         "CM_HOST_OS_FLAVOR": flavor,
         "CM_HOST_OS_FLAVOR_LIKE": like,
-        "CM_HOST_OS_VERSION": version.lower(),
+        "CM_HOST_OS_VERSION": release.get("VERSION_ID", "").lower(),
         "CM_HOST_OS_KERNEL_VERSION": platform.release(),
         "CM_HOST_OS_MACHINE": platform.machine(),
-        "CM_HOST_OS_PACKAGE_MANAGER": _package_manager(family, {flavor, *like.split()}),
+        "CM_HOST_OS_PACKAGE_MANAGER": next((manager for of, manager in _PACKAGE_MANAGERS if names & set(of)), ""),
         "CM_HOST_PLATFORM_FLAVOR": platform.machine(),
         "CM_HOST_PYTHON_BITS": "64" if sys.maxsize > 2**32 else "32",
-        **_libc(),
+        **({f"CM_HOST_OS_{name.upper()}_VERSION": version} if name and version else {}),
     }
 
 
@@ -158,28 +151,19 @@ def public_env(root: Path = Path("/")) -> tuple[dict[str, str | list[str]], dict
     from here.
     """
     known = os_env(root)
-    env: dict[str, str | list[str]] = {key: value for key, value in known.items() if value or key in _MAY_BE_EMPTY}
-    for name, command in zip(
-        ("INSTALL", "UPDATE"), _COMMANDS.get(known["CM_HOST_OS_PACKAGE_MANAGER"], ()), strict=False
-    ):
-        env[f"CM_HOST_OS_PACKAGE_MANAGER_{name}_CMD"] = command
+    # What a distribution is like is empty where it is derived from no other.
+    env: dict[str, str | list[str]] = {
+        key: value for key, value in known.items() if value or key == "CM_HOST_OS_FLAVOR_LIKE"
+    }
+    if commands := _COMMANDS.get(known["CM_HOST_OS_PACKAGE_MANAGER"]):
+        env["CM_HOST_OS_PACKAGE_MANAGER_INSTALL_CMD"], env["CM_HOST_OS_PACKAGE_MANAGER_UPDATE_CMD"] = commands
     if folders := _library_folders():
         env["+CM_HOST_OS_DEFAULT_LIBRARY_PATH"] = folders
     if exists(Path("/.dockerenv")):
         env["CM_RUN_INSIDE_DOCKER"] = "yes"
     env["CM_HOST_SYSTEM_NAME"] = platform.node()
-    kernel = platform.uname()
-    every = f"{kernel.system} {kernel.node} {kernel.release} {kernel.version} {kernel.machine}"
-    return env, {"os_uname_machine": kernel.machine, "os_uname_all": every}
-
-
-#: Empty where a distribution is derived from no other.
-_MAY_BE_EMPTY = ("CM_HOST_OS_FLAVOR_LIKE",)
-
-
-def _libc() -> dict[str, str]:
-    name, version = platform.libc_ver()
-    return {f"CM_HOST_OS_{name.upper()}_VERSION": version} if name and version else {}
+    kernel = os.uname()
+    return env, {"os_uname_machine": kernel.machine, "os_uname_all": " ".join(kernel)}
 
 
 def _library_folders() -> list[str]:
@@ -198,12 +182,6 @@ def os_line(root: Path = Path("/")) -> str:
     return f"{release.get('PRETTY_NAME') or name}, {platform.system()} {platform.release()}, {platform.machine()}"
 
 
-def _package_manager(family: str, flavors: set[str]) -> str:
-    if family == "darwin":
-        return "brew"
-    return next((manager for names, manager in _PACKAGE_MANAGERS if flavors & set(names)), "")
-
-
 VIRTUAL_DISK = "virtual disk"
 _SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the disk's own (Documentation/ABI/stable/sysfs-block)
 _NOT_DISKS = ("loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "zd", "mtd")
@@ -212,19 +190,15 @@ _NOT_DISKS = ("loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "zd", "mtd"
 def detect_disks(root: Path = Path("/")) -> list[DiskFacts]:
     """Return the fixed disks under `root`; none where none is shown, as in many containers."""
     virtual = bool(is_virtual(root))
-    disks = [
-        disk
-        for disk in matching(root / "sys/block", "*")
-        if not disk.name.startswith(_NOT_DISKS) and text(disk / "removable") != "1"
-    ]
     return [
         DiskFacts(
             size_bytes=size * _SECTOR_BYTES,
             kind=_kind(disk, virtual=virtual),
             model=" ".join(text(disk / "device/model").split()),
         )
-        for disk in disks
-        if (size := number(disk / "size"))
+        for disk in matching(root / "sys/block", "*")
+        if not disk.name.startswith(_NOT_DISKS)
+        if text(disk / "removable") != "1" and (size := number(disk / "size"))
     ]
 
 
@@ -268,16 +242,17 @@ def detect_network(root: Path = Path("/")) -> list[NetworkCard]:
 def _card(ports: list[Path], *, virtual: bool) -> NetworkCard:
     """Return the network card of these ports: kind, driver, rate in Mbit/s."""
     driver = target(ports[0] / "device/driver").name if exists(ports[0] / "device/driver") else ""
-    infiniband = any(text(port / "type") == _INFINIBAND for port in ports)
-    kind = "virtual" if virtual or driver.startswith(_VIRTUAL_DRIVERS) else "InfiniBand" if infiniband else "Ethernet"
+    own = "InfiniBand" if any(text(port / "type") == _INFINIBAND for port in ports) else "Ethernet"
     rates = [rate for port in ports for rate in (number(port / "speed"), *_infiniband_rates(port)) if rate]
-    return NetworkCard(kind=kind, driver=driver, ports=len(ports), megabits=max(rates) if rates else None)
+    return NetworkCard(
+        kind="virtual" if virtual or driver.startswith(_VIRTUAL_DRIVERS) else own,
+        driver=driver,
+        ports=len(ports),
+        megabits=max(rates, default=None),
+    )
 
 
 def _infiniband_rates(port: Path) -> list[int]:
     """Return the rates of the port's InfiniBand device in Mbit/s; the kernel writes '400 Gb/sec (4X NDR)'."""
-    rates = [
-        re.match(r"(\d+(?:\.\d+)?) Gb/sec", text(rate))
-        for rate in matching(port / "device/infiniband", "*/ports/*/rate")
-    ]
-    return [round(float(rate.group(1)) * 1000) for rate in rates if rate]
+    texts = map(text, matching(port / "device/infiniband", "*/ports/*/rate"))
+    return [round(float(rate[1]) * 1000) for rate in map(re.compile(r"(\d+(?:\.\d+)?) Gb/sec").match, texts) if rate]

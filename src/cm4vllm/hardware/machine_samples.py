@@ -142,23 +142,24 @@ def throttling(root: Path = Path("/")) -> dict[str, float]:
 
 def throttled(before: Throttling, after: Throttling) -> dict[str, float]:
     """Return what was slowed down between two readings, and for how many seconds, or how often."""
-    grown = {name: after[name] - before[name] for name in after if name in before}
     return {
-        name: round(value, 3)
-        for name, value in grown.items()
-        if value >= (_LEAST_TIMES if name.endswith(TIMES) else _LEAST_S)
+        name: round(value - before[name], 3)
+        for name, value in after.items()
+        if name in before and value - before[name] >= (_LEAST_TIMES if name.endswith(TIMES) else _LEAST_S)
     }
 
 
 def _processors(root: Path) -> dict[str, float]:
     """Return the greatest counter of all processors: Intel's thermal_throttle (the kernel's therm_throt.c)."""
-    times_ms, counts = [], []
-    for folder in matching(root / "sys/devices/system/cpu", "cpu[0-9]*/thermal_throttle"):
-        for kind in ("core", "package"):
-            if (total := number(folder / f"{kind}_throttle_total_time_ms")) is not None:
-                times_ms.append(total)
-            elif (count := number(folder / f"{kind}_throttle_count")) is not None:
-                counts.append(count)
+    cpus = root / "sys/devices/system/cpu"
+    times_ms, counts = (
+        [
+            value
+            for file in matching(cpus, f"cpu[0-9]*/thermal_throttle/*_{kind}")
+            if (value := number(file)) is not None
+        ]
+        for kind in ("throttle_total_time_ms", "throttle_count")
+    )
     if times_ms:
         return {"a processor: its temperature": max(times_ms) / 1000}
     return {f"a processor: its temperature{TIMES}": float(max(counts))} if counts else {}
@@ -166,13 +167,10 @@ def _processors(root: Path) -> dict[str, float]:
 
 def _quota(root: Path) -> dict[str, float]:
     """Return how often, and how long, the quota of this program's control group was used up (cpu.stat)."""
-    quota = cpu_quota(root)
-    if quota is None:
+    if (quota := cpu_quota(root)) is None:
         return {}
-    return {
-        f"{QUOTA} of {quota.cpus:.4g} CPUs{TIMES}": float(quota.throttled_periods),
-        f"{QUOTA} of {quota.cpus:.4g} CPUs": quota.throttled_s,
-    }
+    name = f"{QUOTA} of {quota.cpus:.4g} CPUs"
+    return {f"{name}{TIMES}": float(quota.throttled_periods), name: quota.throttled_s}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
 
     That of NUMA nodes without processors, as a GPU's that the kernel manages, is apart and counts nowhere.
     """
-    modules = memory_modules(root)
+    modules = [_module(data) for data in _devices(root)]
     of_nodes = _of_nodes_apart("MemTotal", root)
     usable = max(0, _meminfo("MemTotal", root) - of_nodes)
     installed = sum(module.size_bytes for module in modules)
@@ -39,14 +39,15 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
         if blocks
         else (usable, "MemTotal, less than what is installed")
     )
-    limit = _limit(root)
+    limit = min((limit for _, limit, _ in _limits(root)), default=None)
     return MemoryFacts(
         total_bytes=total,
         source=source,
         usable_bytes=usable,
         modules=modules,
         limit_bytes=limit if limit is not None and limit < usable else None,
-        ecc=_ecc(root),
+        # A memory controller of the EDAC subsystem corrects errors: its driver does not load otherwise.
+        ecc=True if matching(root / "sys/devices/system/edac/mc", "mc[0-9]*") else _modules_have_ecc(root),
         apart_bytes=apart or of_nodes,
     )
 
@@ -99,23 +100,12 @@ def _meminfo(name: str, root: Path) -> int:
     return 0
 
 
-def _limit(root: Path) -> int | None:
-    """Return the smallest limit of this program's control group and its parents."""
-    return min((limit for _, limit, _ in _limits(root)), default=None)
-
-
 def _limits(root: Path) -> Iterator[tuple[Path, int, tuple[str, str, str]]]:
+    """Yield the limits of this program's control group and its parents, each with the group and its files."""
     for group in control_groups("memory", root):
         for names in _FILES:
             if (limit := number(group / names[0])) is not None:
                 yield group, limit, names
-
-
-def _ecc(root: Path) -> bool | None:
-    # A memory controller of the EDAC subsystem corrects errors: its driver does not load otherwise.
-    if matching(root / "sys/devices/system/edac/mc", "mc[0-9]*"):
-        return True
-    return memory_has_ecc(root)
 
 
 _MEMORY_DEVICE = 17
@@ -132,25 +122,17 @@ _KINDS = {
 _UNKNOWN = (0, 0xFFFF)
 
 
-def memory_modules(root: Path = Path("/")) -> list[MemoryModule]:
-    """Return the memory modules that are installed; none where the table is missing, unreadable or broken."""
-    return [_module(data) for data in _devices(root) if _size_bytes(data)]
-
-
-def memory_has_ecc(root: Path = Path("/")) -> bool | None:
+def _modules_have_ecc(root: Path) -> bool | None:
     """Return True if modules are wider than their data, which is what carries ECC; None where it is not known."""
-    widths = [
-        (struct.unpack_from("<H", data, 0x08)[0], struct.unpack_from("<H", data, 0x0A)[0])
-        for data in _devices(root)
-        if _size_bytes(data)
-    ]
+    widths = [struct.unpack_from("<HH", data, 0x08) for data in _devices(root)]
     known = [(total, width) for total, width in widths if total not in _UNKNOWN and width not in _UNKNOWN]
     return all(total > width for total, width in known) if known else None
 
 
 def _devices(root: Path) -> list[bytes]:
-    table = content(root / "sys/firmware/dmi/tables/DMI")
-    return [data for kind, data in _structures(table) if kind == _MEMORY_DEVICE and len(data) >= 0x15]
+    """Return the structures of installed memory modules; none where the table is missing, unreadable or broken."""
+    structures = _structures(content(root / "sys/firmware/dmi/tables/DMI"))
+    return [data for kind, data in structures if kind == _MEMORY_DEVICE and len(data) >= 0x15 and _size_bytes(data)]
 
 
 def _structures(table: bytes) -> Iterator[tuple[int, bytes]]:

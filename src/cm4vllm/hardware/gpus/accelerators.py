@@ -1,5 +1,6 @@
 """The accelerator_ keys of a system description, from the GPUs that serve and the table of known hardware."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -106,8 +107,7 @@ def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:
 def _model(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> str:
     profiles = Counter(part.part.profile for part in parts if part.part and part.gpu.uuid == gpu.uuid)
     named = ", ".join(f"{count}x {profile}" for profile, count in sorted(profiles.items()))
-    kind = "partitions" if gpu.partitions else "MIG"
-    return f"{gpu.name} ({kind} {named})" if named else gpu.name
+    return f"{gpu.name} ({'partitions' if gpu.partitions else 'MIG'} {named})" if named else gpu.name
 
 
 def _is_whole(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> bool:
@@ -156,10 +156,9 @@ def interconnect(gpus: Sequence[GpuFacts]) -> tuple[str, str]:
     if all(gpu.links for gpu in gpus):
         return _links(gpus[0]), _link_topology(gpus)
     ways = [path for gpu in gpus for other in gpus if (path := gpu.paths.get(other.uuid))]
-    farthest = max(ways, key=list(_PATHS).index, default="")
-    if any(gpu.links for gpu in gpus):
+    if any(gpu.links for gpu in gpus) or not ways:
         return "", ""
-    return (gpus[0].pcie or "PCIe") if ways else "", _PATHS.get(farthest, "")
+    return gpus[0].pcie or "PCIe", _PATHS[max(ways, key=list(_PATHS).index)]
 
 
 def _links(gpu: GpuFacts) -> str:
@@ -174,13 +173,12 @@ def _link_topology(gpus: Sequence[GpuFacts]) -> str:
     """Return in words how the GPUs are linked, empty where it is not known."""
     if all("switch" in gpu.links for gpu in gpus):
         return "NVSwitch: every GPU reaches every other"
-    own = {gpu.uuid for gpu in gpus}
     if any("unknown" in gpu.links for gpu in gpus):
         return ""
+    own = {gpu.uuid for gpu in gpus}
     if all(own - {gpu.uuid} <= gpu.links.keys() for gpu in gpus):
         return "direct links between all GPUs"
     pairs = {frozenset((gpu.uuid, other)) for gpu in gpus for other in gpu.links if other in own}
     if not pairs:
         return "no direct links among the GPUs that serve"
-    of_all = len(gpus) * (len(gpus) - 1) // 2
-    return f"direct links between {len(pairs)} of {of_all} pairs of GPUs, the others over PCIe"
+    return f"direct links between {len(pairs)} of {math.comb(len(gpus), 2)} pairs of GPUs, the others over PCIe"

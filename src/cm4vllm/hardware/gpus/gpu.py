@@ -27,8 +27,7 @@ Drivers = Sequence[tuple[Vendor, Any]]
 def vendors() -> tuple[Vendor, ...]:
     """Return the vendors, one of each module of vendors/, in the order in which their GPUs are taken."""
     names = (module.name for module in pkgutil.iter_modules(modules.__path__, f"{modules.__name__}."))
-    known: list[Vendor] = [import_module(name).VENDOR for name in names]
-    return tuple(sorted(known, key=lambda vendor: vendor.order))
+    return tuple(sorted((import_module(name).VENDOR for name in names), key=lambda vendor: vendor.order))
 
 
 @contextmanager
@@ -57,8 +56,8 @@ def gpus_of_processes(pids: Collection[int]) -> list[str]:
     In a container with process numbers of its own, the driver reports those of the host, and none matches.
     """
     with opened_drivers() as drivers:
-        used = [each for vendor, library in drivers for each in vendor.use(library).items()]
-        return [uuid for uuid, use in used if use.processes & set(pids)]
+        uses = (vendor.use(library) for vendor, library in drivers)
+        return [uuid for used in uses for uuid, use in used.items() if use.processes & set(pids)]
 
 
 class RecordingInputs(Settings, frozen=True, kw_only=True):
@@ -72,9 +71,9 @@ def record_gpus(path: Path) -> None:
 
     UUIDs are replaced by counted ones; serial numbers are never asked for.
     """
-    with nvml.opened() as library:
+    with nvml.VENDOR.opened() as library:
         recorder = Recorder(library) if library is not None else None
-        if recorder is None or not nvml.nvidia_gpus(recorder):
+        if recorder is None or not nvml.VENDOR.gpus(recorder):
             raise CmError("there is no GPU to record", cause="no NVIDIA driver answers on this machine")
         write_noted(path, json_text(recorder.recording("recorded by cm4vllm's recipe detect-gpu")))
 
