@@ -40,20 +40,12 @@ def chosen_access(key_env: str, headers_env: str) -> Access:
                 remedy=f"put the value into an environment variable, and give that variable's name: --{flag}=NAME",
             )
     access = Access(key_env=key_env, headers_env=headers_env)
-    if key_env or any(name.lower() == "authorization" for name in _known_to_the_vault(access)):
-        return access
-    variable = next((name for name in KEY_VARIABLES if os.environ.get(name, "").strip()), "")
-    access = Access(key_env=variable, headers_env=headers_env)
-    _known_to_the_vault(access)
-    return access
-
-
-def _known_to_the_vault(access: Access) -> dict[str, str]:
-    """Return the headers, whose values the run keeps out of all that it stores from now on, however they are named."""
-    headers = access.headers()
-    for value in headers.values():
+    if not (key_env or any(name.lower() == "authorization" for name in access.headers())):
+        variable = next((name for name in KEY_VARIABLES if os.environ.get(name, "").strip()), "")
+        access = Access(key_env=variable, headers_env=headers_env)
+    for value in access.headers().values():  # the run keeps them out of all that it stores, however they are named
         vault().note(access.key_env or access.headers_env, value.removeprefix("Bearer "))
-    return headers
+    return access
 
 
 def own_access() -> Access:
@@ -76,12 +68,11 @@ def refused(endpoint: str, path: str, status: int, access: Access) -> Unanswered
             remedy=f"correct the value of {access.key_env}, or name another variable with "
             "--api_key_env=NAME; if the server needs further headers: --api_headers_env=NAME",
         )
-    variables = " or ".join(KEY_VARIABLES)
     return Unanswered(
         f"the server at {endpoint} asks for a key",
         cause=f"{path}: HTTP {status}, and no key was sent",
-        remedy=f"put it into the environment variable {variables}, or name the variable that holds it with "
-        "--api_key_env=NAME; other headers: --api_headers_env=NAME",
+        remedy=f"put it into the environment variable {' or '.join(KEY_VARIABLES)}, or name the variable that holds it "
+        "with --api_key_env=NAME; other headers: --api_headers_env=NAME",
     )
 
 

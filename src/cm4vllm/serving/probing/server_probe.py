@@ -325,8 +325,8 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     status, answer = ask(site, "POST", "/detokenize", {"model": server.model_name, "tokens": ids}, _SHORT_S)
     if status not in (HTTPStatus.OK, *_NO_SUCH_IDS):
         raise not_measurable(site.endpoint, f"its /detokenize answers HTTP {status} {said(site, answer)}")
-    decodes = status == HTTPStatus.OK
-    theirs = str(decoded(site, "/detokenize", answer).get("prompt")) if decodes else said(site, answer)
+    refused = status in _NO_SUCH_IDS
+    theirs = said(site, answer) if refused else str(decoded(site, "/detokenize", answer).get("prompt"))
     if _letters(tokenizer.decode(ids, skip_special_tokens=False)) != _letters(theirs):
         raise ServerUnsuitable(
             f"the server at {server.endpoint} does not serve {model.name}",

@@ -11,9 +11,9 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http import HTTPStatus
-from itertools import combinations, count
+from itertools import combinations
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -70,26 +70,23 @@ def base_url(text: str) -> str:
     """
     url = text.strip()
     if url.startswith("unix:"):
-        return _unix_url(text, url)
-    if "://" not in url:
-        url = f"http://{url}"
+        path = url.removeprefix("unix:").removeprefix("//")
+        if not path.startswith("/"):
+            raise UsageError(
+                f"{text!r} is not the address of a Unix socket",
+                cause="it needs an absolute path",
+                remedy="give it as --api_server=unix:///run/vllm.sock",
+            )
+        return f"unix://{path}"
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
+        if port == 0 or any(sign.isspace() for sign in parts.netloc):
+            raise ValueError("a server has no port 0, and no name with spaces")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("its scheme is neither http, https nor unix")
     except ValueError as error:
         raise UsageError(f"{text!r} is not the address of a server", cause=str(error), remedy=_EXAMPLE) from error
-    if port == 0 or any(sign.isspace() for sign in parts.netloc):
-        raise UsageError(
-            f"{text!r} is not the address of a server",
-            remedy=_EXAMPLE,
-            cause="a server has no port 0, and no name with spaces",
-        )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(
-            f"{text!r} is not the address of a server",
-            cause="its scheme is neither http, https nor unix",
-            remedy=_EXAMPLE,
-        )
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
             "the server's address contains more than host, port and path",
@@ -97,37 +94,13 @@ def base_url(text: str) -> str:
             remedy=f"{_EXAMPLE}; a key is given in "
             "an environment variable (VLLM_API_KEY, or the one that --api_key_env names)",
         )
-    shown_port = f":{port}" if port is not None else ""
-    return f"{parts.scheme}://{_host(parts.hostname)}{shown_port}{_prefix(parts.path)}"
-
-
-def _unix_url(text: str, url: str) -> str:
-    path = url.removeprefix("unix:").removeprefix("//")
-    if not path.startswith("/"):
-        raise UsageError(
-            f"{text!r} is not the address of a Unix socket",
-            cause="it needs an absolute path",
-            remedy="give it as --api_server=unix:///run/vllm.sock",
-        )
-    return f"unix://{path}"
-
-
-def _host(name: str) -> str:
-    """Return a host as a URL has it: an IPv6 address in brackets, with its zone."""
-    if ":" not in name:
-        return name
-    address, zone, interface = name.replace("%25", "%").partition("%")
-    return f"[{address}{'%25' if zone else ''}{interface}]"
-
-
-def _prefix(path: str) -> str:
-    """Return what a URL's path has before the paths of the API; a server without a prefix has an empty one."""
-    path = path.rstrip("/")
-    for known in _API_PATHS:
-        if path == known or path.endswith(known):
-            path = path.removesuffix(known).rstrip("/")
-            break
-    return quote(path, safe="/%:@!$&'()*+,;=~")
+    address, zone, interface = parts.hostname.replace("%25", "%").partition("%")
+    host = f"[{address}{'%25' if zone else ''}{interface}]" if ":" in parts.hostname else parts.hostname
+    # What the path has before those of the API; a server without a prefix has none.
+    path = parts.path.rstrip("/")
+    known = next(filter(path.endswith, _API_PATHS), "")
+    prefix = quote(path.removesuffix(known).rstrip("/"), safe="/%:@!$&'()*+,;=~")
+    return f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{prefix}"
 
 
 #: Paths of the API that people copy together with the address.
@@ -156,8 +129,8 @@ class Site(NamedTuple):
 
     def client(self) -> HttpClient:
         """Return a client whose requests go straight to the server. Raises UsageError for unreadable certificates."""
-        tls = trusted(self.ca_file) if self.endpoint.startswith("https:") else None
-        return HttpClient(unix_socket=self._unix_socket, tls=tls)
+        is_tls = self.endpoint.startswith("https:")
+        return HttpClient(unix_socket=self._unix_socket, tls=trusted(self.ca_file) if is_tls else None)
 
     @property
     def _unix_socket(self) -> str:
@@ -193,19 +166,33 @@ def ask(
     """
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     headers = site.access.headers() | ({} if body is None else {"Content-Type": content_type})
-    end = time.monotonic() + (PATIENCE_S if site.patience_s is None else site.patience_s)
+    end, asked, again = time.monotonic() + (PATIENCE_S if site.patience_s is None else site.patience_s), 0, True
     with site.client() as client:
-        for asked in count(1):
+        while again:
             with translated_errors(site.endpoint, path, timeout_s, site.ca_file):
                 answer = client.answer(method, site.url(path), headers=headers, body=data, total_s=timeout_s)
-            if not _asked_again(site, path, answer, asked, end):
-                break
+            asked += 1
+            again = _asked_again(site, path, answer, asked, end)
     if answer.status in (401, 403):
         raise refused(site.endpoint, path, answer.status, site.access)
     if answer.status in LATER:
-        raise _not_now(site, path, answer, asked)
+        times = "once" if asked == 1 else f"{asked} times, the last time"
+        raise Unanswered(
+            f"the server at {site.endpoint} is not ready, or has too many requests",
+            cause=f"its {path} answered {times} with HTTP {answer.status} {said(site, answer.body)}".strip(),
+            remedy="wait until it has loaded its model and is free, and run again; the log of the server, or of the "
+            "gateway in front of it, says more",
+        )
     if answer.status in REDIRECTS:
-        raise _redirected(site, path, answer.headers.get("location", ""))
+        # Named without user name and query, which may be secret.
+        where = urlsplit(answer.headers.get("location", ""))
+        target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
+        raise Unanswered(
+            f"the server at {site.endpoint} redirects its {path}",
+            cause=f"to {site.access.without_secrets(target)}; a request with a key or a prompt is not sent to another "
+            "address than the one that you named, and one with a prompt follows no redirect at all",
+            remedy="give the final address with --api_server, if you trust it",
+        )
     if answer.status == HTTPStatus.BAD_REQUEST and body is None:
         require_plain_http(site.endpoint)
     return answer.status, answer.body
@@ -225,28 +212,6 @@ def _asked_again(site: Site, path: str, answer: Answer, asked: int, end: float) 
         say(f"{site.endpoint} answers HTTP {answer.status} to {path}: asked again for {left:.0f} s")
     time.sleep(min(pause, left))
     return True
-
-
-def _not_now(site: Site, path: str, answer: Answer, asked: int) -> Unanswered:
-    times = "once" if asked == 1 else f"{asked} times, the last time"
-    return Unanswered(
-        f"the server at {site.endpoint} is not ready, or has too many requests",
-        cause=f"its {path} answered {times} with HTTP {answer.status} {said(site, answer.body)}".strip(),
-        remedy="wait until it has loaded its model and is free, and run again; the log of the server, or of the "
-        "gateway in front of it, says more",
-    )
-
-
-def _redirected(site: Site, path: str, location: str) -> Unanswered:
-    """Return the error for a redirect; it names the target without user name and query, which may be secret."""
-    where = urlsplit(location)
-    target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
-    return Unanswered(
-        f"the server at {site.endpoint} redirects its {path}",
-        cause=f"to {site.access.without_secrets(target)}; a request with a key or a prompt is not sent to another "
-        "address than the one that you named, and one with a prompt follows no redirect at all",
-        remedy="give the final address with --api_server, if you trust it",
-    )
 
 
 def request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
@@ -310,15 +275,10 @@ def _place(address: str, listeners: set[str]) -> str:
         parsed = parsed.ipv4_mapped
     if parsed.is_unspecified:  # a connection to it goes to the loopback address
         parsed = ipaddress.ip_address("127.0.0.1" if parsed.version == 4 else "::1")
-    own = parsed.is_loopback or str(parsed) in _own_addresses()
-    everywhere = (
-        own and str(parsed) not in listeners and any(ipaddress.ip_address(at).is_unspecified for at in listeners)
-    )
-    return "this machine" if everywhere else str(parsed)
-
-
-def _own_addresses() -> set[str]:
-    return {address.address.partition("%")[0] for part in psutil.net_if_addrs().values() for address in part}
+    addresses = {address.address.partition("%")[0] for part in psutil.net_if_addrs().values() for address in part}
+    own = parsed.is_loopback or str(parsed) in addresses
+    listens_there = str(parsed) in listeners or not any(ipaddress.ip_address(at).is_unspecified for at in listeners)
+    return str(parsed) if not own or listens_there else "this machine"
 
 
 def _listeners(port: int) -> set[str]:
@@ -339,12 +299,10 @@ def words_of(site: Site, error: AnswerError) -> str:
 
 def read_ids(site: Site, body: bytes, limits: AnswerLimits, prompt_tokens: int, *, streamed: bool) -> id_answers.Answer:
     """Return an answer that lists token ids. Raises AnswerError; ServerUnsuitable where it came from a cache."""
+    reader = id_answers.StreamReader()
     if streamed:
-        reader = id_answers.StreamReader()
         reader.feed(body)
-        answer = reader.finish(prompt_tokens, limits)
-    else:
-        answer = id_answers.whole_answer(body, prompt_tokens, limits)
+    answer = reader.finish(prompt_tokens, limits) if streamed else id_answers.whole_answer(body, prompt_tokens, limits)
     _require_uncached(site, answer.stated)
     return answer
 
@@ -355,24 +313,16 @@ def read_text(site: Site, body: bytes, prompts: Prompts, *, streamed: bool) -> t
     Raises ServerUnsuitable.
     """
     dialect = Dialect(prompts=prompts, done=False)
-    with _refused(site, "a streamed answer" if streamed else "an answer"):
-        if not streamed:
-            answer, done = whole_text(body, 0, None, dialect), True
-        else:
-            reader = TextReader(dialect)
-            reader.feed(body)
-            answer = reader.finish(0, None)
-            done = reader.done
-    _require_uncached(site, answer.stated)
-    return answer, done
-
-
-@contextmanager
-def _refused(site: Site, kind: str) -> Iterator[None]:
+    reader = TextReader(dialect)
     try:
-        yield
+        if streamed:
+            reader.feed(body)
+        answer = reader.finish(0, None) if streamed else whole_text(body, 0, None, dialect)
     except AnswerError as error:
+        kind = "a streamed answer" if streamed else "an answer"
         raise not_measurable(site.endpoint, f"{kind}: {words_of(site, error)}") from error
+    _require_uncached(site, answer.stated)
+    return answer, reader.done or not streamed
 
 
 def _require_uncached(site: Site, stated: Stated) -> None:
