@@ -34,9 +34,8 @@ def in_few_processes(settings: ServerSettings, servers: int, cores: int) -> Serv
     chosen = settings.distributed_executor_backend or settings.cpu_binding != "auto"
     if servers == 1 and not chosen and cores < BUSY:
         settings = replace(settings, distributed_executor_backend="uni")
-    if settings.distributed_executor_backend != "uni":
-        return settings
-    return replace(settings, threads=max(1, cores // max(1, servers) - 1))
+    threads = max(1, cores // max(1, servers) - 1)
+    return replace(settings, threads=threads) if settings.distributed_executor_backend == "uni" else settings
 
 
 def placed(
@@ -57,14 +56,11 @@ def placed(
         settings = _within_quota(settings, servers)
         bindings = zip(ports, _bindings(settings, servers), strict=True)
         return [replace(settings, port=port, cpu_binding=binding) for port, binding in bindings]
-    if workers is None:
-        workers = settings.workers
+    workers = settings.workers if workers is None else workers
     if settings.ray_address or (servers == 1 and not (gpus and workers)):
         return [settings]
-    groups = gpu_groups(gpus, env, servers, workers or 1)
-    if servers == 1:
-        return [settings]
-    return [replace(settings, port=port, gpus=group) for port, group in zip(ports, groups, strict=True)]
+    places = zip(ports, gpu_groups(gpus, env, servers, workers or 1), strict=True)
+    return [settings] if servers == 1 else [replace(settings, port=port, gpus=group) for port, group in places]
 
 
 def require_cpu_backend(settings: ServerSettings) -> None:
@@ -86,9 +82,7 @@ def require_cpu_backend(settings: ServerSettings) -> None:
 
 def _bindings(settings: ServerSettings, servers: int) -> list[str]:
     require_cpu_backend(settings)
-    if servers * settings.workers == 1:
-        return [settings.cpu_binding]
-    if settings.cpu_binding == "auto":
+    if servers * settings.workers > 1 and settings.cpu_binding == "auto":
         return core_bindings(own_cores(), servers, settings.workers)
     if servers > 1:
         raise UsageError(
@@ -169,9 +163,8 @@ def _in_words(servers: int, workers: int) -> str:
 def _range(cores: Sequence[int]) -> str:
     """Write cores as vLLM reads them: 0-3 for neighbours, commas otherwise."""
     first, last = cores[0], cores[-1]
-    if list(cores) == list(range(first, last + 1)) and last > first:
-        return f"{first}-{last}"
-    return ",".join(str(core) for core in cores)
+    neighbours = last > first and list(cores) == list(range(first, last + 1))
+    return f"{first}-{last}" if neighbours else ",".join(map(str, cores))
 
 
 #: Options with an address or a port of this start: they do not make another server.
@@ -198,15 +191,18 @@ class NodeLayout:
 
     def options(self, rank: int, address: str, ports: tuple[int, int] | tuple[str, str]) -> list[str]:
         """Return the further words of the node of a rank; `address` is the head's, `ports` are two of its ports."""
-        words = ["--headless"] if rank else []
-        if self.crosses:
-            words += ["--nnodes", str(self.nodes), "--node-rank", str(rank)]
-            words += ["--master-addr", address, "--master-port", str(ports[0])]
-            return [*words, "--data-parallel-rpc-port", str(ports[1])] if self.engines > 1 else words
         local = self.engines // self.nodes
-        start = ["--data-parallel-start-rank", str(rank * local)] if rank else []
-        words += ["--data-parallel-size-local", str(local), *start]
-        return [*words, "--data-parallel-address", address, "--data-parallel-rpc-port", str(ports[1])]
+        options: dict[str, object] = {
+            "--data-parallel-size-local": local,
+            **({"--data-parallel-start-rank": rank * local} if rank else {}),
+            "--data-parallel-address": address,
+        }
+        if self.crosses:
+            options = {"--nnodes": self.nodes, "--node-rank": rank, "--master-addr": address, "--master-port": ports[0]}
+        if self.engines > 1 or not self.crosses:
+            options["--data-parallel-rpc-port"] = ports[1]
+        words = [str(word) for option in options.items() for word in option]
+        return ["--headless", *words] if rank else words
 
 
 def node_layout(

@@ -140,9 +140,8 @@ def _options(settings: SlurmJobSettings) -> list[str]:
     given = {option for word in further for option in _options_of(word)}
     given |= {name for group in _EXCLUSIVE if group & given for name in group}
     words = [f"--{option}={value}" for option, value in own.items() if value and option not in given]
-    for word in words:
-        if re.search(r"\s", word):
-            raise UsageError(f"{word!r} cannot be an option of sbatch", cause="it has a space in it")
+    if spaced := next(filter(re.compile(r"\s").search, words), ""):
+        raise UsageError(f"{spaced!r} cannot be an option of sbatch", cause="it has a space in it")
     words += [word for word in ("--exclusive", "--mem=0") if given.isdisjoint(_options_of(word))]
     return [*words, *map(shlex.quote, further)]
 
@@ -176,8 +175,8 @@ def _further(text: str) -> Sequence[str]:
 
 
 def _names(settings: SlurmJobSettings) -> list[str]:
-    text = settings.nodes.strip()
-    return [] if not text or re.fullmatch(r"[+-]?\d+", text) else [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in settings.nodes.split(",")]
+    return [] if re.fullmatch(r"([+-]?\d+)?", settings.nodes.strip()) else names
 
 
 def _count(settings: SlurmJobSettings) -> int:

@@ -67,10 +67,8 @@ def container_options(text: str) -> list[str]:
 def server_container(image: ContainerRecord, settings: ServerSettings) -> ContainerRecord:
     """Return the container of a server of an image: with the folders and variables that it gets of this machine."""
     environment = {**carried_variables(os.environ), **secret_env(settings), **server_env(settings)}
-    names = {*environment, *(name for name in VISIBLE if os.environ.get(name) is not None)}
-    return msgspec.structs.replace(
-        image, mounts=_mounts(settings), passed=sorted(names - {"PYTHONPATH", "VLLM_RPC_BASE_PATH"})
-    )
+    passed = {*environment, *(set(VISIBLE) & set(os.environ))} - {"PYTHONPATH", "VLLM_RPC_BASE_PATH"}
+    return msgspec.structs.replace(image, mounts=_mounts(settings), passed=sorted(passed))
 
 
 def supervised_words(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
