@@ -5,6 +5,7 @@ It also lists the servers that cm4vllm has started on this machine, with their s
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.secrets.redaction import variable
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.records.access import Access
 from cm4vllm.records.metrics import MetricsSample
 from cm4vllm.records.server import ServerRecord, counting
 from cm4vllm.serving import server
@@ -63,9 +63,8 @@ def act(settings: LaunchSettings) -> LaunchExports:
         stop_one(settings.folder or DEFAULT_FOLDER, settings.port)
         return LaunchExports()
     if settings.action == "describe":
-        servers = planned(settings)
         path = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute()) / PLANNED_FILE
-        write_record(path, described(servers))
+        write_record(path, described(planned(settings)))
         return LaunchExports(planned=str(path))
     record, path = launch(settings)
     return LaunchExports(endpoint=record.endpoint, record=str(path), model_folder=record.model_folder)
@@ -88,7 +87,11 @@ def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
     if settings.api_server:
         require_no_replicas(settings)
         access = require_access(settings)
-        _say_access(access, base_urls(settings.api_server))
+        if access.key_env:
+            say(f"note: the key in {access.key_env} is sent to the server")
+        for url in base_urls(settings.api_server):
+            if unencrypted(access, url):
+                warn(f"the key and the headers for {url} are sent unencrypted (http, not https)")
         record = probe(
             settings.api_server,
             settings.model_name,
@@ -98,7 +101,8 @@ def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
             access=access,
             text=True,
         )
-        write_record(writable_folder(folder) / server.SERVER_FILE, record)
+        writable_folder(folder)
+        write_record(path, record)
         for endpoint in record.endpoints:
             say(f"the server at {endpoint} serves {record.model_name} with {record.named}")
         if record.dialect is not None:
@@ -107,7 +111,7 @@ def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
             warn(f"not checked: {note}")
         return record, path
     try:
-        record = started(planned(settings), folder, settings.patience_s)
+        record = started(planned(settings), folder, settings.ready_timeout_s or server.READY_TIMEOUT_S)
     except (ServerDied, ServerNotReady):
         if settings.installation:
             require_proof(Path(settings.installation))
@@ -116,14 +120,6 @@ def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
         note_proved(Path(settings.installation))
     write_record(path, record)
     return record, path
-
-
-def _say_access(access: Access, urls: list[str]) -> None:
-    if access.key_env:
-        say(f"note: the key in {access.key_env} is sent to the server")
-    for url in urls:
-        if unencrypted(access, url):
-            warn(f"the key and the headers for {url} are sent unencrypted (http, not https)")
 
 
 def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
@@ -159,12 +155,10 @@ def use_words(record: ServerRecord, benchmark: str) -> str:
     key = f' -H "Authorization: Bearer {variable(OWN_KEY_VARIABLE)}"' if record.access.key_env else ""
     asked = f"""-H 'Content-Type: application/json' \\
       -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'"""
-    path, flags = "/v1/completions", f"--model={benchmark}"
+    path, flags = "/v1/completions", f"--model={benchmark} --api={record.api}"
     if (media := media_api_of(record.api)) is not None:
         asked = media.by_hand.format(model=record.model_name)
-        path = record.api.path
-    else:
-        flags += f" --api={record.api}"
+        path, flags = record.api.path, f"--model={benchmark}"
     return f"""
     curl {record.endpoint}{path}{key} {asked}
 
@@ -181,12 +175,12 @@ def wait_in_foreground(path: str, benchmark: str) -> None:
         return
     say("it runs until Ctrl-C. From another terminal:")
     say_text(use_words(record, benchmark))
-    if (reason := wait_for_end(partial(death_reason, record), "stopping the server")) is None:
-        return
-    if reason.startswith("ended by SIGTERM"):
+    reason = wait_for_end(partial(death_reason, record), "stopping the server")
+    if reason is not None and reason.startswith("ended by SIGTERM"):
         say("the server was stopped")
-        return
-    raise ServerDied(f"the server of {record.model_name} ended", cause=reason, remedy=f"the whole log is {record.log}")
+    elif reason is not None:
+        log = f"the whole log is {record.log}"
+        raise ServerDied(f"the server of {record.model_name} ended", cause=reason, remedy=log)
 
 
 def end(path: str) -> None:
@@ -211,29 +205,25 @@ class RunningServer:
 
 def running_servers() -> list[RunningServer]:
     """Return the servers whose supervisors run here, oldest first; those of other users are not seen."""
-    servers = [running for pid in process_ids() if (running := _running(pid)) is not None]
-    return sorted(servers, key=lambda running: -running.age_s)
+    return sorted(filter(None, map(_running, process_ids())), key=lambda running: -running.age_s)
 
 
 def _running(pid: int) -> RunningServer | None:
     """Return the server of a supervisor of this user, None for any other process."""
     if (folder := supervised_folder(pid)) is None:
         return None
-    try:
+    record = None
+    with suppress(psutil.Error):
         age_s = time.time() - psutil.Process(pid).create_time()
-    except psutil.Error:
-        return None
-    try:
-        record = read_record(folder / server.SERVER_FILE, ServerRecord)
-    except CmError:
-        record = None
-    return RunningServer(pid, folder, age_s, record if record and record.supervisor_pid == pid else None)
+        with suppress(CmError):
+            record = read_record(folder / server.SERVER_FILE, ServerRecord)
+        return RunningServer(pid, folder, age_s, record if record and record.supervisor_pid == pid else None)
+    return None
 
 
 def status_text(servers: Iterable[RunningServer]) -> str:
     """Return a text on each server: its address, its model, the outcome of a completion, and its present load."""
-    texts = [_described(server) for server in servers]
-    return "\n\n".join(texts) or "no server started by cm4vllm runs on this machine"
+    return "\n\n".join(map(_described, servers)) or "no server started by cm4vllm runs on this machine"
 
 
 def _described(running: RunningServer) -> str:
@@ -242,14 +232,14 @@ def _described(running: RunningServer) -> str:
         return f"starting for {running.age_s:.0f} s\n  log         {log}\n  supervisor  {running.supervisor}"
     record = running.record
     site = sites_of(record)[0]
-    sample = None
     try:
         check_answer(site, record.model_name, record.api)
-        serves, sample = "serves", look(site)
+        serves = "serves"
     except UsageError as error:
         serves = f"not checked: {error.what}"
     except CmError as error:
-        serves, sample = f"DOES NOT SERVE: {error.what}", look(site)
+        serves = f"DOES NOT SERVE: {error.what}"
+    sample = None if serves.startswith("not checked") else look(site)
     return (
         f"{record.endpoint} {serves}\n  model       {record.model_name}, up to {record.max_model_len:,} tokens\n"
         f"  vLLM        {record.version}, for {running.age_s:,.0f} s\n  requests    {_doing(sample)}\n"
@@ -269,19 +259,15 @@ def _doing(sample: MetricsSample | None) -> str:
 def stop_one(folder: str, port: int = 0) -> RunningServer:
     """Stop the server of a folder, or the one at a port. Raises UsageError when there is none."""
     there = running_servers()
-    meant = [
-        running for running in there if (running.port == port if port else running.folder == Path(folder).absolute())
-    ]
-    if not meant:
-        listed = "\n".join(
-            f"{running.record.endpoint if running.record else 'starting'} in {running.folder}" for running in there
-        )
+    place = Path(folder).absolute()
+    chosen = next((each for each in there if (each.port == port if port else each.folder == place)), None)
+    if chosen is None:
+        listed = [f"{each.record.endpoint if each.record else 'starting'} in {each.folder}" for each in there]
         raise UsageError(
-            f"no server started by cm4vllm runs {f'at port {port}' if port else f'in {Path(folder).absolute()}'}",
-            cause=f"running:\n{listed}" if listed else "no server started by cm4vllm runs on this machine",
+            f"no server started by cm4vllm runs {f'at port {port}' if port else f'in {place}'}",
+            cause="\n".join(["running:", *listed]) if listed else "no server started by cm4vllm runs on this machine",
             remedy="choose one with --output_dir=FOLDER or --port" if there else "",
         )
-    chosen = meant[0]
     end_supervisors([chosen.supervisor])
     say(f"stopped {chosen.record.endpoint if chosen.record else 'the starting server'} in {chosen.folder}")
     return chosen

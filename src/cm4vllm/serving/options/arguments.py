@@ -178,29 +178,21 @@ def server_argv(
                 cause="vLLM would take it for an option",
                 remedy=f"give {flag} a hub id or a folder, as ./{value}",
             )
-    ours = [
-        "--served-model-name",
-        settings.name,
-        "--host",
-        settings.host,
-        "--port",
-        str(port),
-        "--no-enable-prefix-caching",
-        "--generation-config",
-        "vllm",
-        "--disable-uvicorn-access-log",
-        *(word for name, value in settings.required.items() for word in (f"--{spelling(name)}", value)),
-    ]
     extra, _ = _extra(settings.extra)
     options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)
-    chosen = [part for word in option_words(options) for part in word.split("=", 1)]
-    return [str(python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
+    return [
+        *(str(python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model),
+        *("--served-model-name", settings.name, "--host", settings.host, "--port", str(port)),
+        *("--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log"),
+        *(word for name, value in settings.required.items() for word in (f"--{spelling(name)}", value)),
+        *(part for word in option_words(options) for part in word.split("=", 1)),
+        *extra,
+    ]
 
 
 def preset_options(preset: Preset, settings: ServerSettings) -> _Options:
     """Return the options that the server gets from the preset: those that the settings do not give."""
-    given = _set_options(settings)
-    free = {name: value for name, value in preset.options.items() if name not in given}
+    free = {name: value for name, value in preset.options.items() if name not in _set_options(settings)}
     return _unsaid(free, _extra(settings.extra)[0])
 
 
@@ -283,16 +275,14 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
             **({} if settings.container else fp8_env(Path(settings.model))),
         }
     )
-    # All names of the variable: vLLM ends where one that is inherited differs.
-    visible = dict.fromkeys(server_variables(settings.device), settings.gpus)
-    paths = [cpu.pop("PYTHONPATH", ""), *_media_paths(settings)]
-    packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
+    path = os.pathsep.join(filter(None, (cpu.pop("PYTHONPATH", ""), *_media_paths(settings))))
     return {
         **local,
         **one_process,
         **cpu,
-        **packages,
-        **(visible if settings.gpus else {}),
+        **({"PYTHONPATH": path} if path else {}),
+        # All names of the variable: vLLM ends where one that is inherited differs.
+        **(dict.fromkeys(server_variables(settings.device), settings.gpus) if settings.gpus else {}),
         **({"RAY_ADDRESS": settings.ray_address, **ray_env()} if settings.ray_address else {}),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -305,13 +295,10 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
 
 def _media_paths(settings: ServerSettings) -> tuple[str, ...]:
     """Return the folders of packages with which the server reads media; an image has its own."""
-    if settings.container:
-        return ()
-    if settings.api is Api.TRANSCRIPTIONS:
-        return (settings.speech_packages,)
-    if settings.api is Api.PICTURES and settings.device == "cpu":
-        return settings.vision_packages, str(_VISION_PLUGIN)
-    return ()
+    paths: dict[Api, tuple[str, ...]] = {Api.TRANSCRIPTIONS: (settings.speech_packages,)}
+    if settings.device == "cpu":
+        paths[Api.PICTURES] = (settings.vision_packages, str(_VISION_PLUGIN))
+    return () if settings.container else paths.get(settings.api, ())
 
 
 def hub_folder() -> Path:
