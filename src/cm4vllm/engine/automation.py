@@ -8,8 +8,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from cmind.automation import Automation
@@ -48,11 +49,15 @@ class OwnAutomation(Automation):  # type: ignore[misc]
         super().__init__(cmind, automation_file)
         cmind.error = lambda result: _report(cmind, result)
 
-    def _result_of(self, action: Callable[[Any, Result], Result], i: Result) -> Result:
-        """Return the result of an action; what it raises becomes the result that cmind expects: message and code."""
+    def _result_of(self, action: str, i: Result, **given: Any) -> Result:
+        """Return the result of an action; what it raises becomes the result that cmind expects: message and code.
+
+        `action` is a function by its place below this package: each command loads its own modules alone.
+        """
+        module, _, name = action.rpartition(".")
         try:
             with vault().guarded_output():
-                result = action(self, i)
+                result: Result = getattr(import_module(f"cm4vllm.engine.{module}"), name)(self, i, **given)
             return result if result["return"] else _not_printed() or result
         except KeyboardInterrupt:
             if _SESSION in self.cmind.state:  # a run is under way, and ends in order itself
@@ -83,20 +88,13 @@ class ScriptAutomation(OwnAutomation):
     def run(self, i: Result) -> Result:
         """Run a script: from the command line, from Python, or from a hook of a script that runs."""
         if flag(i, "help", "h"):
-            from cm4vllm.engine.tools.help import script_help
-
             # cmind would print its own help for this action below that.
-            return {**self._result_of(script_help, i), "skip_delayed_help": True}
+            return {**self._result_of("tools.help.script_help", i), "skip_delayed_help": True}
         if flag(i, "plan", "graph"):
-            from cm4vllm.engine.plan.graph import print_plan
-
-            return self._result_of(print_plan, i)
+            return self._result_of("plan.graph.print_plan", i)
         session = self.cmind.state.get(_SESSION)
-        if session is not None:
-            return self._run_nested(session, i)
-        return self._top_level(i)
-
-    def _run_nested(self, session: Session, i: Result) -> Result:
+        if session is None:
+            return self._top_level(i)
         try:
             return run(session, asked_by_code(i, working_folder())).as_result()
         except CmError as error:
@@ -149,8 +147,7 @@ class ScriptAutomation(OwnAutomation):
         from cm4vllm.engine.plan.chain import reach
 
         session = self.cmind.state.get(_SESSION)
-        catalogue = session.catalogue if session else Catalogue(self.cmind)
-        return self._result_of(lambda _, given: {"return": 0, **reach(catalogue, given.get("tags"))}, i)
+        return {"return": 0, **reach(session.catalogue if session else Catalogue(self.cmind), i.get("tags"))}
 
 
 def _error_to_show(error: Exception, *, verbose: bool) -> CmError:
