@@ -54,8 +54,7 @@ def _rows(
     yield first + _title(node), _state(node) + (", as above" if repeated else "")
     children = [] if repeated else [child for child in node.children if not _is_left_out(child, shown, again)]
     below = rest + ("│  " if children else "   ")
-    for detail in _details(node):
-        yield below + detail, ""
+    yield from ((below + detail, "") for detail in _details(node))
     for child in children:
         last = child is children[-1]
         yield from _rows(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), shown, again)

@@ -97,8 +97,7 @@ class Linter:
 
     def _dependencies(self, script: ScriptMeta) -> Iterator[Finding]:
         for place, _, phase, number, dependency in dependencies_of(script):
-            for text in self._dependency(dependency):
-                yield finding(text, (*place, phase, number))
+            yield from (finding(text, (*place, phase, number)) for text in self._dependency(dependency))
 
     def _dependency(self, dependency: Dependency) -> Iterator[str]:
         """Yield what is wrong with the tags and variations of a dependency."""
