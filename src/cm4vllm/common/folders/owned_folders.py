@@ -276,8 +276,7 @@ def _finish(staging: Path, target: Path, made: list[int], carried: Collection[st
         raise _vanished(target, staging)
     with translated_os_errors("finish", target):
         files = entries(staging)
-        theirs = {name: files.pop(name) for name in carried if name in files}
-        _put_in_place(staging, target, files, theirs)
+        _put_in_place(staging, target, files, {name: files.pop(name) for name in carried if name in files})
         _free(target, ".failed")
 
 

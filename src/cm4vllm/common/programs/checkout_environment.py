@@ -130,8 +130,7 @@ def _find_package(place: Path) -> None:
 @contextmanager
 def _cache(place: Path) -> Iterator[None]:
     """Have pip and uv keep what they download in the environment meanwhile, where the user's own cache is read-only."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    trial = cache / f"cm4vllm-{os.getpid()}"
+    trial = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / f"cm4vllm-{os.getpid()}"
     try:
         trial.mkdir(parents=True)
         trial.rmdir()

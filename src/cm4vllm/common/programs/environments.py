@@ -228,8 +228,7 @@ def _no_connection(said: str) -> str:
     broken = _BROKEN.findall(said)
     if not broken or not ("from versions: none" in said or "ResolutionImpossible" in said):
         return ""
-    reason = str(broken[-1]).rpartition("connection: ")[2]
-    return reason.strip("'\"")[:300]
+    return str(broken[-1]).rpartition("connection: ")[2].strip("'\"")[:300]
 
 
 def _other_files(said: str) -> str:

@@ -79,8 +79,7 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
     """
     trial = current.but(scope=Scope.of(current.task))
     trial.scope.folder = entry.folder
-    script = current.task.script
-    trial.scope.env["CM_TMP_CURRENT_SCRIPT_PATH"] = script.folder
+    trial.scope.env["CM_TMP_CURRENT_SCRIPT_PATH"] = current.task.script.folder
     run_phase(trial, "deps")
     try:
         trial.native(_VALIDATE, trial.scope.env, entry.folder)

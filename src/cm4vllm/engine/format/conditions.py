@@ -69,8 +69,7 @@ def both(*parts: Truth) -> Truth:
     """Return whether all of these hold."""
     if any(part is False for part in parts):
         return False
-    keys = frozenset(key for part in parts if isinstance(part, frozenset) for key in part)
-    return keys or True
+    return frozenset(key for part in parts if isinstance(part, frozenset) for key in part) or True
 
 
 def _negated(truth: Truth) -> Truth:

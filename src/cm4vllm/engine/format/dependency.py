@@ -86,8 +86,7 @@ class Dependency(Value):
 
     def with_change(self, change: Raw) -> Dependency:
         """Return this dependency with `change` merged in: tags appended, mappings merged, all else replaced."""
-        rest = {key: value for key, value in change.items() if key != "tags"}
-        raw = merge(self.raw, rest)
+        raw = merge(self.raw, {key: value for key, value in change.items() if key != "tags"})
         added = split_tags(change.get("tags"))
         if added:
             raw = {**raw, "tags": list(dict.fromkeys((*self.tags, *added)))}

@@ -173,8 +173,7 @@ class Task(Value):
         wanted = request.wanted.or_else(Wanted.from_environment(request.env)).or_else(script.wanted)
         # A value that a recipe passes on was not typed by a person.
         warnings = tuple(f"WARNING: {note}" for note in notes) if request.from_person else ()
-        task = cls(request, script, variations, wanted, (), warnings)
-        return task.of_version(wanted)
+        return cls(request, script, variations, wanted, (), warnings).of_version(wanted)
 
     def of_version(self, wanted: Wanted) -> Task:
         """Return this task for the version `wanted`; the part of the meta for that version is its last layer."""

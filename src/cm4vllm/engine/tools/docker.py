@@ -54,8 +54,7 @@ class RecipeImage:
 def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[str, Any]:
     """Write a folder with a Dockerfile for the recipe asked for; with `run_it` also build the image and run it."""
     checkout = Path(automation.path).parents[1]
-    catalogue = Catalogue(automation.cmind)
-    script = select(catalogue, Request.of(i, ""), str(checkout / "script"))
+    script = select(Catalogue(automation.cmind), Request.of(i, ""), str(checkout / "script"))
     made = image_of(script, i)
     folder = Path(working_folder(), str(i.get("docker_folder") or f"docker-{script.alias}"))
     write_context(made, folder, _repositories(automation.cmind, checkout, script))

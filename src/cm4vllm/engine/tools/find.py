@@ -104,8 +104,7 @@ def _fitting_scripts(catalogue: Catalogue, request: Request) -> list[ScriptMeta]
 
 def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Run the test inputs of the scripts with these tags, or of all scripts. The first failure ends it."""
-    catalogue = Catalogue(automation.cmind)
-    scripts = asked_scripts(catalogue, i)
+    scripts = asked_scripts(Catalogue(automation.cmind), i)
     done: list[str] = []
     for script in scripts:
         print(script.folder)

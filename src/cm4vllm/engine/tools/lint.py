@@ -131,8 +131,7 @@ class Linter:
                 for amendment in amendments:
                     yield from amendment_findings(amendment, kind, names, place)
         for place, _, phase, number, dependency in dependencies_of(script):
-            nested = Layer.of({"adr": dependency.raw.get("adr") or {}}).adr
-            for amendment in nested:
+            for amendment in Layer.of({"adr": dependency.raw.get("adr") or {}}).adr:
                 yield from amendment_findings(amendment, "adr", below, (*place, phase, number))
 
 
