@@ -24,8 +24,15 @@ from cm4vllm.common.folders.owned_folders import (
     write_noted,
     write_result_file,
 )
-from cm4vllm.common.folders.ownership_notes import beside, foreign, mark, note_files, remove_marked
-from cm4vllm.common.folders.replaceable_folders import Kind, require_replaceable
+from cm4vllm.common.folders.ownership_notes import (
+    Kind,
+    beside,
+    foreign,
+    mark,
+    note_files,
+    remove_marked,
+    require_replaceable,
+)
 
 OBSTACLES = {
     "file": lambda path: path.write_text("x"),

@@ -25,8 +25,13 @@ from cm4vllm.common.programs.containers import (
     require_ready,
     run_words,
 )
-from cm4vllm.common.programs.environments import checked, make_environment, require_resolved, site_packages
-from cm4vllm.common.programs.pip_settings import pip_settings
+from cm4vllm.common.programs.environments import (
+    checked,
+    make_environment,
+    pip_settings,
+    require_resolved,
+    site_packages,
+)
 from cm4vllm.common.programs.processes import Completed, exit_in_words, run
 
 SRC = Path(__file__).parents[2] / "src"

@@ -21,8 +21,7 @@ from cm4vllm.common.secrets.command_lines import (
     stored_command,
 )
 from cm4vllm.common.secrets.redaction import Vault, redacted_words
-from cm4vllm.common.secrets.secret_forms import HIDDEN, holds_form, keys_in, without_forms
-from cm4vllm.common.secrets.secret_names import is_secret_name
+from cm4vllm.common.secrets.secret_forms import HIDDEN, holds_form, is_secret_name, keys_in, without_forms
 from cm4vllm.hardware import system_description
 from cm4vllm.records import known_hardware
 from cm4vllm.report import page_templates

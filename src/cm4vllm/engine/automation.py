@@ -25,11 +25,9 @@ from cm4vllm.engine.cache.reuse import kept_outcome
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
-from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.request import Request, choice_note
 from cm4vllm.engine.run.scope import asked_by_code
-from cm4vllm.engine.run.script_selection import choice_note
 from cm4vllm.engine.run.session import Session, ends_the_process
-from cm4vllm.engine.run.shadowed_packages import shadowed_packages
 
 Result = dict[str, Any]
 
@@ -165,6 +163,8 @@ def _error_to_show(error: Exception, *, verbose: bool) -> CmError:
             return known
         except OSError:
             pass
+    from cm4vllm.engine.run.hooks import shadowed_packages
+
     return CmError(
         f"{type(error).__name__}: {error}",
         cause=f"at {frame.filename}:{frame.lineno}",

@@ -10,7 +10,7 @@ from tests.engine.plan.planning import HOOK, chain, find, nodes, planned, told
 
 from cm4vllm.engine.format.meta import load_script
 from cm4vllm.engine.format.versions import ANY
-from cm4vllm.engine.plan.node import brought_by
+from cm4vllm.engine.plan.planned_task import brought_by
 
 ROOT = Path(__file__).resolve().parents[3]
 

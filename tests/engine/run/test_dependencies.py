@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.engine.format.conditions import Conditions
+from cm4vllm.engine.format.dependency import Conditions
 
 SHOW = {"new_env_keys": ["CM_SEEN"], "variations": {"a": {}, "b": {}, "c": {}, "v.#": {}, "-odd": {}}}
 SEE = """

@@ -19,8 +19,7 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, InstallError, translated_os_errors
 from cm4vllm.common.files import require_space, write_json
-from cm4vllm.common.programs.environments import checked, pinned_requirements, site_packages
-from cm4vllm.common.programs.pip_settings import pip_settings
+from cm4vllm.common.programs.environments import checked, pinned_requirements, pip_settings, site_packages
 from cm4vllm.common.programs.processes import Completed
 
 #: Have packages imported from another place than the environment.

@@ -1,9 +1,9 @@
 """Plan of a run, made without writing, and without running any code of a script but its hook `plan`.
 
 The tree is walked as a run walks it, over the same tasks and scopes. The exports of a script that runs are not known:
-its keys become facts (`run_facts.py`), and each value that depends on a fact says so. These exports are known: of a
+its keys become facts (`planned_task.py`), and each value that depends on a fact says so. These exports are known: of a
 script without customize.py and run.sh those in its meta, of a cache entry those that it holds, of a customize.py with
-a hook `plan` those that the hook states (`recipe_code.py`).
+a hook `plan` those that the hook states (`chain.py`).
 """
 
 import os
@@ -16,23 +16,30 @@ from typing import Any
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import require_writable
 from cm4vllm.engine.cache.entries import Cache, Damaged, finished_entries
-from cm4vllm.engine.cache.entry_key import identity_of
-from cm4vllm.engine.format.conditions import both
-from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of
+from cm4vllm.engine.cache.reuse import identity_of
+from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, both
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import are_defined
-from cm4vllm.engine.plan.chain import warnings_of
-from cm4vllm.engine.plan.node import Brought, Node, Status, brought_by
-from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
-from cm4vllm.engine.plan.recipe_code import PlannedStep, code_of, has_hook, may_end_early, runs_scripts
-from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, unknown
+from cm4vllm.engine.plan.chain import PlannedStep, code_of, has_hook, may_end_early, runs_scripts, warnings_of
+from cm4vllm.engine.plan.planned_task import (
+    Brought,
+    Exports,
+    Node,
+    PlannedTask,
+    Status,
+    brought_by,
+    decide,
+    facts_in,
+    in_words,
+    unknown,
+    vocabulary_of,
+)
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.hooks import rewording, working_in
 from cm4vllm.engine.run.python_packages import missing_of
-from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.request import Request, candidates, select, without_replaced_variations
 from cm4vllm.engine.run.scope import complete, remarks, with_amendments
-from cm4vllm.engine.run.script_selection import candidates, select, without_replaced_variations
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 
 #: The mark in place of a branch that is not entered again.
@@ -204,7 +211,7 @@ class _Planner:
             self.made_unseen.add(frame.script.uid)
             return ""
         key = identity.key()
-        if (entry := self.cache.find(identity, wanted)) is not None:
+        if (entry := self.cache.find(key, wanted)) is not None:
             try:
                 entry.result()
             except Damaged as damage:

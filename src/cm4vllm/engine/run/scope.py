@@ -12,11 +12,10 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
 from cm4vllm.common.host_addresses import PROXY_VARIABLES
-from cm4vllm.common.secrets.secret_names import is_secret_name
-from cm4vllm.engine.format.conditions import Conditions
-from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, split_tags
-from cm4vllm.engine.format.documents import merge
+from cm4vllm.common.secrets.secret_forms import is_secret_name
+from cm4vllm.engine.format.dependency import PHASES, Amendment, Conditions, Dependency, amendments_of, split_tags
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
+from cm4vllm.engine.format.meta_files import merge
 from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import ANY, Wanted

@@ -19,13 +19,12 @@ from cm4vllm.common.programs.containers import Container, Mount, engines, requir
 from cm4vllm.common.programs.processes import Completed, exit_in_words
 from cm4vllm.common.progress import say
 from cm4vllm.common.secrets.redaction import secret_flags, vault
-from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.meta_files import merge
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import resolve
 from cm4vllm.engine.run.flags import flag
-from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.script_selection import select
+from cm4vllm.engine.run.request import Request, select
 
 #: Debian with a Python that is new enough; the systems that public metas name have older ones.
 _BASE_IMAGE = "python:3.12-slim-bookworm"

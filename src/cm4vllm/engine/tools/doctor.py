@@ -14,8 +14,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.cache_commands import count_in_words, leftovers, size_of
 from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, finished_entries
-from cm4vllm.engine.format.documents import json_mapping
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.meta_files import json_mapping
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.run.python_packages import missing_of

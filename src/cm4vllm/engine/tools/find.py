@@ -16,8 +16,7 @@ from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import are_defined
-from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.script_selection import candidates
+from cm4vllm.engine.run.request import Request, candidates
 
 Result = dict[str, Any]
 

@@ -13,7 +13,7 @@ from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw
 from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.plan.recipe_code import code_of, has_hook, runs_scripts
+from cm4vllm.engine.plan.chain import code_of, has_hook, runs_scripts
 from cm4vllm.engine.run.hooks import Hooks
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.engine.format import meta_store as module
-from cm4vllm.engine.format.meta_store import KeptMetas, summaries
+from cm4vllm.engine.format import script_catalogue as module
+from cm4vllm.engine.format.script_catalogue import KeptMetas, summaries
 from cm4vllm.engine.format.versions import Wanted, version_key
 
 META = {"alias": "a", "versions": {3.8: {"env": {"CM_A": True}}, 9: None}, "tags": ["größe", "x"]}
