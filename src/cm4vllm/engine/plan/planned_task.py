@@ -80,12 +80,8 @@ def _matches(env: Mapping[str, Any], key: str, values: frozenset[str], missing_i
     facts = facts_in(env.get(key))
     if not facts:
         return matches(env, key, values, missing_is_no)
-    if is_assured(env[key]):
-        if says_yes(values):
-            return True
-        if says_no(values):
-            return False
-    return facts
+    is_decided = is_assured(env[key]) and (says_yes(values) or says_no(values))
+    return says_yes(values) if is_decided else facts
 
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")

@@ -112,13 +112,8 @@ class Request(Value):
 
     def title(self) -> str:
         """Return the request as its tags would be typed."""
-        words = [
-            *self.tags,
-            *(f"-{tag}" for tag in self.excluded_tags),
-            *(f"_{name}" for name in self.variations),
-            *(f"-_{name}" for name in self.excluded_variations),
-        ]
-        return ",".join(words) or self.name
+        kinds = {"": self.tags, "-": self.excluded_tags, "_": self.variations, "-_": self.excluded_variations}
+        return ",".join(sign + word for sign, words in kinds.items() for word in words) or self.name
 
 
 def _amendments(given: Mapping[str, Any], key: str) -> tuple[Amendment, ...]:
@@ -239,12 +234,12 @@ def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     """
     scripts = candidates(catalogue, request)
     fitting = [script for script in scripts if are_defined(script, request.variations)]
-    if fitting:
-        _require_choice(fitting, request)
-        fitting.sort(key=lambda script: os.path.dirname(script.folder) != near)
-        knowing = (s for s in fitting if not request.from_person or not unknown_flags(s, request.inputs))
-        return next(knowing, fitting[0])
-    raise no_variation(scripts, request)
+    if not fitting:
+        raise no_variation(scripts, request)
+    _require_choice(fitting, request)
+    fitting.sort(key=lambda script: os.path.dirname(script.folder) != near)
+    knowing = (s for s in fitting if not request.from_person or not unknown_flags(s, request.inputs))
+    return next(knowing, fitting[0])
 
 
 def choice_note(catalogue: Catalogue, request: Request, near: str) -> list[str]:
@@ -301,14 +296,9 @@ def without_replaced_variations(catalogue: Catalogue, request: Request, near: st
 
 def candidates(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     """Return the scripts that match a request without regard to variations, in order of preference."""
-    matching = (
-        catalogue.scripts_named(request.name, request.repo) if request.name else catalogue.with_tags(request.tags)
-    )
-    scripts = [
-        script
-        for script in matching
-        if set(request.tags) <= set(script.tags) and not set(request.excluded_tags) & set(script.tags)
-    ]
+    named, wanted, excluded = request.name, set(request.tags), set(request.excluded_tags)
+    every = catalogue.scripts_named(named, request.repo) if named else catalogue.with_tags(request.tags)
+    scripts = [script for script in every if wanted <= set(script.tags) and not excluded & set(script.tags)]
     if not scripts:
         raise no_script(catalogue, request)
     return sorted(scripts, key=lambda script: (script.sort, script.folder))
@@ -338,12 +328,10 @@ def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
 
 def _why_no_match(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
     """Return why no script has the tags: an excluding tag, an unknown one, or a tag too many."""
-    having = [script for script in scripts if wanted <= set(script.tags)]
-    if having:
+    if having := [script for script in scripts if wanted <= set(script.tags)]:
         tag = next(tag for tag in excluded if tag in having[0].tags)
         return f"-{tag} excludes {_names(having)}"
-    unknown = sorted(tag for tag in wanted if not any(tag in script.tags for script in scripts))
-    if unknown:
+    if unknown := sorted(tag for tag in wanted if not any(tag in script.tags for script in scripts)):
         return f"no script has the tag {unknown[0]!r}"
     for tag in sorted(wanted):
         if others := [script for script in scripts if wanted - {tag} <= set(script.tags)]:
@@ -360,10 +348,8 @@ def _nearest_script(wanted: set[str], excluded: set[str], scripts: Sequence[Name
         (script for script in scripts if corrected & set(script.tags) and not excluded & set(script.tags)),
         key=lambda script: (-len(corrected & set(script.tags)), len(script.tags), script.alias),
     )
-    if not scripts:
-        return "no repository with scripts is registered: cm add repo --path=<folder of a repository>"
     if not best:
-        return _LIST
+        return _LIST if scripts else "no repository with scripts is registered: cm add repo --path=<folder>"
     shared = len(corrected & set(best[0].tags))
     near = [script for script in best if len(corrected & set(script.tags)) == shared][:_NAMED]
     return f"did you mean {' or '.join(f'{_tags(script, corrected)} ({script.alias})' for script in near)}?"
