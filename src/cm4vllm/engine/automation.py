@@ -175,9 +175,7 @@ def _error_to_show(error: Exception, *, verbose: bool) -> CmError:
 def _other_checkout(automation: str) -> str:
     """Return a warning where the recipes are those of one checkout and the package is that of another; else nothing."""
     recipes = os.path.dirname(os.path.dirname(os.path.realpath(automation)))
-    package = os.path.realpath(__file__)
-    for _ in "file", "engine", "cm4vllm", "src":
-        package = os.path.dirname(package)
+    package = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
     if package == recipes or not os.path.isfile(os.path.join(package, "cmr.yaml")):
         return ""
     return (

@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 from tests.engine.plan.planning import HOOK, chain, find, nodes, planned, told
 
-from cm4vllm.engine.format.meta import load_script
-from cm4vllm.engine.format.versions import ANY
-from cm4vllm.engine.plan.planned_task import brought_by
-
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -297,13 +293,6 @@ def test_what_is_brought_follows_the_environment(home, flags, brought):
     }
     home.script("top", meta)
     assert [bring["what"] for bring in planned(home, "top", **flags)["plan"]["brings"]] == brought
-
-
-@pytest.mark.parametrize("given", ["", "/data/punkt_tab.zip"])
-def test_a_sentence_model_that_is_given_is_not_downloaded(given):
-    script = load_script(str(ROOT / "script" / "get-nltk-data"), "cm4vllm")
-    brought = brought_by(script, script.layer.brings, ANY, lambda path: [], {"CM_NLTK_DATA_SOURCE": given})
-    assert len(brought) == (not given)
 
 
 # --- the steps that a script's own code takes, in a plan and in the run

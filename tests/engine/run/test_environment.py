@@ -49,14 +49,6 @@ def test_precedence(home, meta, given, value):
     assert home.run(f"one,{tags}", **given)["new_env"]["CM_X"] == value
 
 
-def test_what_builds_on_a_base_overrides_it(home):
-    home.script(
-        "one",
-        {**META, "variations": {"low": {"env": {"CM_X": "low"}}, "top": {"base": ["low"], "env": {"CM_X": "top"}}}},
-    )
-    assert home.run("one,_top")["new_env"]["CM_X"] == "top"
-
-
 def test_caller_environment_gives_way_to_meta_but_the_typed_one_does_not(home):
     home.script("one", {**META, "env": {"CM_X": "meta"}})
     home.script("outer", {"deps": [{"tags": "one"}], "new_env_keys": ["CM_X"], "default_env": {"CM_X": "outer"}})

@@ -59,14 +59,6 @@ def test_result_has_the_public_keys(home):
     assert result["deps"] == ["dep"]
 
 
-def test_only_exported_keys_of_a_dependency_reach_its_parent(home):
-    home.script("dep", {"env": {"CM_OUT": "seen", "CM_HIDDEN": "unseen"}, "new_env_keys": ["CM_OUT"]})
-    home.script("one", {"deps": [{"tags": "dep"}], "new_env_keys": ["CM_*"]})
-    new_env = home.run("one")["new_env"]
-    assert new_env["CM_OUT"] == "seen"
-    assert "CM_HIDDEN" not in new_env
-
-
 def test_skip_ends_the_script_before_run_sh_and_post_deps(home):
     home.script("later", run='echo later >> "$CM_LOG"')
     home.script(
@@ -87,25 +79,10 @@ def test_skip_can_name_another_script(home):
     assert home.run("one")["new_env"] == {"CM_X": "from other"}
 
 
-def test_values_with_equal_signs_come_back_whole_from_run_sh(home):
-    home.script(
-        "one",
-        {"new_env_keys": ["CM_*"]},
-        run="""
-echo "CM_URL=http://host/?q=1&r=2" > tmp-run-env.out
-echo "CM_ABC=a=b=c" >> tmp-run-env.out
-echo '{"from": "run.sh"}' > tmp-run-state.json
-""",
-    )
-    new_env = home.run("one")["new_env"]
-    assert new_env["CM_URL"] == "http://host/?q=1&r=2"
-    assert new_env["CM_ABC"] == "a=b=c"
-    assert not list(home.work.glob("tmp-*"))
-
-
 def test_state_of_run_sh_is_merged(home):
     home.script("one", {"new_state_keys": ["from"]}, run="""echo '{"from": {"a": [1]}}' > tmp-run-state.json""")
     assert home.run("one")["new_state"] == {"from": {"a": [1]}}
+    assert not list(home.work.glob("tmp-*"))
 
 
 def test_nested_run_of_a_hook_is_part_of_the_same_run(home):
@@ -237,28 +214,6 @@ def test_a_failing_cleanup_does_not_keep_the_others_from_running(home):
     assert "ValueError: broken" in done.stdout
 
 
-def test_cleanup_runs_when_the_script_itself_fails(home):
-    home.script(
-        "one",
-        customize="""
-def preprocess(i): return {"return": 7, "error": "no"}
-def cleanup(i): print("cleaned"); return {"return": 0}
-""",
-    )
-    done = home.cli("run", "script", "--tags=one")
-    assert done.returncode == 7
-    assert "cleaned" in done.stdout
-
-
-def test_fake_run_reaches_dependencies(home):
-    home.script("dep", run='echo dep >> "$CM_LOG"')
-    home.script("one", {"deps": [{"tags": "dep"}]}, run='echo one >> "$CM_LOG"')
-    result = home.run("one", fake_run=True, env={"CM_LOG": str(home.work / "log")})
-    assert result["return"] == 0
-    assert result["deps"] == ["dep"]
-    assert log_of(home) == []
-
-
 def test_prepare_runs_dependencies_alone(home):
     home.script("dep", run='echo dep >> "$CM_LOG"')
     home.script("one", {"deps": [{"tags": "dep"}]}, run='echo one >> "$CM_LOG"')
@@ -272,31 +227,6 @@ def test_working_directory_is_left_as_it_was(home):
     )
     assert home.run("one")["return"] == 0
     assert (home.work / "where").read_text().strip() == str(home.work)
-
-
-def test_metas_are_not_changed_by_a_run(home):
-    home.script("dep", {"variations": {"a.#": {"env": {"CM_V": "#"}}}, "new_env_keys": ["CM_V"]})
-    home.script(
-        "one",
-        {"deps": [{"tags": "dep", "names": ["d"]}], "new_env_keys": ["CM_V"]},
-        customize="""
-def preprocess(i):
-    i["meta"]["tags"].append("changed")
-    i["meta"].clear()
-    return {"return": 0}
-""",
-    )
-    home.script(
-        "both",
-        customize="""
-def preprocess(i):
-    first = i["automation"].run({"tags": "one", "adr": {"d": {"tags": "_a.1"}}})
-    second = i["automation"].run({"tags": "one", "adr": {"d": {"tags": "_a.2"}}})
-    print("seen", first["new_env"]["CM_V"], second["new_env"]["CM_V"])
-    return {"return": 0}
-""",
-    )
-    assert "seen 1 2" in home.cli("run", "script", "--tags=both").stdout
 
 
 # --- `--adr` reaches what carries a name: a dependency at any depth, and a recipe that another one's code runs
@@ -422,7 +352,7 @@ def test_code_can_ask_what_an_amendment_reaches(home):
 READS = 'def preprocess(i):\n    print(i["env"].get("CM_KNOWN_KEY", ""))\n    return {"return": 0}\n'
 
 
-@pytest.mark.parametrize("key", ["CM_KNOWN_KYE", "LLAMA2_CHECKPOINT_PATH", "CUDA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize("key", ["CM_KNOWN_KYE", "CUDA_VISIBLE_DEVICES"])
 def test_an_environment_key_that_nothing_reads_is_a_warning_in_plan_and_run(home, key):
     home.script("dep", customize=READS)
     home.script("top", {"deps": [{"tags": "dep"}], "input_mapping": {"known": "CM_KNOWN_KEY"}})
@@ -458,8 +388,7 @@ def other_repository(home, name, tags, text, *, own=()):
     home.register(home.engine, home.repo, repo)
 
 
-@pytest.mark.parametrize("name", ["customize.py", "run.sh"])
-@pytest.mark.parametrize("between", [(), ("middle",)])
+@pytest.mark.parametrize(("name", "between"), [("customize.py", ("middle",)), ("run.sh", ())])
 def test_a_key_that_a_dependency_in_another_repository_reads_has_an_effect(home, name, between):
     other_repository(home, name, "dep", READS_SIZE if name == "customize.py" else 'echo "$CM_SIZE"\n')
     for tags in between:

@@ -131,9 +131,9 @@ def _values_by_hook(flag: str, given: Mapping[str, str], script: Mapping[str, An
     from cm4vllm.engine.format.script_catalogue import KeptMetas
     from cm4vllm.engine.tools.help import input_values
 
-    read, folder = KeptMetas(os.path.join(home, "cm4vllm-metas")).read, script["path"]
-    tags = given["tags"].split(",")
-    return input_values(load_script(folder, "", read), {**given, "tags": tags}, read).get(flag, ())
+    read = KeptMetas(os.path.join(home, "cm4vllm-metas")).read
+    asked = {**given, "tags": given["tags"].split(",")}
+    return input_values(load_script(script["path"], "", read), asked, read).get(flag, ())
 
 
 def _matching_scripts(typed: str, indexed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -110,13 +110,8 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
         ("gives", [f"  {key}" for key in _exports(script)]),
     ]
-    return "\n".join(
-        line
-        for line in [
-            *head,
-            *(line for title, lines in parts if lines for line in ("", f"  {title}", *(f"  {line}" for line in lines))),
-        ]
-    )
+    shown = (line for title, lines in parts if lines for line in ("", f"  {title}", *(f"  {line}" for line in lines)))
+    return "\n".join([*head, *shown])
 
 
 def _exports(script: ScriptMeta) -> list[str]:
