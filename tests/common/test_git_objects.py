@@ -455,17 +455,17 @@ def test_the_way_may_be_configured_in_the_environment(configured, repository, tm
 
 
 @pytest.mark.parametrize(
-    ("configuration", "what", "cause"),
+    ("configuration", "message", "cause"),
     [
         ("[http]\n\tproxy = http://127.0.0.1:9\n", "fetched from", "127.0.0.1"),
         ("[http\n", "cannot read its config", ".gitconfig"),
     ],
     ids=["a proxy that nothing listens at", "not readable"],
 )
-def test_what_the_users_configuration_of_git_says_is_named(tmp_path, monkeypatch, configuration, what, cause):
+def test_what_the_users_configuration_of_git_says_is_named(tmp_path, monkeypatch, configuration, message, cause):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".gitconfig").write_text(configuration)
-    with pytest.raises(SourceUnavailable, match=what) as refused:
+    with pytest.raises(SourceUnavailable, match=message) as refused:
         fetch_checkout(tmp_path / "out", "https://github.example.invalid/x", "0" * 40, ["/*"])
     assert cause in refused.value.cause
 

@@ -81,6 +81,7 @@ def test_a_child_dies_with_its_parent_even_by_kill_9():
         process.wait()
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(30)
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("logged", [False, True])

@@ -41,14 +41,14 @@ def test_second_run_uses_the_entry(home, made):
 def test_entry_is_an_artifact_of_cmind(home, made):
     home.script("make", META, run=COUNT)
     made(extra_cache_tags="test-extra,ci")
-    assert home.cli("find", "cache", "--tags=make,test-extra,ci").stdout.strip() == str(home.entries()[0])
-    shown = home.cli("show", "cache", "--tags=make", "--env").stdout
+    assert home.done("find", "cache", "--tags=make,test-extra,ci").stdout.strip() == str(home.entries()[0])
+    shown = home.done("show", "cache", "--tags=make", "--env").stdout
     assert "* Tags: make,test-extra,ci,script-artifact-" in shown
     assert f"Path: {home.entries()[0]}" in shown
     assert "CM_PATH=" in shown
-    assert home.cli("rm", "cache", "--tags=make", "-f").returncode == 0
+    assert home.done("rm", "cache", "--tags=make", "-f").returncode == 0
     assert home.entries() == []
-    assert home.cli("rm", "cache", "--tags=make", "-f").returncode == 16
+    assert home.done("rm", "cache", "--tags=make", "-f").returncode == 16
     assert made()[1] == 2
 
 
@@ -57,8 +57,8 @@ def test_entry_is_found_without_cminds_index_and_after_reindexing(home, made):
     made()
     (home.path / "index.json").unlink()
     assert made()[1] == 1
-    home.cli("reindex", "repo")
-    assert home.cli("find", "cache", "--tags=make").stdout.strip() == str(home.entries()[0])
+    home.done("reindex", "repo")
+    assert home.done("find", "cache", "--tags=make").stdout.strip() == str(home.entries()[0])
 
 
 def test_default_and_explicit_variation_share_an_entry_and_others_do_not(home, made):
@@ -98,8 +98,8 @@ def test_extra_tags_and_name_make_entries_of_their_own(home, made):
     made()
     assert made(extra_cache_tags="<<<CM_X>>>-tag", env={"CM_X": "x"})[1] == 2
     assert made(name="Mine")[1] == 3
-    assert home.cli("find", "cache", "--tags=x-tag").stdout.strip()
-    assert home.cli("find", "cache", "--tags=name-mine").stdout.strip()
+    assert home.done("find", "cache", "--tags=x-tag").stdout.strip()
+    assert home.done("find", "cache", "--tags=name-mine").stdout.strip()
 
 
 def test_failed_renewal_keeps_the_old_entry(home, made):
@@ -177,7 +177,7 @@ def test_killed_renewal_is_undone_by_the_next_run(home, made, further):
     if further:
         removed = home.entries()[0].name
         first, count = made(new=True)
-        assert home.cli("rm", "cache", removed, "-f").returncode == 0
+        assert home.done("rm", "cache", removed, "-f").returncode == 0
     process = home.start(
         "run",
         "script",
@@ -292,11 +292,11 @@ def test_versions_choose_among_entries(home, made):
     assert made(version_min="1.8")[0]["version"] == "2.0"
     assert made()[0]["version"] == "2.0"
     assert made()[1] == 2
-    assert home.cli("find", "cache", "--tags=make,version-1.5").stdout.strip()
+    assert home.done("find", "cache", "--tags=make,version-1.5").stdout.strip()
     renewed, runs = made(renew=True)
     assert runs == 3
     assert renewed["version"] == "2.0"
-    assert home.cli("find", "cache", "--tags=make,version-2.0").stdout.strip()
+    assert home.done("find", "cache", "--tags=make,version-2.0").stdout.strip()
 
 
 def test_default_version_moves_into_the_limits(home, made):

@@ -98,7 +98,7 @@ def test_flag_forms_of_the_command_line(home):
     home.script(
         "one", {"new_env_keys": ["CM_*"], "input_mapping": {"list_of": "CM_LIST", "on": "CM_ON", "off": "CM_OFF"}}
     )
-    done = home.cli("run", "script", "--tags=one", "--list-of,=a,b", "--on", "--off-", "--print_env")
+    done = home.done("run", "script", "--tags=one", "--list-of,=a,b", "--on", "--off-", "--print_env")
     assert done.returncode == 0
     for line in ("CM_LIST=a,b", "CM_ON=yes", "CM_OFF=no"):
         assert line in done.stdout
@@ -163,7 +163,7 @@ def preprocess(i):
 
 def test_a_note_says_when_a_variation_overrides_what_was_typed(home):
     home.script("one", {**META, "variations": {"v": {"env": {"CM_X": "variation"}}}})
-    done = home.cli("run", "script", "--tags=one,_v", "--env.CM_X=typed")
+    done = home.done("run", "script", "--tags=one,_v", "--env.CM_X=typed")
     assert "--const.CM_X=typed" in done.stdout
 
 

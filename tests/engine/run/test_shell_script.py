@@ -44,7 +44,7 @@ def test_ignore_script_error(home):
 
 def test_files_that_explain_an_error_are_shown(home):
     home.script("one", {"print_files_if_script_error": ["why.log"]}, run="echo because > why.log; exit 1\n")
-    assert "because" in home.cli("run", "script", "--tags=one").stdout
+    assert "because" in home.done("run", "script", "--tags=one").stdout
 
 
 def test_flavour_of_the_machine_chooses_the_file(tmp_path):
@@ -143,7 +143,7 @@ def test_what_a_script_prints_is_passed_on_in_a_chinese_locale(home, tmp_path):
 def test_a_log_that_cannot_be_written_does_not_end_the_script(home):
     (home.path / "logs").write_text("a file, where the folder of the logs would be")
     home.script("one", run="for n in $(seq 20000); do echo line $n; done\ntouch done\n")
-    done = home.cli("run", "script", "--tags=one")
+    done = home.done("run", "script", "--tags=one")
     assert done.returncode == 0, done.stderr
     assert (home.work / "done").exists()
     assert "line 20000\n" in done.stdout
@@ -249,7 +249,7 @@ def test_a_stop_within_the_start_of_run_sh_ends_it(home, monkeypatch):
 
 def test_what_an_ended_run_sh_left_running_is_not_touched(home):
     home.script("one", run="sleep 600 > /dev/null 2>&1 & echo $! > sleeper")
-    assert home.cli("run", "script", "--tags=one").returncode == 0
+    assert home.done("run", "script", "--tags=one").returncode == 0
     sleeper = int((home.work / "sleeper").read_text())
     time.sleep(0.1)
     try:

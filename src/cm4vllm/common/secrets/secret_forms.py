@@ -1,4 +1,4 @@
-"""What is known to be secret: by the name of a variable, a flag or a key, and by its form.
+"""Secrets that are known by the name of a variable, a flag or a key, or by their form.
 
 The forms are keys of well-known services, passwords and signatures in URLs, headers.
 """
