@@ -15,8 +15,7 @@ import pytest
 from nltk.tokenize.punkt import PunktSentenceTokenizer
 from rouge_score import rouge_scorer
 
-from cm4vllm.accuracy.exact_match import percent_answered, percent_retrieved
-from cm4vllm.accuracy.gsm8k import is_solved, number_in
+from cm4vllm.accuracy.exact_match import is_solved, number_in, percent_answered, percent_retrieved
 from cm4vllm.accuracy.metric_families import Samples, rouge_and_exact_match, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scoring import SCORERS, accuracy_text, lacks_of, score_run, scorer_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cm4vllm.accuracy.exact_match import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
 from cm4vllm.accuracy.metric_families import Samples, parts_of_deepseek, parts_of_gpt_oss
-from cm4vllm.accuracy.multiple_choice import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
 from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.accuracy.sentences import NO_SENTENCES
 from cm4vllm.rules import Mode, Scenario, terms

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy import scorer_needs
-from cm4vllm.accuracy.answer_texts import Detokenizer
-from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.graders.catalogue import GraderRecord
 from cm4vllm.accuracy.scorer_needs import ScoreInputs, ready_graders, score_needs
 from cm4vllm.accuracy.scoring import require_scorable, score_run
+from cm4vllm.assets.tokenizer_file import Detokenizer
 from cm4vllm.common.errors import CmError, DatasetError, InstallError, ModelError, RunFailed, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import AccuracyRecord

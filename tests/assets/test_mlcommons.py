@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Storage, mounted, serving
 
-from cm4vllm.assets.downloads import mlcommons, resumed_download, verified_digests
+from cm4vllm.assets.downloads import mlcommons, resumed_download
 from cm4vllm.assets.downloads.mlcommons import download, read_manifest
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.common.errors import DiskFull, DownloadError, UsageError
@@ -111,9 +111,7 @@ def test_files_that_are_there_are_proved_once_and_again_when_they_change(storage
     (target / "acc").mkdir()
     (target / "acc" / "small file.json").write_text("[ ]")  # another file of that name
     read = []
-    monkeypatch.setattr(
-        verified_digests, "digest_of", lambda path, kind: read.append(path.name) or digest_of(path, kind)
-    )
+    monkeypatch.setattr(mlcommons, "digest_of", lambda path, kind: read.append(path.name) or digest_of(path, kind))
     download(listed, target, everything(listed))
     assert sorted(read) == ["big.pkl", "small file.json"]
     assert (target / "acc" / "small file.json").read_text() == "[]"
@@ -238,13 +236,13 @@ def test_a_byte_that_changed_while_size_and_time_stayed_is_found(tmp_path):
     path.parent.mkdir()
     path.write_bytes(b"first")
     digest = digest_of(path, "sha256")
-    assert verified_digests.VerifiedDigests(path.parent).prove("weights", digest) == digest
-    assert verified_digests.VerifiedDigests(path.parent).knows("weights", digest)
+    assert mlcommons.VerifiedDigests(path.parent).prove("weights", digest) == digest
+    assert mlcommons.VerifiedDigests(path.parent).knows("weights", digest)
     status = path.stat()
     time.sleep(0.02)  # a tick of the file system's clock
     path.write_bytes(b"fIrst")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert not verified_digests.VerifiedDigests(path.parent).knows("weights", digest)
+    assert not mlcommons.VerifiedDigests(path.parent).knows("weights", digest)
 
 
 def test_files_that_were_downloaded_are_found_without_the_storage(storage, tmp_path, monkeypatch):

@@ -10,9 +10,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from cm4vllm.assets.datasets import provide
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings
 from cm4vllm.assets.models import provide as provide_model
-from cm4vllm.assets.samples.chat_templates import ChatTokens, PictureGrid
 from cm4vllm.assets.samples.dataset_files import DatasetSettings
-from cm4vllm.assets.samples.prompt_tokens import message, misread
+from cm4vllm.assets.samples.prompt_tokens import ChatTokens, PictureGrid, message, misread
 from cm4vllm.assets.samples.published_formats import rows_of
 from cm4vllm.assets.tiny.stand_ins import MODELS
 from cm4vllm.common.errors import DatasetError, ModelError

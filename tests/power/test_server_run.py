@@ -17,9 +17,7 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import PortInUse, UsageError
 from cm4vllm.common.git.git_source import extract
 from cm4vllm.power.programs import CLIENT, official_environment, provide
-from cm4vllm.power.ptd import simulated_program
-from cm4vllm.power.server_config import ServerSettings
-from cm4vllm.power.server_run import require_settings
+from cm4vllm.power.server_run import ServerSettings, require_settings, simulated_program
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import design_watts, read_supplies
 from cm4vllm.rules import round_names, round_terms
@@ -68,7 +66,7 @@ SERVE = """
 import sys, threading
 from cm4vllm.power import server_run, simulated_site
 from cm4vllm.power.clocks import LOOPBACK, serve_time
-from cm4vllm.power.server_config import ServerSettings
+from cm4vllm.power.server_run import ServerSettings
 from cm4vllm.power.server_run import serve
 environment = server_run.official_environment
 starting = threading.Event()

@@ -21,7 +21,7 @@ from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.power import clocks
 from cm4vllm.power.making import OUTPUT, Site, make_session, preflight_run
 from cm4vllm.power.programs import provide
-from cm4vllm.power.server_config import ServerSettings, config_text
+from cm4vllm.power.server_run import ServerSettings, config_text
 from cm4vllm.records.power.samples import SIMULATED
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase, PowerSession, reasons_unmeasured
 from cm4vllm.rules import round_names, round_terms

@@ -13,8 +13,15 @@ from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.judgement.expected_findings import unexpected_findings
 from cm4vllm.results.log_folders import PROBLEMS
 from cm4vllm.submission.checker import source
-from cm4vllm.submission.checker.checker_explanations import _MEANINGS, codes_of, disagreements, explained
-from cm4vllm.submission.checker.official_checker import check_submission, is_rehearsal, run_checkers
+from cm4vllm.submission.checker.official_checker import (
+    _MEANINGS,
+    check_submission,
+    codes_of,
+    disagreements,
+    explained,
+    is_rehearsal,
+    run_checkers,
+)
 from cm4vllm.submission.checker.source import extract_checker, fetch, open_source
 from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.tree import build_tree, system_folder

@@ -2,8 +2,8 @@
 
 from cm4vllm.assets.quantization import KV_FP8, schemes
 from cm4vllm.records.assets import ModelRecord, QuantizationRecord
-from cm4vllm.submission.shared_pages import heading_of, sections, with_section, without_scenario, without_section
 from cm4vllm.submission.submitter_pages import noticed, quantisation
+from cm4vllm.submission.tree_writer import heading_of, sections, with_section, without_scenario, without_section
 
 PAGE = """# Example
 

@@ -19,8 +19,14 @@ from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import FACTS_FILES, read_software
 from cm4vllm.submission.campaign_software import detect_software, published_facts, scripts_that_ran
-from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
-from cm4vllm.submission.system_records import SystemSettings, runs_here, write_system
+from cm4vllm.submission.system_records import (
+    SystemSettings,
+    gpus_in_use,
+    gpus_of_nodes,
+    processes_of,
+    runs_here,
+    write_system,
+)
 from gpu_machines import gpus as machine
 
 

@@ -9,16 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from cm4vllm.accuracy.exact_match import percent_answered, percent_retrieved
+from cm4vllm.accuracy.exact_match import (
+    chosen_at_the_end,
+    chosen_letter,
+    integer,
+    is_choice,
+    is_integer,
+    is_solved,
+    percent_answered,
+    percent_retrieved,
+)
+from cm4vllm.accuracy.graders.catalogue import GraderRecord
 from cm4vllm.accuracy.graders.judging import judge
-from cm4vllm.accuracy.graders.records import GraderRecord
-from cm4vllm.accuracy.gsm8k import is_solved
-from cm4vllm.accuracy.multiple_choice import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
-from cm4vllm.accuracy.normaliser import normalise_texts
 from cm4vllm.accuracy.product_catalogue import hierarchical_f1
 from cm4vllm.accuracy.rouge import TYPES, PairScores, score_pairs
 from cm4vllm.accuracy.sentences import Sentences, on_lines
-from cm4vllm.accuracy.word_errors import word_error_rate
+from cm4vllm.accuracy.word_errors import normalise_texts, word_error_rate
 from cm4vllm.common.errors import InstallError
 
 #: The column that names a sample's metric, and the metrics that are no ROUGE, each a function of prediction and

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.graders.catalogue import GraderRecord
 from cm4vllm.accuracy.scoring import graders_of, scorer_of
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.common import input_types

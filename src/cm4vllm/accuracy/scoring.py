@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm import SIMULATED_NOTICE, __version__
-from cm4vllm.accuracy.answer_texts import Detokenizer
-from cm4vllm.accuracy.graders.catalogue import grader_lacks
-from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.graders.catalogue import GraderRecord, grader_lacks
 from cm4vllm.accuracy.metric_families import (
     Samples,
     Scored,
@@ -29,6 +27,7 @@ from cm4vllm.accuracy.product_catalogue import catalogue_text
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
 from cm4vllm.assets.samples.published_formats import recorded_rows
+from cm4vllm.assets.tokenizer_file import Detokenizer
 from cm4vllm.common.errors import ModelError, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.folders.owned_folders import write_result_file

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from cm4vllm.assets.downloads import mlcommons
 from cm4vllm.assets.samples.audio_dataset import audio_rows
 from cm4vllm.assets.samples.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
-from cm4vllm.assets.samples.media_files import media_record
 from cm4vllm.assets.samples.picture_dataset import catalogue_rows, check_catalogue
 from cm4vllm.assets.samples.prompt_tokens import beyond, misread, tokenised
-from cm4vllm.assets.samples.published_formats import write_rows
+from cm4vllm.assets.samples.published_formats import media_record, write_rows
 from cm4vllm.assets.tiny.stand_in_datasets import SPACE_BYTES, stand_in_dataset
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 from cm4vllm.common.files import digest_of, given_path, require_space, sha256_of

@@ -27,7 +27,6 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import CLIENT, official_environment
-from cm4vllm.power.workload import COMMAND, Relay
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.power.session import FILES, PowerSession, reasons_unmeasured
 from cm4vllm.rules import PowerPrograms, default_round, round_terms
@@ -41,6 +40,52 @@ _FAULT = re.compile(r"^\S+ [\d-]+ [\d:,]+ \[(?:ERROR|CRITICAL|FATAL)\] (.*)$", r
 
 #: Makes one run of LoadGen, whose logs it writes to the folder.
 Run = Callable[[Path], None]
+
+
+#: The command line that the official client logs.
+COMMAND = "./workload.sh"
+
+
+_SCRIPT = """\
+#!/bin/sh
+# Asks for a run, and waits for its end.
+exec 3< answers
+echo run > requests
+read -r _ <&3
+"""
+
+
+_NAMES = ("requests", "answers")
+
+
+class Relay:
+    """The two pipes between the command in a folder, and the process that makes the runs."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write into `folder` the command that the official client runs, and the pipes by which it asks for a run."""
+        script = folder / COMMAND
+        script.write_text(_SCRIPT, encoding="utf-8")
+        script.chmod(0o755)
+        for name in _NAMES:
+            os.mkfifo(folder / name)
+        # Both directions: no side waits for the other to open, and the command reads the end when this process ends.
+        self._requests, self._answers = (os.open(folder / name, os.O_RDWR | os.O_NONBLOCK) for name in _NAMES)
+
+    def close(self) -> None:
+        """Close the pipes: a command that waits for a run fails."""
+        os.close(self._requests)
+        os.close(self._answers)
+
+    def asks_for_run(self) -> bool:
+        """Return True once for each time that the command asked for a run."""
+        try:
+            return bool(os.read(self._requests, len(b"run\n")))
+        except BlockingIOError:
+            return False
+
+    def answer(self) -> None:
+        """End the command: its run has been made."""
+        os.write(self._answers, b"made\n")
 
 
 class Site(Record, frozen=True, kw_only=True):

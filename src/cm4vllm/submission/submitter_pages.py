@@ -10,7 +10,7 @@ import cm4vllm
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.run import NETWORK_SUT, RunRecord
 from cm4vllm.rules import TreeLayout
-from cm4vllm.submission.measurements_json import without_folder
+from cm4vllm.submission.run_files import without_folder
 from cm4vllm.submission.tree_writer import TreeWriter
 
 SUBMITTER_PAGE = "README.md"

@@ -26,12 +26,9 @@ from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout
 from cm4vllm.submission.campaign_software import published_facts
-from cm4vllm.submission.checked_runs import LOGS, ScenarioRuns, read_runs
-from cm4vllm.submission.measurements_json import measurements
-from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.published_program import add_program, program_folders, source_page
-from cm4vllm.submission.shared_pages import heading_of
+from cm4vllm.submission.run_files import LOGS, ScenarioRuns, copy_power, copy_supplies, measurements, read_runs
 from cm4vllm.submission.submitter_pages import (
     CALIBRATION_TITLE,
     NETWORK_PAGE,
@@ -45,7 +42,15 @@ from cm4vllm.submission.submitter_pages import (
     submitter_title,
     write_overview,
 )
-from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, changed_tree, new_tree, read_object, refuse_other
+from cm4vllm.submission.tree_writer import (
+    GENERATE,
+    TreeWriter,
+    changed_tree,
+    heading_of,
+    new_tree,
+    read_object,
+    refuse_other,
+)
 
 #: The tree's folder in that of a job's results.
 SUBMISSION = "submission"

@@ -13,10 +13,9 @@ import pytest
 from square_problems import row, write_problems
 
 from cm4vllm.accuracy.graders import catalogue, judging
-from cm4vllm.accuracy.graders.catalogue import GRADERS, grader, grader_lacks
+from cm4vllm.accuracy.graders.catalogue import GRADERS, GraderRecord, grader, grader_lacks
 from cm4vllm.accuracy.graders.judging import judge, require_known
 from cm4vllm.accuracy.graders.providing import _official, provide
-from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.graders.sandbox import Limits, sandbox_lacks
 from cm4vllm.accuracy.metric_families import Samples, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.scoring import SCORERS, lacks_of

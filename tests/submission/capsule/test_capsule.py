@@ -22,9 +22,8 @@ from cm4vllm.rules import Mode
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results, capsules_at
 from cm4vllm.submission.capsule.consent import Consent
 from cm4vllm.submission.capsule.from_records import served_by
-from cm4vllm.submission.capsule.replay import replay_words
+from cm4vllm.submission.capsule.replay import compare_environment, replay_words
 from cm4vllm.submission.capsule.rerun_file import as_yaml, read_capsule, write_capsule
-from cm4vllm.submission.capsule.this_environment import compare_environment
 from cm4vllm.submission.tree import build_tree, system_folder
 
 COMMAND = (

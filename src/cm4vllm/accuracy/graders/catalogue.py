@@ -1,4 +1,6 @@
-"""The graders: official scripts with their commits, what they need, and answers whose verdict is known."""
+"""The graders: official scripts with their commits, what they need, and answers whose verdict is known; and the record
+of one that is ready to be used, grader.json.
+"""
 
 import json
 import shutil
@@ -9,6 +11,7 @@ from pathlib import Path
 from cm4vllm.accuracy.graders.problems import HOW_TO_FETCH
 from cm4vllm.accuracy.graders.sandbox import MIB, NODE_MODULES, Limits, sandbox_lacks
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.records import Record
 
 #: The folder of the programs that run inside the sandboxes.
 INSIDE = Path(__file__).with_name("inside")
@@ -281,3 +284,34 @@ def _missing_tools(grader: Grader) -> dict[str, str]:
             if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
         },
     }
+
+
+#: The names of the record's file, and of the index of tests beside it.
+GRADER_FILE, PROBLEMS_FILE = "grader.json", "problems.json"
+
+
+class GraderRecord(Record, frozen=True, kw_only=True):
+    """A grader: its official files lie in `official`, its Python is `python`, `commits` say of which repositories;
+    of a data set that the user gives it has a digest of the files.
+
+    `problems` is the file of a ProblemIndex, empty for a grader whose tasks bring their tests.
+    """
+
+    name: str
+    script: str
+    official: str
+    python: str
+    commits: dict[str, str]
+    packages: str
+    problems: str = ""
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """The grade of an answer: `right` is None for an answer that the official script leaves out of its count.
+
+    `held` says that a limit of the sandbox ended it; it counts as wrong.
+    """
+
+    right: bool | None
+    why: str = ""
+    held: bool = False

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.accuracy.graders.catalogue import INSIDE, Grader, grader
+from cm4vllm.accuracy.graders.catalogue import INSIDE, Grader, GraderRecord, Verdict, grader
 from cm4vllm.accuracy.graders.problems import ProblemIndex, problem
-from cm4vllm.accuracy.graders.records import GraderRecord, Verdict
 from cm4vllm.accuracy.graders.sandbox import Held, Sandbox
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.processors import usable_processors

@@ -4,10 +4,17 @@ import hashlib
 from pathlib import Path
 from typing import Annotated
 
-from cm4vllm.accuracy.graders.catalogue import Grader, Origin, grader, grader_lacks
+from cm4vllm.accuracy.graders.catalogue import (
+    GRADER_FILE,
+    PROBLEMS_FILE,
+    Grader,
+    GraderRecord,
+    Origin,
+    grader,
+    grader_lacks,
+)
 from cm4vllm.accuracy.graders.judging import require_known
 from cm4vllm.accuracy.graders.problems import ProblemIndex, index_problems
-from cm4vllm.accuracy.graders.records import GRADER_FILE, PROBLEMS_FILE, GraderRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import require_space, typed_path

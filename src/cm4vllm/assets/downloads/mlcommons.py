@@ -14,10 +14,9 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlsplit
 
 from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of, fetch, part_of, present
-from cm4vllm.assets.downloads.verified_digests import VerifiedDigests
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
-from cm4vllm.common.files import locked, require_space, user_cache, write_json
+from cm4vllm.common.files import digest_of, locked, require_space, user_cache, write_json
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.http_requests import Answer, AnswerError
@@ -29,6 +28,42 @@ MANIFESTS = "https://inference.mlcommons-storage.org/metadata/"
 #: The variable that names another folder for downloads.
 FOLDER_KEY = "CM4VLLM_DOWNLOADS"
 _LOGIN = "cloudflareaccess.com"
+
+
+class VerifiedDigests:
+    """The digests that files below `folder` were found to have, each with the file's size, times and inode then.
+
+    The time of the inode's last change counts, too: whoever changes a file can give it back its size and time, as rsync
+    does, and not that one.
+
+    They are remembered beside the folder, as <folder>.proofs.json: what is in it is the publisher's alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder.with_name(f"{folder.name}.proofs.json")
+        self._known: dict[str, list[object]] = object_of(self._file)
+
+    def knows(self, name: str, digest: str) -> bool:
+        """Return True if a file was found to have this digest and has not changed since."""
+        return self._known.get(name) == [digest, *self._state(name)]
+
+    def prove(self, name: str, digest: str) -> str:
+        """Return the digest of a file, as `<kind>:<hex>`, and remember the file where it has the expected one."""
+        state = self._state(name)
+        got = digest_of(self._folder / name, digest.partition(":")[0])
+        if got == digest:
+            self.remember(name, digest, state)
+        return got
+
+    def remember(self, name: str, digest: str, state: list[int] | None = None) -> None:
+        """Take note of a file that was proved as it is, or as it was in `state`."""
+        self._known[name] = [digest, *(state or self._state(name))]
+        write_json(self._file, self._known)
+
+    def _state(self, name: str) -> list[int]:
+        status = (self._folder / name).stat()
+        return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result, Submission
 from cm4vllm.results.recorded_power import power_figures
-from cm4vllm.submission.measurements_json import without_folder
+from cm4vllm.submission.run_files import without_folder
 
 _EXPECTED = {
     "program": ("version", "commit", "url"),

@@ -79,8 +79,8 @@ class Programs:
 
         def candidate(*positional: Any, **named: Any) -> Any:
             """Call the function of the program in its own sandbox, and return its result."""
-            arguments = exchange.encoded([list(positional), named])
-            return exchange.decoded(self.channel.ask("call", name=entry, arguments=arguments))
+            arguments = exchange.encode([list(positional), named])
+            return exchange.decode(self.channel.ask("call", name=entry, arguments=arguments))
 
         exec(f"{test}\ncheck(candidate)", {"candidate": candidate})  # noqa: S102 - the dataset's test, not the answer
 
