@@ -6,11 +6,14 @@ and whole numbers of language/deepseek-r1/eval_accuracy.py and language/gpt-oss-
 """
 
 import re
+from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _CODE = re.compile(r"\w{8}-\w{4}-\w{4}-\w{4}-\w{12}")
 _SPACES = re.compile(r"\s+")
-_ANSWER = "Answer: "
 
 
 def percent_answered(prediction: str, reference: str) -> float:
@@ -19,7 +22,7 @@ def percent_answered(prediction: str, reference: str) -> float:
     Only the text after the last "Answer: " counts, or the whole text without one; case and spaces do not. A prediction
     that is itself a part of the reference, the empty one too, counts as right.
     """
-    given = prediction.rpartition(_ANSWER)[2]
+    given = prediction.rpartition("Answer: ")[2]
     if given in reference:
         return 100.0
     plain = _without_marks(given)
@@ -53,8 +56,8 @@ _DELIMITER, _NEXT_QUESTION = "The answer is", "\nQ:"
 
 def is_solved(prediction: str, reference: str) -> bool:
     """Return True if a prediction gives the number of `reference`; what follows a next question is left out."""
-    given = _number(number_in(prediction.split(_NEXT_QUESTION)[0]).replace(",", ""))
-    return given is not None and given == _number(reference)
+    given = _value(float, number_in(prediction.split(_NEXT_QUESTION)[0]).replace(",", ""))
+    return given is not None and given == _value(float, reference)
 
 
 def number_in(text: str) -> str:
@@ -65,16 +68,6 @@ def number_in(text: str) -> str:
     return str(numbers[-1]) if numbers else ""
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-#: The letters of an answer: with so many or more, any letter that stands alone counts where no answer is announced.
-_MANY = 10
-_GREATEST = 999
 _BOXED = re.compile(r"\\boxed{\s*(\d+)\s*}")
 _ANNOUNCED_NUMBER = re.compile(r"Answer:\s*(\d+)(?!\.)\b", re.IGNORECASE)
 #: The part of an answer in the harmony format that is for the user, also where its name was damaged.
@@ -89,10 +82,7 @@ def is_choice(answer: str | None, reference: str, letters: str) -> bool:
 
 def is_integer(answer: int | None, reference: str) -> bool:
     """Return True if the number found is the expected one."""
-    try:
-        return answer is not None and answer == int(reference)
-    except ValueError:
-        return False
+    return answer is not None and answer == _value(int, reference)
 
 
 def chosen_letter(text: str, letters: str) -> str | None:
@@ -121,8 +111,8 @@ def final_part(text: str) -> str:
 def integer(text: str) -> int | None:
     """Return the last number in a box, else the last that is announced as the answer; None unless it is 0 to 999."""
     numbers = _BOXED.findall(text) or _ANNOUNCED_NUMBER.findall(text)
-    value = _whole_number(numbers[-1]) if numbers else None
-    return value if value is not None and value <= _GREATEST else None
+    value = _value(int, numbers[-1]) if numbers else None
+    return value if value is not None and value <= 999 else None
 
 
 @cache
@@ -131,7 +121,7 @@ def _announcement(last: str) -> re.Pattern[str]:
 
 
 def _letter_alone(text: str, letters: str) -> str | None:
-    return _last_match(re.compile(rf"\b([A-{letters[-1]}])\b", re.IGNORECASE), text) if len(letters) >= _MANY else None
+    return _last_match(re.compile(rf"\b([A-{letters[-1]}])\b", re.IGNORECASE), text) if len(letters) >= 10 else None
 
 
 def _last_match(pattern: re.Pattern[str], text: str) -> str | None:
@@ -150,8 +140,9 @@ def _unescape(text: str) -> str:
     return text.replace(r"\n", "\n").replace(r"\'", "'")
 
 
-def _whole_number(digits: str) -> int | None:
+def _value(kind: Callable[[str], T], text: str) -> T | None:
+    """Return the number of that kind that a text is; None where it is none, or has more digits than Python reads."""
     try:
-        return int(digits)
-    except ValueError:  # more digits than Python reads
+        return kind(text)
+    except ValueError:
         return None

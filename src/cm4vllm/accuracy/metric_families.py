@@ -127,10 +127,6 @@ def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _mathematics(response: str, row: Mapping[str, Any]) -> dict[str, str]:
-    return {"response": response, "reference": str(row["output"])}
-
-
 def _code(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     return {"response": response, "question_id": str(row["output"])}
 
@@ -149,7 +145,7 @@ _MIXTRAL: _Judges = {"gsm8k": is_solved, "mbxp": _ByGrader("mbxp", _program)}
 _DEEPSEEK: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen_letter(text, "ABCD"), wanted, "ABCD"),
     "mmlu_pro": lambda text, wanted: is_choice(chosen_letter(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
-    "math500": _ByGrader("math", _mathematics),
+    "math500": _ByGrader("math", lambda response, row: {"response": response, "reference": str(row["output"])}),
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
     "livecodebench": _ByGrader("livecodebench", _code),
 }

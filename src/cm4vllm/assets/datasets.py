@@ -96,9 +96,9 @@ def _is_published(path: Path, record: DatasetRecord, settings: DatasetSettings) 
     """Return True if a given file is that which is published for the benchmark: by its digest, else by its samples."""
     name = getattr(catalogue().benchmark(settings.benchmark), settings.kind)
     known = catalogue().dataset(name) if name else None
-    if known is None or not known.digest:
-        return known is not None and record.samples == known.samples
-    return digest_of(path, known.digest.partition(":")[0]) == known.digest
+    if known is not None and known.digest:
+        return digest_of(path, known.digest.partition(":")[0]) == known.digest
+    return known is not None and record.samples == known.samples
 
 
 def _published(settings: DatasetSettings) -> tuple[str, CatalogueDataset]:
@@ -187,13 +187,12 @@ def _catalogue(
     with step(f"reading the products of {path.name} with their pictures"):
         rows = catalogue_rows(path, folder, Path(model.path), settings.vision_packages)
     ours = folder / f"{path.name}.samples.json"
-    whole = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
     return media_record(
         rows,
         folder,
         ours,
         source=source,
-        source_sha256=whole,
+        source_sha256=hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest(),
         tokenizer_sha256=sha256_of(Path(model.path) / "tokenizer.json"),
         recipe={},
     )

@@ -83,8 +83,7 @@ def serve(settings: ServerSettings) -> None:
     if settings.conf_file:
         text = _read_conf(settings)
     else:
-        section = round_terms(settings.round).power.section
-        text = config_text(settings, section, ptd_port=free_port(LOOPBACK, 0))
+        text = config_text(settings, round_terms(settings.round).power.section, ptd_port=free_port(LOOPBACK, 0))
         require_clock(settings.ntp_server)
     with scratch_folder("cm4vllm-power-") as folder:
         path = folder / "server.conf"

@@ -19,6 +19,7 @@ from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.records.power.session import FILES, SESSION, Phase, PowerSession, reasons_unmeasured, session_beside
 from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.records.run import RunRecord
+from cm4vllm.records.weights.checkpoint import weights_in_words
 from cm4vllm.results import run_folders
 from cm4vllm.results.checks import findings
 from cm4vllm.results.model import ComplianceTest
@@ -92,7 +93,7 @@ def measurements(run: RunRecord) -> dict[str, str]:
         "input_data_types": "int32",  # token ids, as LoadGen is handed them
         "retraining": f"not the benchmark's weights: {without_folder(model.source, model.path)}" if own else "no",
         "starting_weights_filename": (
-            model.quantization.starting_weights if model.quantization else _weights(model.name, model.path)
+            model.quantization.starting_weights if model.quantization else weights_in_words(model.name, model.path)
         ),
         "weight_data_types": model.weight_data_types,
         "weight_transformations": model.weight_transformations or "none",
@@ -102,15 +103,6 @@ def measurements(run: RunRecord) -> dict[str, str]:
     if run.notice:
         content["notice"] = run.notice
     return content
-
-
-def _weights(name: str, path: str) -> str:
-    """Name the checkpoint's files, without the folders of the machine that they lie in."""
-    kinds = ("*.safetensors", "*.bin", "*.gguf")
-    files = sorted(file.name for kind in kinds for file in Path(path).glob(kind)) if path else []
-    if not files:
-        return name
-    return f"{name}/{files[0]}" + (f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else "")
 
 
 def without_folder(source: str, path: str) -> str:

@@ -4,6 +4,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -77,7 +78,8 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     if server is not None and server.simulated is not None:
         return _write_simulated(settings, server, server.simulated)
     reports = reports_of(server) if server is not None else []
-    facts, *others = _machines(reports)
+    # As the nodes themselves detected them before the start, or this machine.
+    facts, *others = [report.machine for report in reports if report.machine is not None] or [detect_machine()]
     file = check_stated(settings.system_file, settings.name)
     here = server is None or bool(reports) or all(runs_here(endpoint) for endpoint in server.endpoints)
     asked = SystemAsked(
@@ -115,11 +117,6 @@ def _write_machines(folder: Path, machines: Sequence[MachineFacts]) -> None:
         remove_record(path, MachineFacts)
     for number, machine in enumerate(machines, 1):
         write_record(folder / (MACHINE_FILE if number == 1 else NODE_FILES.replace("*", str(number))), machine)
-
-
-def _machines(reports: Sequence[NodeReport]) -> list[MachineFacts]:
-    """Return the machines that serve, as the nodes themselves detected them before the start, or this machine."""
-    return [report.machine for report in reports if report.machine is not None] or [detect_machine()]
 
 
 def _used(server: ServerRecord, facts: MachineFacts, reports: Sequence[NodeReport]) -> list[str] | None:
@@ -181,9 +178,8 @@ def runs_here(endpoint: str) -> bool:
     parsed = urlsplit(endpoint)
     if parsed.scheme == "unix":
         return True
-    host = parsed.hostname or ""
     try:
-        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+        addresses = {info[4][0] for info in socket.getaddrinfo(parsed.hostname or "", None)}
     except OSError:
         return False
     return any(_is_own(str(address)) for address in addresses)
@@ -194,8 +190,7 @@ def _is_own(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if parsed.is_loopback or parsed.is_unspecified:
         return True
-    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET6 if parsed.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))  # only an own address can be bound
         except OSError:
@@ -215,8 +210,7 @@ def gpus_in_use(
         return []
     if not server.owned or server.replicas:
         return list(observed) or None
-    env = {**environ, **server.env}
-    declared = visible_gpus(gpus, env)[: worker_count(server.options)]
+    declared = visible_gpus(gpus, {**environ, **server.env})[: worker_count(server.options)]
     if not observed:
         return [used.uuid for used in declared]
     known = {used.gpu.uuid for used in declared}
@@ -242,16 +236,11 @@ def _on_cpu(server: ServerRecord) -> bool:
 
 def processes_of(server: ServerRecord) -> set[int]:
     """Return the process ids of a running server: its supervisor, the listeners at its endpoints, their children."""
-    roots = _listeners(server.endpoints)
-    if server.supervisor_pid:
-        roots.add(server.supervisor_pid)
+    roots = _listeners(server.endpoints) | ({server.supervisor_pid} if server.supervisor_pid else set())
     pids: set[int] = set()
     for pid in roots:
-        try:
-            process = psutil.Process(pid)
-            pids |= {process.pid, *(child.pid for child in process.children(recursive=True))}
-        except psutil.Error:
-            continue
+        with suppress(psutil.Error):
+            pids |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     return pids
 
 

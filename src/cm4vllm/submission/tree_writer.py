@@ -38,10 +38,6 @@ class TreeWriter:
         self.root = root
         self.shared: set[str] = set()
 
-    def text(self, path: Path, content: str) -> None:
-        """Write a text. Raises SubmissionError where the tree has another one in its place."""
-        self.bytes(path, content.encode())
-
     def json(self, path: Path, value: Mapping[str, Any]) -> None:
         """Write an object as JSON. Raises SubmissionError where the tree has another one in its place."""
         if path.is_file():

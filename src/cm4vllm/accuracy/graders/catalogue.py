@@ -60,10 +60,6 @@ class Grader:
     problems: tuple[str, ...] = ()
 
 
-def _program(lang: str, body: str, test: str) -> dict[str, str]:
-    return {"lang": lang, "prompt": "", "entry_point": "two", "response": body, "test_code": test}
-
-
 def _known_programs() -> tuple[Known, ...]:
     """Return a right and a wrong program of each language that evaluate_mbxp.py counts."""
     forms = {
@@ -85,7 +81,10 @@ def _known_programs() -> tuple[Known, ...]:
         ),
     }
     return tuple(
-        Known(_program(lang, body.format(number), test), right=number == 2)
+        Known(
+            {"lang": lang, "prompt": "", "entry_point": "two", "response": body.format(number), "test_code": test},
+            right=number == 2,
+        )
         for lang, (body, test) in forms.items()
         for number in (2, 3)
     )
@@ -267,23 +266,20 @@ def grader_lacks(name: str, problems: str = "") -> tuple[str, ...]:
             f"LiveCodeBench's tests are not given: fetch them ({HOW_TO_FETCH}; {len(known.problems)} of its files are "
             "read) and give --livecodebench_path=FOLDER"
         )
-    if missing := _missing_tools(known):
+    missing = {
+        program: language
+        for language, programs in known.tools.items()
+        for program in programs
+        if shutil.which(program) is None
+    } | {
+        library: use
+        for library, use in known.libraries.items()
+        if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
+    }
+    if missing:
         listed = ", ".join(f"{program} (for {use})" for program, use in missing.items())
         reasons.append(f"not found on this machine: {listed}; install what is missing")
     return tuple(filter(None, reasons))
-
-
-def _missing_tools(grader: Grader) -> dict[str, str]:
-    """Return the programs and libraries of a grader that this machine lacks, each with its use."""
-    programs = {program: language for language, names in grader.tools.items() for program in names}
-    return {
-        **{program: language for program, language in programs.items() if shutil.which(program) is None},
-        **{
-            library: use
-            for library, use in grader.libraries.items()
-            if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
-        },
-    }
 
 
 #: The names of the record's file, and of the index of tests beside it.

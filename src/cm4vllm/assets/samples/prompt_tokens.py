@@ -116,8 +116,7 @@ def _text(row: Mapping[str, Any]) -> str:
 
 def _prompt(row: Mapping[str, Any]) -> str:
     """Return the prompt of a row as text."""
-    template = next(_templates(row.get("instruction")), "{input}")
-    return template.replace("{input}", _text(row))
+    return next(_templates(row.get("instruction")), "{input}").replace("{input}", _text(row))
 
 
 def _templates(instruction: Any) -> Iterator[str]:

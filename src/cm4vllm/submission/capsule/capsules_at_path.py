@@ -47,9 +47,8 @@ def write_capsules(inputs: CapsuleInputs) -> CapsuleExports:
         path = folder / (CAPSULE_FILE if own else f"rerun-{capsule.system}-{capsule.model['name']}.yaml")
         write_capsule(path, capsule)
         runs = sum(len(result.parts) for result in capsule.results)
-        say(f"capsule: {path}, {runs} runs, {len(capsule.unknown)} fields unknown")
-        for field in capsule.unknown:
-            say(f"  not known: {field}")
+        unknown = (f"\n  not known: {field}" for field in capsule.unknown)
+        say(f"capsule: {path}, {runs} runs, {len(capsule.unknown)} fields unknown{''.join(unknown)}")
     return CapsuleExports(path=str(path))
 
 
@@ -89,10 +88,9 @@ def capsule_at(place: Path, chosen: str = "") -> Capsule:
     meant = [capsule for capsule in capsules if not chosen or f"{capsule.system}/{capsule.model['name']}" == chosen]
     if len(meant) == 1:
         return meant[0]
-    names = ", ".join(f"{capsule.system}/{capsule.model['name']}" for capsule in capsules)
     raise UsageError(
         f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}",
-        cause=names,
+        cause=", ".join(f"{capsule.system}/{capsule.model['name']}" for capsule in capsules),
         remedy="choose one: --capsule_of=SYSTEM/MODEL of verify,mlperf",
     )
 

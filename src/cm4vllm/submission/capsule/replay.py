@@ -148,7 +148,8 @@ def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str
         part = result.performance
         rate = (part.conditions.client.get("target_qps") or part.settings.get("target_qps")) if part else None
         if isinstance(rate, int | float) and rate > 0:
-            name, value = _target(capsule, result.scenario, float(rate))
+            rules = terms(capsule.round, capsule.benchmark, Scenario.parse(result.scenario), Mode.PERFORMANCE)
+            name, value = TARGET_FLAGS[rules.scenario], str(1000 / rate if rules.one_by_one else float(rate))
             if fixed.setdefault(name, value) != value:
                 raise UsageError(
                     f"the runs of the capsule have several rates for --{name}",
@@ -186,11 +187,6 @@ def _found_settings(server: list[str], search: str, extra: str) -> dict[str, str
     return flags | ({"extra_args": " ".join([*others, extra]).strip()} if others else {})
 
 
-def _target(capsule: Capsule, scenario: str, rate: float) -> tuple[str, str]:
-    of_scenario = terms(capsule.round, capsule.benchmark, Scenario.parse(scenario), Mode.PERFORMANCE)
-    return TARGET_FLAGS[of_scenario.scenario], str(1000 / rate if of_scenario.one_by_one else rate)
-
-
 #: Keys of a system's description without those of the submission.
 _OF_THE_MACHINE = {*KEYS, *NETWORK_KEYS} - {
     *("submitter", "division", "status", "hw_notes", "sw_notes", "system_type", "system_type_detail", "framework")
@@ -200,16 +196,18 @@ _OF_THE_MACHINE = {*KEYS, *NETWORK_KEYS} - {
 def compare_environment(capsule: Capsule) -> list[ComparedSetting]:
     """Compare the program, packages and machine of a capsule with this program, its packages and this machine."""
     software = detect_software()
-    asked = SystemAsked(
-        submitter=capsule.submitter,
-        division=capsule.division,
-        system_type="datacenter",
-        vllm="",
-        packages={},
-        used=None,
-        rehearsal=capsule.rehearsal,
+    described = describe_system(
+        detect_machine(),
+        SystemAsked(
+            submitter=capsule.submitter,
+            division=capsule.division,
+            system_type="datacenter",
+            vllm="",
+            packages={},
+            used=None,
+            rehearsal=capsule.rehearsal,
+        ),
     )
-    described = describe_system(detect_machine(), asked)
     here = msgspec.structs.replace(
         capsule,
         packages=software.packages,
@@ -225,6 +223,5 @@ def compare_environment(capsule: Capsule) -> list[ComparedSetting]:
             "python": software.python,
         },
     )
-    groups = Group.PROGRAM, Group.PACKAGES, Group.CONTENTS, Group.SYSTEM
     rows = compare_settings({"": [settings_of(side, None, None) for side in (capsule, here)]})
-    return [row for row in rows if row.group in groups]
+    return [row for row in rows if row.group in (Group.PROGRAM, Group.PACKAGES, Group.CONTENTS, Group.SYSTEM)]

@@ -34,8 +34,6 @@ from cm4vllm.submission.checker.source import Source, extract_checker
 from cm4vllm.submission.privacy_check import inspect_tree
 
 _TIMEOUT_S = 1800.0
-#: The most bytes of a checker's output.
-_MOST_PRINTED = 2**28
 _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
 
@@ -61,10 +59,9 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 
 def is_rehearsal(tree: Path, submitter: str) -> bool:
     """Return True if a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
-    folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in tree_layouts()}
     files = [
         file
-        for folder in folders
+        for folder in {layout.settings.format(system="*", model="*", scenario="*") for layout in tree_layouts()}
         for file in tree.glob(f"*/{submitter}/{folder}/*")
         if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES) and file.is_file()
     ]
@@ -89,16 +86,11 @@ def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, lo
         passed=any(run.passed for run in runs) and all(run.passed or run.own_fault for run in runs),
         runs=runs,
         tree_sha256=sha256_of_tree(tree),
-        unscored=_unscored(tree),
-    )
-
-
-def _unscored(tree: Path) -> list[str]:
-    """Return the folders of a tree whose accuracy.txt names a metric that is not scored."""
-    return sorted(
-        path.parent.relative_to(tree).as_posix()
-        for path in tree.rglob(ACCURACY_TEXT)
-        if f"\n{NOT_SCORED}".encode() in head_and_tail(path)
+        unscored=sorted(
+            path.parent.relative_to(tree).as_posix()
+            for path in tree.rglob(ACCURACY_TEXT)
+            if f"\n{NOT_SCORED}".encode() in head_and_tail(path)
+        ),
     )
 
 
@@ -106,8 +98,8 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
     name = checker.name
     log, table = logs / f"{name}.log", logs / f"{name}.csv"
     forget(table)
-    for path in (log, table):
-        make_way(path)
+    make_way(log)
+    make_way(table)
     options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
     argv = [sys.executable, "-P", "-B", *checker.argv, *options]
     try:
@@ -117,7 +109,7 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
     try:
-        lines = text_of(log, _MOST_PRINTED).splitlines()
+        lines = text_of(log, 2**28).splitlines()
     except OSError as error:
         raise CheckerFailed(f"what {name} printed cannot be read", cause=f"{log}: {error.strerror}") from error
     own_fault = checker.own_fault if checker.own_fault and lines[-1:] == [checker.own_fault] else ""
@@ -145,11 +137,10 @@ def _findings(lines: list[str], tree: Path) -> tuple[list[str], list[str]]:
     """Return the errors and warnings of a checker's log, each once, with paths as from the tree's root."""
     matches = filter(None, (_LINE.match(line) or _BARE.match(line) for line in lines))
     said = [(match["level"], match["text"].replace(f"{tree}/", "").strip()) for match in matches]
-    by_level = {
-        level: list(dict.fromkeys(text for at, text in said if at == level))
-        for level in ("ERROR", "CRITICAL", "WARNING")
-    }
-    return by_level["ERROR"] + by_level["CRITICAL"], by_level["WARNING"]
+    errors, critical, warnings = (
+        list(dict.fromkeys(text for at, text in said if at == level)) for level in ("ERROR", "CRITICAL", "WARNING")
+    )
+    return errors + critical, warnings
 
 
 def _rows(table: Path) -> int:
@@ -168,8 +159,7 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
             warn(f"{checker.name} gives no verdict on this tree: it ends by a fault of its own, {checker.own_fault}")
     where = f"the checkers' logs are in {logs}"
     if rehearsal:
-        unexpected = unexpected_findings(record)
-        if unexpected:
+        if unexpected := unexpected_findings(record):
             raise _failed("the official checker has findings that a rehearsal does not explain", unexpected, where)
         count = sum(len(run.errors) for run in record.runs)
         say(f"official checker: {expected_words(record)} ({count} findings, {where})")
@@ -250,8 +240,7 @@ def explained(message: str) -> str:
     """Return an official message with the codes of its rule, and what to do about the first."""
     if _OWN_FAILURE.search(message):
         return f"{message} [the checker itself failed, which is no finding on the tree]"
-    codes = codes_of(message)
-    if not codes:
+    if not (codes := codes_of(message)):
         return message
     remedy = CHECKS[codes[0]].remedy if codes[0] in CHECKS else PROBLEMS[codes[0]].text
     return f"{message} [{' or '.join(codes)}: {remedy}]"
@@ -260,9 +249,8 @@ def explained(message: str) -> str:
 def disagreements(errors: Mapping[str, Sequence[str]]) -> list[str]:
     """Return for each checker, by its name, which rules it alone calls broken; `errors` are the messages of each."""
     codes = {name: {codes_of(message)[0] for message in said if codes_of(message)} for name, said in errors.items()}
-    lines = []
-    for name, own in codes.items():
-        alone = sorted(own - set().union(*(other for checker, other in codes.items() if checker != name)))
-        if alone and len(codes) > 1:
-            lines.append(f"only {name} refuses: {', '.join(alone)}")
-    return lines
+    alone = {
+        name: sorted(own - set().union(*(other for checker, other in codes.items() if checker != name)))
+        for name, own in codes.items()
+    }
+    return [f"only {name} refuses: {', '.join(rules)}" for name, rules in alone.items() if rules and len(codes) > 1]
