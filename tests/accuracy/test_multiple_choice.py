@@ -83,7 +83,7 @@ def test_each_number_is_the_references(references):
 
 
 @pytest.mark.parametrize(
-    ("find", "text", "found"),
+    ("find", "text", "answer"),
     [
         (chosen_letter, "Answer: A. No: answer = D", "D"),
         (chosen_letter, "the answer is A", None),
@@ -100,8 +100,8 @@ def test_each_number_is_the_references(references):
         (integer, f"\\boxed{{{'9' * 5000}}}", None),
     ],
 )
-def test_the_answer_of_a_text(find, text, found):
-    assert find(text, *(["ABCD"] if find is not integer else [])) == found
+def test_the_answer_of_a_text(find, text, answer):
+    assert find(text, *(["ABCD"] if find is not integer else [])) == answer
 
 
 def test_each_dataset_has_a_score_of_its_own():

@@ -109,8 +109,8 @@ def test_what_is_no_whole_accuracy_run_is_refused(accuracy_run, given, change, e
     folder = accuracy_run.write(OUTPUTS, **{"answers": list(enumerate(OUTPUTS)), **given})
     if change:
         change(accuracy_run, folder)
-    what, _, cause = words.partition("; ")
-    with pytest.raises(error, match=what) as failure:
+    message, _, cause = words.partition("; ")
+    with pytest.raises(error, match=message) as failure:
         score_run(folder)
     assert re.search(cause, failure.value.cause)
     assert not (folder / "accuracy.txt").exists()

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import PortInUse, UsageError
 from cm4vllm.common.git.git_source import extract
 from cm4vllm.power.programs import CLIENT, official_environment, provide
-from cm4vllm.power.server_run import ServerSettings, require_settings, simulated_program
+from cm4vllm.power.ptd import simulated_program
+from cm4vllm.power.server_run import ServerSettings, require_settings
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import design_watts, read_supplies
 from cm4vllm.rules import round_names, round_terms

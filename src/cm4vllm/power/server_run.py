@@ -1,25 +1,21 @@
-"""The official power server on the director, until Ctrl-C (`run,mlperf,power,server`): its settings, its configuration
-file, and PTDaemon, SPEC's own, which the user gives, or the simulated one.
-"""
+"""The official power server on the director, until Ctrl-C (`run,mlperf,power,server`), and its configuration."""
 
 import configparser
 import io
 import ipaddress
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import PortInUse, RunFailed, UsageError
-from cm4vllm.common.files import given_path, text_of, typed_path
+from cm4vllm.common.files import text_of, typed_path
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.making import several_analyzers
 from cm4vllm.power.programs import official_environment, server_running
-from cm4vllm.records.power.samples import SIMULATED
 from cm4vllm.rules import default_round, round_terms
 from cm4vllm.serving.ports import free_port, port_holder
 
@@ -47,13 +43,6 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     conf_file: Annotated[str, Key("CM_MLPERF_POWER_SERVER_CONF_FILE")] = ""
     num_analyzers: input_types.NumAnalyzers = 1
     screen: Annotated[bool, Key("CM_MLPERF_POWER_SERVER_USE_SCREEN")] = False
-
-
-class PtdInputs(Settings, frozen=True, kw_only=True):
-    """The path of SPEC's program, or the simulated one."""
-
-    simulated: Annotated[bool, Key("CM_MLPERF_PTD_SIMULATED")] = False
-    path: Annotated[str, Key("CM_MLPERF_PTD_GIVEN")] = ""
 
 
 def require_settings(settings: ServerSettings) -> None:
@@ -167,24 +156,3 @@ def config_text(settings: ServerSettings, section: str, *, ptd_port: int = 8888)
     text = io.StringIO()
     parser.write(text)
     return text.getvalue()
-
-
-def ptd_path(inputs: PtdInputs, folder: Path) -> Path:
-    """Return the program that stands for PTDaemon. Raises UsageError where none is given."""
-    if inputs.simulated:
-        return simulated_program(folder)
-    if not inputs.path or not given_path(inputs.path).is_file():
-        raise UsageError(
-            f"no PTDaemon at {inputs.path}" if inputs.path else "no PTDaemon was given",
-            cause="SPEC's licence does not allow to distribute the program; MLCommons gives it to members who signed",
-            remedy="give its path with --ptd_path=FILE",
-        )
-    return given_path(inputs.path)
-
-
-def simulated_program(folder: Path) -> Path:
-    """Write the program that starts the simulated PTDaemon; return its path."""
-    path = folder / f"{SIMULATED}-ptd"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} -m cm4vllm.power.simulated_ptd "$@"\n', encoding="utf-8")
-    path.chmod(0o755)
-    return path

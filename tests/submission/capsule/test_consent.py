@@ -378,7 +378,7 @@ def references(levels):
 
 
 @pytest.mark.parametrize(
-    ("text", "what", "why"),
+    ("text", "message", "why"),
     [
         (None, "cannot read the capsule", ""),
         ("\0", "is not a capsule", ""),
@@ -396,10 +396,10 @@ def references(levels):
     ],
     ids=range(12),
 )
-def test_a_file_that_is_no_capsule_of_this_version_is_refused(tmp_path, text, what, why):
+def test_a_file_that_is_no_capsule_of_this_version_is_refused(tmp_path, text, message, why):
     path = tmp_path / "rerun.yaml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UsageError, match=what) as refused:
+    with pytest.raises(UsageError, match=message) as refused:
         read_capsule(path)
     assert why in refused.value.cause and refused.value.remedy
