@@ -27,7 +27,7 @@ from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.records.run import MLPERF_CONF
 from cm4vllm.records.software import FACTS_FILES
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.judgement.expected_findings import expected_words, unexpected_findings
+from cm4vllm.results.judgement.campaign_verdict import expected_words, unexpected_findings
 from cm4vllm.results.log_folders import PROBLEMS, head_and_tail, text_at
 from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.checker.source import Source, extract_checker
