@@ -120,7 +120,7 @@ ALONE = {
     "src/cm4vllm/accuracy/graders/inside/exchange.py": CHILD,
     "src/cm4vllm/accuracy/graders/inside/livecodebench.py": CHILD,
     "src/cm4vllm/accuracy/graders/inside/mbxp.py": CHILD,
-    "src/cm4vllm/accuracy/normaliser.py": PROGRAM,
+    "src/cm4vllm/accuracy/word_errors.py": PROGRAM,
     "src/cm4vllm/assets/compression.py": OURS,
     "src/cm4vllm/assets/dummy.py": OURS,
     "src/cm4vllm/assets/samples/picture_dataset.py": OURS,
