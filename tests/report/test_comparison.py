@@ -16,7 +16,7 @@ from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
 from cm4vllm.results.comparing.compared_settings import Group, compare_settings
 from cm4vllm.results.comparing.uncertainty import Verdict
-from cm4vllm.results.results_at_path import open_results
+from cm4vllm.results.run_folders import open_results
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.comparison import compare_paths
 from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule

@@ -160,6 +160,10 @@ PASSED = CheckerRecord(
 )
 
 
+REFUSED = msgspec.structs.replace(PASSED.runs[0], passed=False, errors=["seeds"], status=1)
+FAULTY = msgspec.structs.replace(PASSED.runs[0], name="old", passed=False, status=1, own_fault="TypeError: a")
+
+
 @pytest.fixture
 def result(published):
     return load(published)
@@ -170,17 +174,6 @@ def test_an_open_result_below_the_closed_targets_is_valid_and_says_so(result):
     assert headline(report) == "A valid result in the open division"
     kinds = {f.field: f.severity for f in findings(report)}
     assert kinds["Offline performance"] is Severity.GOOD and kinds["Offline accuracy"] is Severity.NOTE
-
-
-def test_a_checker_that_ended_by_a_fault_of_its_own_is_said_to_give_no_verdict(result):
-    faulty = msgspec.structs.replace(PASSED.runs[0], name="old", passed=False, status=1, own_fault="TypeError: a")
-    report = replace(result, checker=msgspec.structs.replace(PASSED, runs=[*PASSED.runs, faulty]))
-    text = next(f.what for f in findings(report) if f.field == "Official checker")
-    assert text.endswith("(submission_checker: passed, old: no verdict, it ended by a fault of its own)")
-
-
-def test_a_result_that_no_checker_saw_is_not_complete(result):
-    assert headline(result).endswith("not complete: see Official checker")
 
 
 def test_a_result_whose_client_was_the_bottleneck_says_so_first(result):
@@ -195,18 +188,31 @@ def test_a_result_whose_client_was_the_bottleneck_says_so_first(result):
     assert "may have been the bottleneck" in next(f.what for f in findings(report) if f.field == "Offline client")
 
 
-def test_a_refused_result_is_not_valid(result):
-    refused = msgspec.structs.replace(
-        PASSED, passed=False, runs=[msgspec.structs.replace(PASSED.runs[0], passed=False, errors=["seeds"], status=1)]
-    )
-    report = replace(result, checker=refused)
-    assert headline(report) == "Not a valid submission: see Official checker"
-    assert "submission_checker: refused with 1 error" in findings(report)[-1].what
-
-
-def test_a_checker_that_was_not_to_be_had_says_why(result):
-    report = replace(result, checker=CheckerRecord(commit="", round="v4.1", passed=False, unavailable="no network"))
-    assert findings(report)[-1].what == "not run: no network"
+@pytest.mark.parametrize(
+    ("checker", "verdict", "text"),
+    [
+        (None, "Valid in the open division, but not complete: see Official checker", "not run"),
+        (PASSED, "A valid result in the open division", "passed for round v4.1 (submission_checker: passed)"),
+        (
+            msgspec.structs.replace(PASSED, passed=False, runs=[REFUSED]),
+            "Not a valid submission: see Official checker",
+            "refused for round v4.1 (submission_checker: refused with 1 error)",
+        ),
+        (
+            msgspec.structs.replace(PASSED, runs=[*PASSED.runs, FAULTY]),
+            "A valid result in the open division",
+            "passed for round v4.1 (submission_checker: passed, old: no verdict, it ended by a fault of its own)",
+        ),
+        (
+            CheckerRecord(commit="", round="v4.1", passed=False, unavailable="no network"),
+            "Valid in the open division, but not complete: see Official checker",
+            "not run: no network",
+        ),
+    ],
+)
+def test_the_verdict_of_the_checker_is_a_part_of_that_on_the_result(result, checker, verdict, text):
+    report = replace(result, checker=checker)
+    assert (headline(report), findings(report)[-1].what) == (verdict, text)
 
 
 def test_an_invalid_run_is_bad_in_a_result_and_a_note_in_a_rehearsal(result, real_runs):

@@ -30,18 +30,14 @@ def run_file(out, scenario, mode):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"client__completion_tokens": 1000}, "tokens/s is not samples/s times tokens per sample"),
-        ({"settings__target_qps": 11.45}, "asked for target_qps 250, the record says 11.45"),
         ({"settings__terms__round": "v6.0"}, "differ in their round"),
         ({"settings__terms__benchmark": "llama2-70b-99"}, "differ in their benchmark"),
         ({"settings__model__sha256": "00" * 32}, "differ in their model"),
         ({"settings__dataset__sha256": "00" * 32}, "differ in their dataset"),
         ({"settings__server__version": "0.31.0"}, "differ in their server software"),
         ({"loadgen_version": "5.0"}, "differ in their LoadGen version"),
-        ({"settings__terms__loadgen_name": "llama3.1-8b"}, "LoadGen's name 'llama3.1-8b'"),
         ({"settings__rehearsal": False, "notice": ""}, "mixes rehearsals with full runs"),
         ({"notice": ""}, "does not say truly"),
-        ({"files": {"mlperf_log_summary.txt": "00" * 32}}, "is not the log of the run beside it"),
     ],
 )
 def test_a_run_that_does_not_fit_is_refused(out, change, fields, says):

@@ -25,8 +25,8 @@ from cm4vllm.report.pictures.power_pictures import energy_notes, energy_table, e
 from cm4vllm.report.summary import render
 from cm4vllm.report.tree_texts import block, code, escape, measurement_readmes
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.energy_figures import ENERGY_LABELS, energy_figures
 from cm4vllm.results.judgement.campaign_verdict import findings
+from cm4vllm.results.recorded_power import ENERGY_LABELS, energy_figures
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.capsule.comparison import compare_paths
 

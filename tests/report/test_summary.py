@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "campaign" / "searc
 
 from test_halving import record
 
+from builders import metrics_sample
 from cm4vllm import STAND_IN_NOTICE
 from cm4vllm.common.files import write_json
 from cm4vllm.common.number_texts import ms, number, rate, when
@@ -25,18 +26,25 @@ from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import STAND_IN_SOURCE
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord
-from cm4vllm.records.metrics import METRICS_FILE, MetricsSample
+from cm4vllm.records.metrics import METRICS_FILE
 from cm4vllm.records.run import RUN_FILE, MachineLoad, RunRecord
 from cm4vllm.records.searches.rate_search import SEARCH_FILE
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.searches import SETTINGS_PATH, search_curves, tried_settings
-from cm4vllm.report.summary import MAX_BYTES, render, write_summary
-from cm4vllm.report.summary_exports import CSV_COLUMNS, SummaryRecord, summary_csv, summary_record
+from cm4vllm.report.summary import (
+    CSV_COLUMNS,
+    MAX_BYTES,
+    SummaryRecord,
+    render,
+    summary_csv,
+    summary_record,
+    write_summary,
+)
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.published_rank import place, places_of
 from cm4vllm.results.result_index import Index, read_index, row_of
-from cm4vllm.results.results_at_path import open_results
+from cm4vllm.results.run_folders import open_results
 
 Change = Callable[..., None]
 
@@ -136,17 +144,7 @@ def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(out, page,
     assert "Not recorded: it shows no metrics of vLLM." in page.text
     folder = next(out.glob("runs/*/*/Server/performance"))
     change(folder / RUN_FILE, RunRecord, server_metrics=server_metrics(preemptions=7))
-    sample = MetricsSample(
-        at_s=1.0,
-        running=20,
-        waiting=40,
-        kv_cache_usage=0.41,
-        preemptions=7,
-        prefix_cache_hits=0,
-        cached_prompt_tokens=0,
-        prompt_tokens=0,
-        generation_tokens=0,
-    )
+    sample = metrics_sample(at_s=1.0, running=20, waiting=40, kv_cache_usage=0.41, preemptions=7)
     (folder / METRICS_FILE).write_bytes(msgspec.json.encode(sample) + b"\n")
     shown = Page(render(load(out)))
     assert "Server performance 10.00, 20 13.33, 40 41.0% 7 0 12.5 ms 3.25 ms" in shown.text

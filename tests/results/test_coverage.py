@@ -93,24 +93,26 @@ def test_a_language_model_is_known_by_its_other_name(any_scenario, tmp_path, fol
     ]
 
 
-def test_a_system_may_be_of_both_types_in_either_order(any_scenario, tmp_path):
-    put(tmp_path, any_scenario, "resnet/Offline", system_type="edge,datacenter")
-    assert codes(check_tree(tmp_path), "SCENARIO-REQUIRED") == {
-        "SCENARIO-REQUIRED error": ["resnet SingleStream, MultiStream, Server"]
-    }
-
-
-def test_a_scenario_of_another_type_of_system_is_found(any_scenario, tmp_path):
-    for scenario in ("Offline", "SingleStream", "MultiStream", "Server"):
-        put(tmp_path, any_scenario, f"resnet50/{scenario}")
+@pytest.mark.parametrize(
+    ("folders", "system_type", "value", "expected"),
+    [
+        (["resnet/Offline"], "edge,datacenter", "Offline", "SingleStream, MultiStream, Server"),
+        (["rgat/Offline"], "edge", "edge", "datacenter or datacenter,edge"),
+        (
+            [f"resnet50/{scenario}" for scenario in ("Offline", "SingleStream", "MultiStream", "Server")],
+            "edge",
+            "Server (edge)",
+            "SingleStream, MultiStream, Offline",
+        ),
+    ],
+)
+def test_a_benchmark_has_the_scenarios_of_the_type_of_system(
+    any_scenario, tmp_path, folders, system_type, value, expected
+):
+    for folder in folders:
+        put(tmp_path, any_scenario, folder, system_type=system_type)
     (finding,) = (listed for listed in check_tree(tmp_path).findings if listed.code == "SCENARIO-REQUIRED")
-    assert (finding.value, finding.expected) == ("Server (edge)", "SingleStream, MultiStream, Offline")
-
-
-def test_a_benchmark_of_the_other_category_is_found(any_scenario, tmp_path):
-    put(tmp_path, any_scenario, "rgat/Offline", system_type="edge")
-    own = codes(check_tree(tmp_path), "SCENARIO-REQUIRED")
-    assert own == {"SCENARIO-REQUIRED error": ["rgat system_type datacenter or datacenter,edge"]}
+    assert (finding.value, finding.expected) == (value, expected)
 
 
 @pytest.mark.parametrize(("target_ms", "kept"), [(15, True), (15.1, False)])

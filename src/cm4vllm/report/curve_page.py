@@ -18,9 +18,9 @@ from cm4vllm.report.final_table import align
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
+from cm4vllm.results.endpoints.endpoints_harness import count, part
+from cm4vllm.results.endpoints.endpoints_harness import number as number_of
 from cm4vllm.results.figure_texts import judgement, target
-from cm4vllm.results.file_values import count, part
-from cm4vllm.results.file_values import number as number_of
 from cm4vllm.rules import (
     AccuracyTarget,
     Regions,
@@ -115,7 +115,7 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
         curves=[
             {
                 "name": name,
-                "regions": _regions_words(curve),
+                "regions": "; ".join(map(str, areas.required)) if (areas := _regions(curve)) else "",
                 "points": _points(curve),
                 "bounds": [
                     (f"{_concurrency_of(point)}", known[point.folder])
@@ -184,11 +184,6 @@ def _regions(curve: Curve) -> Regions | None:
     """Return the regions of a curve; None for one that the rules do not allow: the checks name the reason."""
     values = [point.concurrency for point in curve.concurrency_points if point.concurrency is not None]
     return if_known(regions, c_min=min(values), c_max=curve.c_max or max(values)) if values else None
-
-
-def _regions_words(curve: Curve) -> str:
-    regions = _regions(curve)
-    return "; ".join(map(str, regions.required)) if regions else ""
 
 
 def _points(curve: Curve) -> Table:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.metrics import MetricsSample, ServerMetrics
-from cm4vllm.results.model import Latency
+from cm4vllm.results.figures import Latency
 
 #: The box of a picture in units of its own; it is drawn as wide as there is room.
 WIDTH, HEIGHT = 440, 240

@@ -15,10 +15,9 @@ from cm4vllm.results.checks.of_systems.system_files import accelerator_count
 from cm4vllm.results.comparing import uncertainty
 from cm4vllm.results.comparing.compared_settings import ComparedSetting, Setting, compare_settings, settings_of
 from cm4vllm.results.comparing.uncertainty import COMPARED, Shift, Verdict
-from cm4vllm.results.energy_figures import ENERGY_LABELS
 from cm4vllm.results.figures import Figure, Interval
 from cm4vllm.results.model import Accuracy, Performance, Result
-from cm4vllm.results.recorded_power import POWER_FIGURES
+from cm4vllm.results.recorded_power import ENERGY_LABELS, POWER_FIGURES
 
 #: Bytes of the digest of each answer in Conditions.answers.
 ANSWER_BYTES = 3

@@ -128,7 +128,7 @@ def _fault(submission: Submission, form: Private, word: str, paths: list[str]) -
 
 def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:
     """Yield the files that were not searched, or not to their end."""
-    place = f"{submission.division}/{submission.submitter}"
+    place = submission.place
     for paths, fault in (
         (files.binary, "binary files were not searched for private text"),
         (files.cut, f"only the first {LARGEST_TEXT // 2**10} KiB of large texts were searched for private text"),
