@@ -249,8 +249,10 @@ def _scores(curve: Curve, point: Point) -> Iterator[Row]:
 def _windows(curve: Curve) -> Table:
     """Return the windows of a curve's points, with columns of their figures only where these were computed."""
     if any(point.window_figures for point in curve.points):
-        rows = tuple((*_window(point), *_window_figures(point)) for point in curve.points)
-        return Table((*_WINDOW_HEAD, *_OF_THE_WINDOW.values()), rows)
+        return Table(
+            (*_WINDOW_HEAD, *_OF_THE_WINDOW.values()),
+            tuple((*_window(point), *_window_figures(point)) for point in curve.points),
+        )
     return Table(_WINDOW_HEAD, tuple(map(_window, curve.points)))
 
 

@@ -235,8 +235,9 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
         parts[home] = part
         if states[home]:
             store.put(str(home), states[home], part)
-    rows = tuple(row for home in homes for row in _below(parts[home], home, root))
-    return Index(rows, len(new), len(homes) - len(new))
+    return Index(
+        tuple(row for home in homes for row in _below(parts[home], home, root)), len(new), len(homes) - len(new)
+    )
 
 
 def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:

@@ -102,8 +102,14 @@ def _over_time(
         )
     if level:
         canvas.level(*level)
-    legend = tuple((kind, name) for name, kind, _, _ in series) if len(series) > 1 else ()
-    return Picture(title, words, tuple(canvas.shapes), tuple(tables), source, legend)
+    return Picture(
+        title,
+        words,
+        tuple(canvas.shapes),
+        tuple(tables),
+        source,
+        tuple((kind, name) for name, kind, _, _ in series) if len(series) > 1 else (),
+    )
 
 
 def _tokens(part: Performance, at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
@@ -219,10 +225,9 @@ def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
     ttft = (rows["first_ns"] - rows["issued_ns"]) / 1e6
     limit = next((latency.limit for latency in part.latencies if latency.name == "TTFT"), None)
     near = float(limit) if limit is not None and limit < 3 * ttft.max() else 0.0
-    words = f"TTFT of the samples issued in each part of the run: mean and greatest; {ms(float(ttft.max()))} ms at most"
     return _over_time(
         "TTFT over the run",
-        words,
+        f"TTFT of the samples issued in each part of the run: mean and greatest; {ms(float(ttft.max()))} ms at most",
         source,
         "ms",
         [("TTFT", "line-1", at, ttft)],

@@ -181,8 +181,14 @@ def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
     """Yield a finding where the submissions of a tree are of several rounds."""
     counted = Counter(submission.round for submission in checked if submission.round)
     if len(counted) > 1:
-        named = ", ".join(f"{count} of {name}" for name, count in sorted(counted.items()))
-        yield CHECKS["ROUND-MIXED"].finding(Fault("the submissions of the tree are of several rounds", "", "", named))
+        yield CHECKS["ROUND-MIXED"].finding(
+            Fault(
+                "the submissions of the tree are of several rounds",
+                "",
+                "",
+                ", ".join(f"{count} of {name}" for name, count in sorted(counted.items())),
+            )
+        )
 
 
 def _unchecked(

@@ -24,9 +24,12 @@ _ROUNDING_S = 0.01
 def known_model(curve: Curve) -> Iterator[Fault]:
     """The points name one benchmark model of MLPerf Endpoints."""
     if _benchmark(curve) is None and curve.points:
-        names = ", ".join(benchmark.name for benchmark in endpoints_benchmarks())
         yield Fault(
-            "the model is no benchmark model: no accuracy was checked", curve.name, "model_name", curve.model, names
+            "the model is no benchmark model: no accuracy was checked",
+            curve.name,
+            "model_name",
+            curve.model,
+            ", ".join(benchmark.name for benchmark in endpoints_benchmarks()),
         )
 
 

@@ -261,8 +261,13 @@ def scenarios(submission: Submission, group: list[Result]) -> Iterator[Fault]:
         return  # RULES-UNKNOWN, SYSTEM-VALUES, or FILE-MISSING
     place, given = group[0].folder.rpartition("/")[0], {result.scenario for result in group}
     if (required := terms.required_on(kind)) is None:
-        kinds = " or ".join(requirement.system_type for requirement in terms.required)
-        yield Fault(f"{benchmark} is no benchmark of such a system", place, "system_type", kind, kinds)
+        yield Fault(
+            f"{benchmark} is no benchmark of such a system",
+            place,
+            "system_type",
+            kind,
+            " or ".join(requirement.system_type for requirement in terms.required),
+        )
         return
     missing = [str(scenario) for scenario in required.all_of if scenario not in given]
     if required.one_of and not given & set(required.one_of):

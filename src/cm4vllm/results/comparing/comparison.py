@@ -246,8 +246,11 @@ def _answers(first: Accuracy | None, other: Accuracy | None) -> Answers | None:
         logs = [part.conditions.logs.get(ACCURACY_LOG) for part in (first, other)]
         return Answers(None, None, None, logs[0] == logs[1] if all(logs) else None)
     starts = range(0, min(len(ours), len(theirs)), ANSWER_BYTES)
-    equal = sum(ours[at : at + ANSWER_BYTES] == theirs[at : at + ANSWER_BYTES] for at in starts)
-    return Answers(len(ours) // ANSWER_BYTES, len(theirs) // ANSWER_BYTES, equal)
+    return Answers(
+        len(ours) // ANSWER_BYTES,
+        len(theirs) // ANSWER_BYTES,
+        sum(ours[at : at + ANSWER_BYTES] == theirs[at : at + ANSWER_BYTES] for at in starts),
+    )
 
 
 def _other_loads(parts: Sequence[Performance | None]) -> str:

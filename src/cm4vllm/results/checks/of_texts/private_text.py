@@ -115,12 +115,11 @@ def _searched(content: bytes, forms: tuple[Private, ...]) -> tuple[tuple[Private
 
 
 def _fault(submission: Submission, form: Private, word: str, paths: list[str]) -> Fault:
-    shown = f"{len(word)} characters, not shown" if form.is_secret else word
     return Fault(
         form.kind if len(paths) == 1 else f"{form.kind}, in {len(paths)} files of programs",
         os.path.relpath(paths[0], submission.root),
         "",
-        shown,
+        f"{len(word)} characters, not shown" if form.is_secret else word,
         "nothing",
         severity=form.severity,
     )
