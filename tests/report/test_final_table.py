@@ -2,7 +2,6 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 
@@ -26,8 +25,6 @@ from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.campaign_verdict import findings, headline, missing, unexpected
 from cm4vllm.rules import Scenario
-
-Change = Callable[..., None]
 
 
 class Terminal(io.StringIO):
@@ -139,8 +136,6 @@ def test_records_cannot_drive_the_terminal(out, change):
 
 
 def test_a_scenario_that_was_not_run_is_listed(out):
-    import shutil
-
     shutil.rmtree(next(out.glob("runs/*/*/Offline")))
     assert re.search(r"^Offline +not measured$", final_table(load(out), stream=io.StringIO()), re.MULTILINE)
 
@@ -169,6 +164,13 @@ def result(published):
     return load(published)
 
 
+def with_first(report, **fields):
+    """Return a report with other fields of the performance of its first result."""
+    first, *others = report.results
+    results = replace(first, performance=replace(first.performance, **fields)), *others
+    return replace(report, submission=replace(report.submission, results=results))
+
+
 def test_an_open_result_below_the_closed_targets_is_valid_and_says_so(result):
     report = replace(result, checker=PASSED)
     assert headline(report) == "A valid result in the open division"
@@ -177,13 +179,10 @@ def test_an_open_result_below_the_closed_targets_is_valid_and_says_so(result):
 
 
 def test_a_result_whose_client_was_the_bottleneck_says_so_first(result):
-    first = result.results[0]
-    assert first.performance is not None and first.performance.run.client.self_check is not None
-    run = first.performance.run
+    run = result.results[0].performance.run
     slow = msgspec.structs.replace(run.client.self_check, capacity_qps=0.1)
     run = msgspec.structs.replace(run, client=msgspec.structs.replace(run.client, self_check=slow))
-    results = replace(first, performance=replace(first.performance, run=run)), *result.results[1:]
-    report = replace(result, checker=PASSED, submission=replace(result.submission, results=results))
+    report = replace(with_first(result, run=run), checker=PASSED)
     assert headline(report) == "Valid in the open division, but DOUBTFUL: see Offline client"
     assert "may have been the bottleneck" in next(f.what for f in findings(report) if f.field == "Offline client")
 
@@ -217,11 +216,8 @@ def test_the_verdict_of_the_checker_is_a_part_of_that_on_the_result(result, chec
 
 def test_an_invalid_run_is_bad_in_a_result_and_a_note_in_a_rehearsal(result, real_runs):
     for report, kind in ((result, Severity.ERROR), (load(real_runs), Severity.NOTE)):
-        first = report.results[0]
-        assert first.performance is not None
-        invalid = replace(first.performance, loadgen_valid=False, loadgen_reasons=("minimum duration not met",))
-        results = replace(first, performance=invalid), *report.results[1:]
-        finding = findings(replace(report, submission=replace(report.submission, results=results)))[0]
+        invalid = with_first(report, loadgen_valid=False, loadgen_reasons=("minimum duration not met",))
+        finding = findings(invalid)[0]
         assert finding.severity is kind and finding.what.startswith("INVALID (minimum duration not met)")
 
 
@@ -255,12 +251,9 @@ def test_a_shortened_run_is_named_on_every_page_of_a_rehearsal(real_runs):
     report = load(real_runs)
     assert report.shortened == {}
     words = "7 queries in place of 768; LoadGen's verdict needs 662"
-    first, *others = report.submission.results
-    assert first.performance is not None
-    settings = msgspec.structs.replace(first.performance.run.settings, shortened=words)
-    run = msgspec.structs.replace(first.performance.run, settings=settings)
-    results = replace(first, performance=replace(first.performance, run=run)), *others
-    report = replace(report, submission=replace(report.submission, results=results))
+    run = report.results[0].performance.run
+    settings = msgspec.structs.replace(run.settings, shortened=words)
+    report = with_first(report, run=msgspec.structs.replace(run, settings=settings))
     named = next(f for f in findings(report) if f.field == f"{settings.title} run")
     assert (named.severity, named.what) == (Severity.NOTE, f"shortened: {words}")
     assert f"{settings.title} is shortened: {words}" in final_table(report, stream=io.StringIO())

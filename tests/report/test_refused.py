@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
@@ -19,8 +18,6 @@ from cm4vllm.results.campaign_results import load
 from cm4vllm.results.checks import CHECKS, findings
 from cm4vllm.results.run_folders import SYSTEM_FILE, chosen_folder, read_runs
 from cm4vllm.rules import Division, ExecutionMode, Scenario
-
-Change = Callable[..., None]
 
 
 def run_file(out, scenario, mode):

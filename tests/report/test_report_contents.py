@@ -3,7 +3,6 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -29,8 +28,6 @@ from cm4vllm.results.judgement.campaign_verdict import findings
 from cm4vllm.results.recorded_power import ENERGY_LABELS, energy_figures
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.capsule.comparison import compare_paths
-
-Change = Callable[..., None]
 
 
 def folder_of(out, scenario, mode):

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 
@@ -15,7 +14,7 @@ from cm4vllm.common.number_texts import ms, rate
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.records.metrics import GpuSample, GpusSample, ServerMetrics
+from cm4vllm.records.metrics import GpuSample, GpusSample
 from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
 from cm4vllm.report.pictures.canvas import MAX_POINTS, WIDTH, Axis, Canvas, latency_bar, score_bar, trace
 from cm4vllm.report.pictures.power_pictures import power_pictures, power_words
@@ -191,9 +190,6 @@ def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other():
 
 
 # --- charts
-
-
-Metrics = Callable[..., ServerMetrics]
 
 
 def sample(at_s, running, waiting):

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -45,9 +44,6 @@ from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.published_rank import place, places_of
 from cm4vllm.results.result_index import Index, read_index, row_of
 from cm4vllm.results.run_folders import open_results
-
-Change = Callable[..., None]
-
 
 SYSTEM_NAME = "1xXeon_vLLM-0.32.0"
 
