@@ -286,13 +286,14 @@ def server_metrics():
 
 @pytest.fixture
 def change():
-    """Rewrite a record with other fields; in a field's name, __ reaches into a record in it."""
+    """Rewrite a record, or several, with other fields; in a field's name, __ reaches into a record in it."""
 
-    def rewrite(path, cls, **fields):
-        record = read_record(path, cls)
-        for name, value in fields.items():
-            record = _replaced(record, name.split("__"), value)
-        write_record(path, record)
+    def rewrite(paths, cls, **fields):
+        for path in [paths] if isinstance(paths, Path) else paths:
+            record = read_record(path, cls)
+            for name, value in fields.items():
+                record = _replaced(record, name.split("__"), value)
+            write_record(path, record)
 
     return rewrite
 

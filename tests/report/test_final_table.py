@@ -126,8 +126,7 @@ def test_an_ascii_stream_gets_ascii(real_runs):
 
 
 def test_records_cannot_drive_the_terminal(out, change):
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__model__name="evil\x1b[2J[/name]")
+    change(out.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, settings__model__name="evil\x1b[2J[/name]")
     change(out / CAMPAIGN_FILE, CampaignRecord, commit="\x1b[0m")
     assert "\x1b" not in final_table(load(out), stream=io.StringIO())
     coloured = final_table(load(out), stream=Terminal())
@@ -274,10 +273,8 @@ SIMULATION = Simulation(profile="p", title="4 GPUs", sha256="0" * 64, seed=0, fa
     ],
 )
 def test_what_is_no_benchmarks_model_leads_to_a_real_one(published, change, notice, fields, words):
-    for path in published.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, notice=notice, **fields)
-    for path in published.glob("runs/*/*/*/*/accuracy.json"):
-        change(path, AccuracyRecord, notice=notice)
+    change(published.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, notice=notice, **fields)
+    change(published.glob("runs/*/*/*/*/accuracy.json"), AccuracyRecord, notice=notice)
     assert words in next_step(load(published))
 
 
@@ -315,14 +312,13 @@ NAMES = {"software": "SGLang", "version": "0.5.5", "owned": False, "argv": [], "
 @pytest.fixture
 def counted(out, change):
     """The folder of a rehearsal against a server that gives text."""
-    for path in runs(out):
-        change(
-            path,
-            RunRecord,
-            client__text=COUNTS,
-            settings__server__dialect=TEXT,
-            **{f"settings__server__{name}": value for name, value in NAMES.items()},
-        )
+    change(
+        runs(out),
+        RunRecord,
+        client__text=COUNTS,
+        settings__server__dialect=TEXT,
+        **{f"settings__server__{name}": value for name, value in NAMES.items()},
+    )
     change(out / "server" / "server.json", ServerRecord, dialect=TEXT, **NAMES)
     return out
 
@@ -346,8 +342,7 @@ def test_every_page_says_it(counted):
 
 def test_what_the_server_could_not_be_asked_stands_on_every_page(counted, change):
     unknown = {"software": "", "version": "", "unchecked": ["whether it caches prompt prefixes: /metrics is missing"]}
-    for run in runs(counted):
-        change(run, RunRecord, **{f"settings__server__{name}": value for name, value in unknown.items()})
+    change(runs(counted), RunRecord, **{f"settings__server__{name}": value for name, value in unknown.items()})
     change(counted / "server" / "server.json", ServerRecord, **unknown)
     readmes = measurement_readmes(load(counted))
     for page in [*readmes.values(), unescape(render(load(counted))), final_table(load(counted), stream=io.StringIO())]:
@@ -363,8 +358,7 @@ def test_a_server_that_lists_ids_is_said_to(real_runs):
 
 def test_without_usage_it_says_so_and_no_difference(counted, change):
     uncounted = TextCounts(answers=0, server_tokens=0, tokenizer_tokens=0, apart=0)
-    for path in runs(counted):
-        change(path, RunRecord, client__text=uncounted, settings__server__dialect__usage=False)
+    change(runs(counted), RunRecord, client__text=uncounted, settings__server__dialect__usage=False)
     page = unescape(render(load(counted)))
     assert "does not count them either" in page and "open division alone" in page
     assert "both counts differ" not in page

@@ -84,8 +84,7 @@ def test_a_mapped_model_has_no_place_in_the_closed_division(out, change):
     change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED, command="cm run script")
     (out / "system" / "system.json").unlink()
     load(out)  # a rehearsal is no result
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__rehearsal=False)
+    change(out.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, settings__rehearsal=False)
     with pytest.raises(SubmissionError, match="cannot stand in the closed division"):
         load(out)
 
@@ -130,8 +129,7 @@ def broken(out, change):
         return lambda: change(server, RunRecord, **fields)
 
     def everywhere(**fields):
-        for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-            change(path, RunRecord, **fields)
+        change(out.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, **fields)
 
     def closed(**fields):
         everywhere(**fields)

@@ -167,10 +167,13 @@ def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs, published, page):
 
 
 def test_stand_in_weights_are_loud_on_the_page_of_a_result(published, change):
-    for path in published.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__model__source=STAND_IN_SOURCE, notice=STAND_IN_NOTICE)
-    for path in published.glob("runs/*/*/*/*/accuracy.json"):
-        change(path, AccuracyRecord, notice=STAND_IN_NOTICE)
+    change(
+        published.glob(f"runs/*/*/*/*/{RUN_FILE}"),
+        RunRecord,
+        settings__model__source=STAND_IN_SOURCE,
+        notice=STAND_IN_NOTICE,
+    )
+    change(published.glob("runs/*/*/*/*/accuracy.json"), AccuracyRecord, notice=STAND_IN_NOTICE)
     page = Page(render(load(published)))
     assert page.text.startswith("STAND-IN WEIGHTS")
     assert "a tiny model that comes with cm4vllm" in page.text and "REHEARSAL" not in page.text.upper()
@@ -179,16 +182,15 @@ def test_stand_in_weights_are_loud_on_the_page_of_a_result(published, change):
 
 def test_hostile_input_stays_text(out, change):
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(
-            path,
-            RunRecord,
-            settings__model__name=evil,
-            settings__dataset__source=evil,
-            client__failures={evil: 1},
-            settings__user_conf=evil,
-            settings__target_qps_source=evil,
-        )
+    change(
+        out.glob(f"runs/*/*/*/*/{RUN_FILE}"),
+        RunRecord,
+        settings__model__name=evil,
+        settings__dataset__source=evil,
+        client__failures={evil: 1},
+        settings__user_conf=evil,
+        settings__target_qps_source=evil,
+    )
     change(out / CHECKER_FILE, CheckerRecord, unavailable=evil)
     change(out / CAMPAIGN_FILE, CampaignRecord, command=f"cm run {evil!r}")
     page = Page(render(load(out)))
@@ -206,8 +208,7 @@ def test_it_stays_small_whatever_the_checker_says(out, change):
         passed=False,
         runs=[replace(r, errors=noise, warnings=noise, passed=False) for r in run.runs],
     )
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, client__failures=dict.fromkeys(noise, 1))
+    change(out.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, client__failures=dict.fromkeys(noise, 1))
     html = render(load(out))
     assert len(html.encode()) < MAX_BYTES
     assert "460 more in the checker's log" in Page(html).text
@@ -253,8 +254,7 @@ def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(ou
 
 @pytest.mark.parametrize("name", ["punkt_tab", ""])
 def test_pages_name_how_sentences_are_split_where_a_score_is_of_sentences(out, change, name):
-    for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
-        change(path, AccuracyRecord, sentences=name)
+    change(out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"), AccuracyRecord, sentences=name)
     assert ("sentences: punkt_tab" in Page(render(load(out))).text) is bool(name)
     for text in (Page(render(load(out))).text, *measurement_readmes(load(out)).values()):
         assert ("sentences:" in text) is bool(name)

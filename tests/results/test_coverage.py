@@ -138,6 +138,16 @@ BASELINE, TESTED = "accuracy/baseline_accuracy.txt", "accuracy/compliance_accura
 DIFFERS = {**PASSED, "verify_accuracy.txt": "TEST FAIL", BASELINE: "mAP=53.0%"}
 
 
+def put_test(logs, place, files):
+    """Put a compliance test with these files into the folder of a result; return the folder of the test."""
+    test = place / "TEST01"
+    shutil.copytree(logs["Offline", "samples"], test / "performance" / "run_1")
+    for name, text in files.items():
+        (test / name).parent.mkdir(exist_ok=True)
+        (test / name).write_text(text)
+    return test
+
+
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
@@ -150,11 +160,7 @@ DIFFERS = {**PASSED, "verify_accuracy.txt": "TEST FAIL", BASELINE: "mAP=53.0%"}
     ],
 )
 def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(any_scenario, tmp_path, files, missing):
-    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
-    shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
-    for name, text in files.items():
-        (place / name).parent.mkdir(exist_ok=True)
-        (place / name).write_text(text)
+    put_test(any_scenario, put(tmp_path, any_scenario, "yolo-95/Offline"), files)
     own = [text for text in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"] if "verify" in text]
     assert own == [f"yolo-95/Offline/TEST01/{name}" for name in missing]
 
@@ -169,10 +175,7 @@ def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(any
     ],
 )
 def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(any_scenario, tmp_path, key, value):
-    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
-    shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
-    for name, text in PASSED.items():
-        (place / name).write_text(text)
+    place = put_test(any_scenario, put(tmp_path, any_scenario, "yolo-95/Offline"), PASSED)
     log_values(place, **ASKED, result_validity='"INVALID"')  # a busy machine may have made it last long enough
     log = "yolo-95/Offline/TEST01/performance/run_1/mlperf_log_detail.txt"
     before = codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]
@@ -199,10 +202,7 @@ def test_the_run_of_a_compliance_test_has_the_seeds_of_that_test(any_scenario, t
 
 
 def test_the_run_of_a_compliance_test_is_published(any_scenario, tmp_path):
-    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
-    place.mkdir()
-    for name, text in PASSED.items():
-        (place / name).write_text(text)
+    shutil.rmtree(put_test(any_scenario, put(tmp_path, any_scenario, "yolo-95/Offline"), PASSED) / "performance")
     assert [text.rpartition("/")[2] for text in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]] == [
         "mlperf_log_detail.txt",
         "mlperf_log_summary.txt",
