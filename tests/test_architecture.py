@@ -44,7 +44,7 @@ CROSSING = {
     ("submission.system_records", "hardware.gpus.gpu"): "the driver names the GPUs that a server uses",
     ("submission.gpus_in_use", "hardware.gpus.used_gpus"): "the variables of the driver say which GPUs a server sees",
     ("submission.campaign_software", "hardware.machine_facts"): "the facts beside a result have the keys of detection",
-    ("submission.campaign_software", "hardware.os_release"): "the facts beside a result have the keys of detection",
+    ("submission.campaign_software", "hardware.host"): "the facts beside a result have the keys of detection",
     (
         "submission.capsule.this_environment",
         "hardware.machine_facts",

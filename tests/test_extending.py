@@ -75,7 +75,7 @@ def test_an_example_does_what_the_page_says(title, applied):
 FILES = {
     "A new round with a benchmark": 4,
     "A compliance test": 3,
-    "A launcher": 2,
+    "A launcher": 1,
     "A vendor of GPUs": 4,
     "vLLM renames an option": 3,
     "A check": 1,
@@ -91,7 +91,7 @@ def test_the_checks_of_the_page_are_documented_and_can_be_asked_for(applied):
     _, folder = applied("A check")
     page = ran(folder, str(ROOT / "docs/tools/checks_page.py"))
     assert "- must hold: the name of a system has at most 40 letters\n" in page and "### `CURVE-SHORT`" in page
-    program = "from cm4vllm.results.check_command.finding_filters import Filters; Filters.parse(codes='SYSTEM-LONG')"
+    program = "from cm4vllm.results.check_command.tree_check import Filters; Filters.parse(codes='SYSTEM-LONG')"
     assert ran(folder, "-c", program) == ""
 
 

@@ -21,8 +21,8 @@ from cm4vllm.common.programs.own_program import commit_of_this_repository, url_o
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import read_optional
 from cm4vllm.common.secrets.command_lines import published_words
+from cm4vllm.hardware.host import os_env
 from cm4vllm.hardware.machine_facts import capacity_env, cpu_env
-from cm4vllm.hardware.os_release import os_env
 from cm4vllm.records.machine import MachineFacts
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
