@@ -17,9 +17,8 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.endpoints.curve_plan import coverage_words, plan_curve, rate_at, require_coverage
 from cm4vllm.endpoints.curve_search import _gaps, _highest, given_points
-from cm4vllm.endpoints.curve_status import MeasuredPoint, curve_status
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines
-from cm4vllm.endpoints.records import CurveRecord, Probe
+from cm4vllm.endpoints.records import CurveRecord, MeasuredPoint, Probe, curve_status
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import endpoints_benchmark, endpoints_rules, regions

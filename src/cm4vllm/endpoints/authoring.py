@@ -22,9 +22,14 @@ from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.secrets.command_lines import published_words, shell_line
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
-from cm4vllm.endpoints.disclosure import point_document, system_document
+from cm4vllm.endpoints.disclosure import (
+    SUBMITTER_TEMPLATE,
+    SubmitterFile,
+    point_document,
+    read_submitter_file,
+    system_document,
+)
 from cm4vllm.endpoints.records import PointRecord
-from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE, POWER_FILE
 from cm4vllm.serving.probing.server_identities import other_content
@@ -69,7 +74,7 @@ def author_and_build(inputs: BundleInputs) -> Path:
     stated = read_submitter_file(typed_path(inputs.submitter_file).absolute() if inputs.submitter_file else None)
     forget(folder / _TEMPLATE_FILE)
     if not (folder / _TEMPLATE_FILE).exists():  # one that its user has filled in stays
-        write_noted(folder / _TEMPLATE_FILE, TEMPLATE)
+        write_noted(folder / _TEMPLATE_FILE, SUBMITTER_TEMPLATE)
     description = read_json(Path(inputs.description))
     model = read_record(Path(inputs.model_record), ModelRecord)
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
