@@ -4,14 +4,14 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 import yaml
 
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.checking.private_words import private_words
-from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import altered_files, json_text, text_of, typed_path, write_text
 from cm4vllm.common.folders.owned_folders import forget, write_noted, write_result_file
 from cm4vllm.common.folders.replaceable_folders import require_replaceable
@@ -32,6 +32,7 @@ from cm4vllm.endpoints.disclosure import (
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE, POWER_FILE
+from cm4vllm.rules import Regions
 from cm4vllm.serving.probing.server_identities import other_content
 
 _TEMPLATE_FILE = "submitter.template.yaml"
@@ -109,22 +110,18 @@ def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
     Raises SubmissionError where there is none, where they are not all of one curve, and where files of the client were
     changed or removed since the run.
     """
-    points = []
-    for path in sorted(folder.glob(f"*/{POINT_FILE}")):
-        record = read_record(path, PointRecord)
-        if record.curve is not None:
-            points.append((path.parent, record))
+    records = ((path.parent, read_record(path, PointRecord)) for path in sorted(folder.glob(f"*/{POINT_FILE}")))
+    points = [(path, record) for path, record in records if record.curve is not None]
     if not points:
         raise SubmissionError(
             f"{folder} has no point of a curve", remedy="measure them with run-mlperf,endpoints, or give another folder"
         )
     points.sort(key=lambda item: (item[1].offline == "dedicated", item[1].terms.concurrency))
-    first = points[0][1]
-    for path, record in points[1:]:
-        names = ("curve", "benchmark", "model_sha256", "dataset_sha256", "client_commit")
+    (begin, first), *others = points
+    for path, record in others:
         apart = [
-            f"{path.name} has another {name.replace('_', ' ')} than {points[0][0].name}"
-            for name in names
+            f"{path.name} has another {name.replace('_', ' ')} than {begin.name}"
+            for name in ("curve", "benchmark", "model_sha256", "dataset_sha256", "client_commit")
             if getattr(record, name) != getattr(first, name)
         ]
         if apart := apart or other_content(first.server.identities, record.server.identities):
@@ -152,14 +149,18 @@ def _author(
     warmed: str,
 ) -> None:
     """Write point.yaml, system_desc.json and system_power.json of a point; `warmed` is its warm-up in words."""
-    if record.curve is None:
-        raise CmError(f"{path} is of no curve")
-    document = point_document(record, record.curve, disclosure, warmed)
+    curve = cast(Regions, record.curve)  # read_points leaves out those of none
+    document = point_document(record, curve, disclosure, warmed)
     write_result_file(path, "point.yaml", yaml.safe_dump(document, sort_keys=False))
+    nodes = description.get("number_of_nodes", "1")
+    derived = {
+        "shortened_system_name": description["system_name"][:_SHORT_NAME].strip(),
+        "system_size": f"{nodes} node{'s' * (nodes != '1')}",
+    }
     system = system_document(
         description,
-        {**_derived_system(description), **stated.system, "node": stated.node},
-        curve=record.curve,
+        {**derived, **stated.system, "node": stated.node},
+        curve=curve,
         division=stated.division,
         framework=record.server.named,
         parallel=_parallel(record) if description.get("accelerators_per_node", "0") not in ("0", "") else {},
@@ -195,15 +196,6 @@ def _warmed(record: PointRecord, runs: Sequence[PointRecord]) -> str:
     )
 
 
-def _derived_system(description: Mapping[str, str]) -> dict[str, Any]:
-    """Return what follows from the description: a short form of the name, and the size in nodes."""
-    nodes = description.get("number_of_nodes", "1")
-    return {
-        "shortened_system_name": description["system_name"][:_SHORT_NAME].strip(),
-        "system_size": f"{nodes} node{'s' * (nodes != '1')}",
-    }
-
-
 def _parallel(record: PointRecord) -> dict[str, int]:
     options = record.server.options
     return {key: value for key, name in _PARALLEL.items() if isinstance(value := options.get(name), int)}
@@ -213,7 +205,7 @@ def _disclosure(
     inputs: BundleInputs, stated: SubmitterFile, model: ModelRecord, dataset: DatasetRecord | None
 ) -> dict[str, str]:
     """Return what point.yaml says of the curve: what is stated, else what the records of model and dataset say."""
-    known = {
+    return {
         "division": stated.division,
         "target_cohort": inputs.cohort,
         "model_precision": model.weight_data_types,
@@ -221,9 +213,9 @@ def _disclosure(
         "model_notes": f"{model.name}, SHA-256 of its files {model.sha256}",
         "dataset_name": dataset.name if dataset else "",
         "dataset_link": dataset.source if dataset else "",
+        **stated.model,
+        **stated.dataset,
     }
-    known.update([*stated.model.items(), *stated.dataset.items()])
-    return known
 
 
 def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]:
@@ -244,11 +236,8 @@ def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]
 
 def _without_port(argv: Sequence[str]) -> list[str]:
     """Return a command line without the port, which is another one at each start."""
-    kept = [word for word in argv if not word.startswith("--port=")]
-    if "--port" in kept:
-        place = kept.index("--port")
-        del kept[place : place + 2]
-    return kept
+    words = zip(argv, ["", *argv], strict=False)
+    return [word for word, before in words if "--port" not in (word.partition("=")[0], before)]
 
 
 def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], model: ModelRecord) -> None:
@@ -268,6 +257,5 @@ def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], mod
         "in mode `both` for a point with accuracy results. config.yaml is that of the point.",
     ]
     write_text(folder / "src" / "vllm" / "README.md", "\n".join(lines) + "\n")
-    software = [f"- {name} {version}" for name, version in sorted(record.server.packages.items())]
-    text = "\n".join(["# Software", "", f"- {record.server.named}", *software]) + "\n"
-    write_text(folder / "docs" / "README.md", text)
+    packages = "".join(f"- {name} {version}\n" for name, version in sorted(record.server.packages.items()))
+    write_text(folder / "docs" / "README.md", f"# Software\n\n- {record.server.named}\n{packages}")

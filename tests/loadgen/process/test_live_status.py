@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from cm4vllm.common import progress
 from cm4vllm.loadgen.client.sample_times import SampleTimes
 from cm4vllm.loadgen.process import runner
-from cm4vllm.loadgen.process.clock import ClockWatch
 from cm4vllm.loadgen.process.first_rate import first_rate, whole_s
 from cm4vllm.loadgen.process.live_latencies import LiveLatencies, Tally
 from cm4vllm.loadgen.process.live_status import LiveStatus, Plan, plan_of, time_left
-from cm4vllm.loadgen.process.messages import Progress
-from cm4vllm.loadgen.process.run_status import LatencyStatus, TimeLeft
+from cm4vllm.loadgen.process.messages import LatencyStatus, Progress, TimeLeft
+from cm4vllm.loadgen.process.process_monitor import ClockWatch
 from cm4vllm.records.client import SelfCheck
 from cm4vllm.records.logs.early_stopping import missing_queries, most_over, percentile
 from cm4vllm.records.logs.run_logs import read_performance
