@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from fake_vllm import Behaviour, FakeVllm
+from msgspec.structs import replace
 
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable
 from cm4vllm.loadgen.process.runner import run
@@ -30,8 +30,6 @@ from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.server import ContainerRecord, ServerRecord
 
-replace = msgspec.structs.replace
-
 
 class Place:
     """A CM home with a model, a dataset and a vLLM in its cache, and a folder of results beside it."""
@@ -47,32 +45,17 @@ class Place:
         self.dataset = replace(dataset, path=str(self.home / "cnn_eval.json"), source=f"local file in {folder}")
 
     def server(self, endpoint: str, **more) -> ServerRecord:
-        argv = [
-            str(self.home / "venv" / "bin" / "python"),
-            "-m",
-            "vllm.entrypoints.cli.main",
-            "serve",
-            str(self.model),
-            "--port",
-            endpoint.rpartition(":")[2],
-            "--max-num-seqs",
-            "8",
-            f"--chat-template={self.template}",
-            "--download-dir",
-            str(self.home / "downloads"),
-        ]
+        argv = [str(self.home / "venv/bin/python"), "-m", "vllm.entrypoints.cli.main", "serve", str(self.model)]
+        argv += ["--port", endpoint.rpartition(":")[2], "--max-num-seqs", "8", f"--chat-template={self.template}"]
+        plugin = {"PYTHONPATH": f"{self.home}/serving/options/fp8_plugin"}
         record = ServerRecord(
             endpoint=endpoint,
             model_name="tiny",
             max_model_len=2048,
             version="0.32.0",
             owned=True,
-            argv=argv,
-            env={
-                "PYTHONPATH": f"{self.home}/serving/options/fp8_plugin",
-                "RAY_ADDRESS": "10.0.0.1:6379",
-                "OMP_NUM_THREADS": "1",
-            },
+            argv=[*argv, "--download-dir", str(self.home / "downloads")],
+            env={**plugin, "RAY_ADDRESS": "10.0.0.1:6379", "OMP_NUM_THREADS": "1"},
             packages={"vllm": "0.32.0"},
             log=str(self.results / "server.log"),
             supervisor_pid=os.getpid(),
@@ -138,70 +121,38 @@ def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, datase
         assert words[5:] == ["--port", port, *place.server("http://127.0.0.1:9").argv[7:]]
 
 
-def other_template(place, settings):
-    place.template.write_text("{{ other }}")
-    return settings
-
-
-def other_dataset(_, settings):
-    return replace(settings, dataset=replace(settings.dataset, sha256="34" * 32))
-
-
-def other_model(_, settings):
-    return replace(settings, model=replace(settings.model, sha256="34" * 32))
-
-
-def other_version(_, settings):
-    return replace(settings, server=replace(settings.server, packages={"vllm": "0.33.0"}))
-
-
-def other_option(_, settings):
-    argv = [word.replace("8", "9") if word == "8" else word for word in settings.server.argv]
-    return replace(settings, server=replace(settings.server, argv=argv))
-
-
-def other_variable(_, settings):
-    return replace(settings, server=replace(settings.server, env={**settings.server.env, "OMP_NUM_THREADS": "2"}))
-
-
-def without_plugin(_, settings):
-    return replace(settings, server=replace(settings.server, env={"OMP_NUM_THREADS": "1"}))
-
-
-def other_rate(_, settings):
-    return replace(settings, target_qps=13.0)
-
-
-def members(_, settings):
-    return replace(settings, server=replace(settings.server, members=[settings.server]))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        other_template,
-        other_dataset,
-        other_model,
-        other_version,
-        other_option,
-        other_variable,
-        without_plugin,
-        other_rate,
-        members,
-    ],
-)
-def test_whatever_the_result_depends_on_makes_another_one(tmp_path, dataset, make_settings, change):
-    place = Place(tmp_path / "here", dataset)
-    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
-    settings = replace(
-        settings,
-        server=place.server("http://127.0.0.1:1"),
-        dataset=place.dataset,
-        model=replace(settings.model, path=str(place.model), sha256="12" * 32),
-    )
+def test_whatever_the_result_depends_on_makes_another_one(tmp_path, dataset, make_settings):
+    place, endpoint = Place(tmp_path / "here", dataset), "http://127.0.0.1:1"
+    settings = make_settings(endpoint, "Offline", "accuracy")
+    assert settings_sha256(settings) != settings_sha256(make_settings("http://127.0.0.1:2", "Offline", "accuracy"))
+    # Of a model without files what is said of it counts.
+    other = replace(settings, model=replace(settings.model, source="elsewhere"))
+    assert not settings.model.sha256 and settings_sha256(settings) != settings_sha256(other)
+    server, model = place.server(endpoint), replace(settings.model, path=str(place.model), sha256="12" * 32)
+    settings = replace(settings, server=server, dataset=place.dataset, model=model)
     before = settings_sha256(settings)
     assert settings_sha256(settings) == before
-    assert settings_sha256(change(place, settings)) != before
+    option = [word.replace("8", "9") if word == "8" else word for word in server.argv]
+    for changed in (
+        {"dataset": replace(place.dataset, sha256="34" * 32)},
+        {"model": replace(model, sha256="34" * 32)},
+        {"target_qps": 13.0},
+        *(
+            {"server": replace(server, **change)}
+            for change in (
+                {"packages": {"vllm": "0.33.0"}},
+                {"argv": option},
+                {"env": {**server.env, "OMP_NUM_THREADS": "2"}},
+                {"env": {"OMP_NUM_THREADS": "1"}},  # without the plugin
+                {"members": [server]},
+            )
+        ),
+    ):
+        assert settings_sha256(replace(settings, **changed)) != before, changed
+    now = replace(settings, server=replace(server, argv=option))
+    assert differences(settings, now) == ["server.options.max-num-seqs: 8, now 9"]
+    place.template.write_text("{{ other }}")
+    assert settings_sha256(settings) != before
 
 
 def test_where_our_server_listens_is_no_part_of_it(make_settings):
@@ -228,18 +179,6 @@ def test_the_image_counts_and_the_places_that_are_mounted_do_not(tmp_path, datas
     assert settings_sha256(inside()) != settings_sha256(inside(options=["--ipc=host"]))
 
 
-def test_the_address_of_a_server_that_is_not_ours_is(make_settings):
-    first, other = (make_settings(f"http://127.0.0.1:{port}", "Offline", "accuracy") for port in (1, 2))
-    assert settings_sha256(first) != settings_sha256(other)
-
-
-def test_of_a_model_without_files_what_is_said_of_it_counts(make_settings):
-    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
-    assert not settings.model.sha256
-    other = replace(settings, model=replace(settings.model, source="elsewhere"))
-    assert settings_sha256(settings) != settings_sha256(other)
-
-
 def test_what_has_changed_is_named(make_settings):
     before = make_settings("http://127.0.0.1:1", "Offline", "accuracy", max_in_flight=4)
     assert differences(before, before) == []
@@ -248,22 +187,12 @@ def test_what_has_changed_is_named(make_settings):
     assert any(difference.startswith("model.sha256 differs") for difference in differences(before, now))
 
 
-def test_an_option_that_has_changed_is_named_alone(tmp_path, dataset, make_settings):
-    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
-    before = replace(settings, server=Place(tmp_path, dataset).server("http://127.0.0.1:1"))
-    assert differences(before, other_option(None, before)) == ["server.options.max-num-seqs: 8, now 9"]
-
-
 def test_a_server_is_known_before_it_is_started(tmp_path, dataset):
     place = Place(tmp_path, dataset)
     started = place.server("http://127.0.0.1:1234")
     planned = replace(
         started,
-        endpoint="",
-        max_model_len=0,
-        version="",
-        log="",
-        supervisor_pid=None,
+        **{"endpoint": "", "max_model_len": 0, "version": "", "log": "", "supervisor_pid": None},
         argv=[word.replace("1234", "{port}") for word in started.argv],
     )
     assert serves_alike(planned, started, str(place.model))

@@ -205,7 +205,7 @@ def _disclosure(
     inputs: BundleInputs, stated: SubmitterFile, model: ModelRecord, dataset: DatasetRecord | None
 ) -> dict[str, str]:
     """Return what point.yaml says of the curve: what is stated, else what the records of model and dataset say."""
-    return {
+    known = {
         "division": stated.division,
         "target_cohort": inputs.cohort,
         "model_precision": model.weight_data_types,
@@ -213,9 +213,9 @@ def _disclosure(
         "model_notes": f"{model.name}, SHA-256 of its files {model.sha256}",
         "dataset_name": dataset.name if dataset else "",
         "dataset_link": dataset.source if dataset else "",
-        **stated.model,
-        **stated.dataset,
     }
+    known.update([*stated.model.items(), *stated.dataset.items()])
+    return known
 
 
 def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]:

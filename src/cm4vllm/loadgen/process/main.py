@@ -204,7 +204,8 @@ def _set_audit(test: Any, wanted: Audit, settings: RunSettings) -> None:
 
 def _measures(test: Any, terms: Terms) -> bool:
     """Return True if LoadGen measures what the benchmark's rules limit, by these limits if any (mlperf.conf has ms)."""
-    limits, pairs = terms.limits, [(bool(test.use_token_latencies), terms.token_latencies)]
+    limits = terms.limits
+    pairs: list[tuple[object, object]] = [(bool(test.use_token_latencies), terms.token_latencies)]
     if limits is not None and limits.latency_ms is not None and not terms.token_latencies:
         pairs.append((test.server_target_latency_ns, round(limits.latency_ms * 1e6)))
     elif limits is not None and limits.ttft_ms is not None and limits.tpot_ms is not None:
