@@ -214,9 +214,7 @@ class FakeVllm:
                 await asyncio.sleep(self.behaviour.hangs_s)
                 writer.transport.abort()
                 raise ConnectionResetError
-            content = page.encode()
-            status = b"200 OK" if content else b"404 Not Found"
-            await self._write(writer, b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content))
+            await self._write(writer, http(page.encode(), "200 OK" if page else "404 Not Found"))
             return
         length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-l"))
         body = json.loads(await reader.readexactly(length))
@@ -252,7 +250,7 @@ class FakeVllm:
         if fault in (Fault.STATUS_500, Fault.STATUS_400):
             status = "500 Internal Server Error" if fault is Fault.STATUS_500 else "400 Bad Request"
             content = json.dumps({"error": {"message": "made to fail", "code": int(status[:3])}}).encode()
-            await self._write(writer, f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+            await self._write(writer, http(content, status))
             return
         tokens = expected_tokens(body["prompt"], body["max_tokens"], body.get("min_tokens", 2))
         if body.get("stream"):
@@ -276,7 +274,7 @@ class FakeVllm:
             await writer.drain()
             writer.close()
             raise ConnectionResetError
-        await self._write(writer, f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+        await self._write(writer, http(content))
 
     async def _stream(
         self, number: int, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter
@@ -314,6 +312,20 @@ class FakeVllm:
             await writer.drain()
             if self.behaviour.split:
                 await asyncio.sleep(0.0005)  # so that the pieces arrive apart
+
+
+def http(content: bytes, status: str = "200 OK", head: bytes = b"") -> bytes:
+    """Return an HTTP answer of known length; `head` are further header lines."""
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n%b\r\n%b" % (status.encode(), len(content), head, content)
+
+
+def answer_content(body: dict[str, Any], tokens: list[int], *, streamed: bool) -> bytes:
+    """Return the content of a whole answer of these tokens, or the events of a streamed one."""
+    if streamed:
+        return b"".join(stream_events(body, tokens, Behaviour(), Fault.NONE))
+    reason = _ended(body, tokens, Fault.NONE)[1]
+    choice = {"index": 0, "text": "w", "token_ids": tokens, "finish_reason": reason}
+    return _compact({"choices": [choice], "usage": _usage(body, tokens, Fault.NONE)})
 
 
 def stream_events(

@@ -1,12 +1,11 @@
 """The client alone, against a server on loopback."""
 
 import asyncio
-import json
 import time
 
 import pytest
 from driven_client import LIMITS, Ledger, drive, exactly_once
-from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+from fake_vllm import Behaviour, FakeVllm, Fault, answer_content, expected_tokens, http, prompt
 
 from cm4vllm.loadgen.client import client as client_module
 from cm4vllm.loadgen.client.client import Client
@@ -172,25 +171,7 @@ def test_streams_that_something_collected_and_passed_on_whole_are_counted(monkey
 
     def collected(_, body):
         tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
-        events = [
-            {
-                "choices": [
-                    {
-                        "index": 0,
-                        "text": "w",
-                        "token_ids": [token],
-                        "finish_reason": "stop" if place + 1 == len(tokens) else None,
-                    }
-                ]
-            }
-            for place, token in enumerate(tokens)
-        ]
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
-        lines = b"".join(
-            b"data: %b\n\n" % json.dumps(event).encode() for event in [*events, {"choices": [], "usage": usage}]
-        )
-        data = lines + b"data: [DONE]\n\n"
-        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
+        return http(answer_content(body, tokens, streamed=True))
 
     with FakeVllm(Behaviour(raw=collected)) as server, monkeypatch.context() as patch:
         patch.setattr(client_module, "AT_ONCE_S", 1.0)  # a busy machine may stop between the first token and the end

@@ -16,7 +16,7 @@ from collections import Counter
 import pytest
 import uvloop
 from driven_client import LIMITS, Clock, Ledger
-from fake_vllm import Behaviour, Fault, expected_tokens, prompt, stream_events
+from fake_vllm import answer_content, expected_tokens, prompt
 
 from cm4vllm.loadgen.client import client as client_module
 from cm4vllm.loadgen.client.client import Client
@@ -212,21 +212,7 @@ class HostileServer:
 
     def body(self, asked, draw, tokens=None):
         tokens = tokens or expected_tokens(asked["prompt"], asked["max_tokens"], asked["min_tokens"])
-        if self.streamed:
-            return b"".join(stream_events(asked, tokens, Behaviour(), Fault.NONE))
-        return json.dumps(
-            {
-                "choices": [
-                    {
-                        "index": 0,
-                        "text": "w",
-                        "token_ids": tokens,
-                        "finish_reason": "stop" if len(tokens) < asked["max_tokens"] else "length",
-                    }
-                ],
-                "usage": {"prompt_tokens": len(asked["prompt"]), "completion_tokens": len(tokens)},
-            }
-        ).encode()
+        return answer_content(asked, tokens, streamed=self.streamed)
 
 
 @pytest.mark.parametrize("stream_interval", [0, 1, 16], ids=["whole", "tokens", "chunks"])

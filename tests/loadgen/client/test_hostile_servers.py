@@ -6,7 +6,7 @@ import time
 
 import pytest
 from driven_client import LIMITS, Clock, Ledger, drive, exactly_once
-from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt, stream_events
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, http, prompt, stream_events
 
 from cm4vllm.loadgen.client import client as client_module
 from cm4vllm.loadgen.client.client import Client
@@ -14,10 +14,6 @@ from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
 
 LONG_NUMBER = b"9" * 5000
-
-
-def http(body, status="200 OK", head=b""):
-    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n%b\r\n%b" % (status.encode(), len(body), head, body)
 
 
 def chunked(pieces, head=b""):

@@ -206,8 +206,7 @@ class _RecordSink:
         """Report a failed query with its cause, without secrets."""
         # The answer of a server may repeat the key.
         text = self._access.without_secrets(cause).encode(errors="replace")
-        kind = Kind.FAILED_LATE if first_token_seen else Kind.FAILED
-        self._link.write(HEADER.pack(key, kind, len(text)) + text)
+        self._link.write(HEADER.pack(key, Kind.FAILED_LATE if first_token_seen else Kind.FAILED, len(text)) + text)
 
 
 def _record(key: int, tokens: array[int] | Encoded | int, reason: FinishReason) -> tuple[bytes, ...]:
