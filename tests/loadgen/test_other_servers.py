@@ -72,8 +72,8 @@ def test_a_server_that_is_another_one_is_known_by_what_it_reports(make_settings,
     with FakeVllm(Behaviour(pages=pages())) as server:
         record = settings_with(make_settings, server.endpoint).server
         server.behaviour.pages = pages(**other)
-        (words,) = other_content(record.identities, identities(record))
-    assert words.startswith(f"the server at {server.endpoint} is another one: ") and why in words
+        words = other_content(record.identities, identities(record))
+    assert words[0].startswith(f"the server at {server.endpoint} is another one: ") and any(why in each for each in words)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_answers_are_kept_of_the_same_server_alone(stopped, make_settings, capsy
     assert len(record.pieces) == (2 if kept else 0)
     shown = "".join(capsys.readouterr())
     assert said in shown
-    assert any(words in shown for words in ("started again", "another one")) is (kept == 0)
+    assert any(words in shown for words in ("started again", "another one")) is (kept == 0 or accept)
     began = "its process began at 1970-01-01T00:16:40.000+00:00, now 1970-01-01T00:33:20.000+00:00"
     assert ["".join(record.accepted_restarts)[-len(began) :]] == [began if accept and kept else ""]
 

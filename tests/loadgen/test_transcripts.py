@@ -1,5 +1,6 @@
 """Runs whose samples are clips: what is sent, counted and logged, and which servers and files are refused."""
 
+import base64
 import json
 import re
 import wave

@@ -67,9 +67,8 @@ def run_settings(
     interval = _interval(terms, server) if stream_interval is None else stream_interval
     _require_usable(terms, server, interval)
     require_workers(num_workers)
-    rate, source = _rate(conf, user_conf, target_qps), target_qps_source
-    if rate != (conf.target_qps or target_qps):
-        source = "LoadGen's, by user.conf"
+    rate = _rate(conf, user_conf, target_qps)
+    source = target_qps_source if rate == (conf.target_qps or target_qps) else "LoadGen's, by user.conf"
     settings = RunSettings(
         rehearsal=conf.rehearsal,
         terms=terms,

@@ -14,13 +14,11 @@ from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, ServerUnreachable
-from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
 from cm4vllm.loadgen.client.workers import Workers, worker_settings
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
-from cm4vllm.records.run import FailureRecord
 from cm4vllm.records.server import Api
 
 SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
@@ -192,17 +190,6 @@ def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings
     assert not (tmp_path / "run").exists()
     assert workers_below(os.getpid()) == []
     assert time.monotonic() - begin < 40
-
-
-def test_a_failed_run_leaves_a_record_of_what_the_client_saw(tmp_path, make_settings):
-    behaviour = Behaviour(fault=lambda n: Fault.STATUS_400 if n == 25 else Fault.NONE)
-    with FakeVllm(behaviour) as server, pytest.raises(RunFailed):
-        run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
-    record = read_record(tmp_path / "run.failed" / "failure.json", FailureRecord)
-    assert record.exit_code == 50
-    assert record.client is not None
-    assert record.client.failures == {"HTTP status 400: made to fail": 1}
-    assert record.client.failed == 1 and record.client.completed > 5
 
 
 def test_what_the_client_did_during_the_run_is_recorded(tmp_path, make_settings):

@@ -80,7 +80,7 @@ def test_the_accuracy_log_holds_exactly_the_tokens_that_the_server_sent(
 ):
     with FakeVllm(behaviour) as server:
         record = run(make_settings(server.endpoint, scenario, "accuracy", **more), tmp_path / "run")
-    assert server.bodies[0].get("stream_interval") == more.get("stream_interval")
+    assert server.bodies[0]["stream_interval"] == 16
     sent = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
     assert answers_in_the_log(tmp_path / "run") == sent
     assert record.client.completed == record.client.requests == 64
@@ -173,6 +173,9 @@ def test_a_request_that_stays_unanswered_fails_the_run_and_leaves_an_earlier_one
     assert failure.value.exit_code == 50
     assert (tmp_path / "run" / "run.json").read_bytes() == before
     assert not (tmp_path / "run.failed" / "run.json").exists()
+    seen = read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord)
+    assert (seen.exit_code, seen.client.failed) == (50, sum(seen.client.failures.values()))
+    assert seen.client.completed > 5 and any(words in cause for cause in seen.client.failures)
     assert time.monotonic() - begin < 40
 
 
