@@ -83,7 +83,7 @@ def test_the_checks_of_the_page_are_documented_and_can_be_asked_for(tmp_path):
     patched(section, tmp_path)
     page = ran(tmp_path, str(ROOT / "docs/tools/checks_page.py"))
     assert "- must hold: the name of a system has at most 40 letters\n" in page and "### `CURVE-SHORT`" in page
-    program = "from cm4vllm.results.check_command.finding_filters import Filters; Filters.parse(codes='SYSTEM-LONG')"
+    program = "from cm4vllm.results.check_command.tree_check import Filters; Filters.parse(codes='SYSTEM-LONG')"
     assert ran(tmp_path, "-c", program) == ""
 
 
