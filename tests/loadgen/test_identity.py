@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_vllm import Behaviour, FakeVllm
 from msgspec.structs import replace
+from test_measurement import handed_over
 
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable
 from cm4vllm.loadgen.process.runner import run
@@ -69,25 +70,11 @@ class Place:
             min_tokens=2,
             recipe={"files": f"config.json:1:{self.home}"},
         )
-        for name, record in (("model", model), ("dataset", self.dataset), ("server", server)):
-            write_record(self.home / f"{name}.json", record)
-        return RunInputs.of(
-            {
-                "CM_MLPERF_LOADGEN_SCENARIO": "offline",
-                "CM_MLPERF_LOADGEN_MODE": "accuracy",
-                "CM_MLPERF_ROUND": "v6.1",
-                "CM_MLPERF_MODEL": "llama3.1-8b",
-                "CM_MLPERF_RUN_STYLE": "test",
-                "CM_TEST_QUERY_COUNT": "64",
-                "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5",
-                "CM_ML_MODEL_RECORD": str(self.home / "model.json"),
-                "CM_DATASET_RECORD": str(self.home / "dataset.json"),
-                "CM_VLLM_SERVER_RECORD": str(self.home / "server.json"),
-                "CM_MLPERF_LOADGEN_PYTHONPATH": "",
-                "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy"),
-                "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home),
-            }
-        )
+        env = handed_over(self.home, self.dataset)
+        write_record(self.home / "model.json", model)
+        write_record(self.home / "server.json", server)
+        own = {"CM_MLPERF_LOADGEN_MODE": "accuracy", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home)}
+        return RunInputs.of({**env, **own, "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy")})
 
 
 def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, dataset):
