@@ -88,7 +88,7 @@ def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, datase
         place = Place(tmp_path / name, dataset)
         path = tmp_path / name / "results" / "accuracy" / RUN_FILE
         asked = place.inputs(place.server("http://127.0.0.1:9"))  # another server process, at another port
-        kept = earlier_run(path.parent, settings_of(asked)).record
+        kept = earlier_run(path.parent, settings_of(asked))[0]
         assert kept == read_record(path, RunRecord)
         assert (kept.started_at, kept.files, kept.client) == (made.started_at, made.files, made.client)
         assert kept.settings_sha256 == made.settings_sha256 == settings_sha256(kept.settings)

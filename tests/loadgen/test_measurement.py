@@ -16,15 +16,7 @@ from cm4vllm.common.errors import ModelError, ResultsDiffer, ServerDied, UsageEr
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.measurement import (
-    Earlier,
-    RunInputs,
-    earlier_run,
-    measure,
-    require_run,
-    settings_of,
-    write_user_conf,
-)
+from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run, settings_of, write_user_conf
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.logs.run_logs import read_performance
@@ -208,30 +200,30 @@ def test_a_run_is_kept_where_it_is_whole_and_its_settings_are_the_same(env, tmp_
     folder = tmp_path / "runs" / "performance"
     with FakeVllm() as server:
         serve(tmp_path, server)
-        assert earlier_run(folder, settings_of(asked)) == Earlier()
+        assert earlier_run(folder, settings_of(asked)) == (None, "")
         record, path = measure(asked)
         settings = settings_of(asked)
-        assert earlier_run(folder, settings) == Earlier(record)
+        assert earlier_run(folder, settings) == (record, "")
         other = msgspec.structs.replace(settings, max_in_flight=3)
-        assert "its settings have changed: max_in_flight: 2048, now 3" in earlier_run(folder, other).why_not
+        assert "its settings have changed: max_in_flight: 2048, now 3" in earlier_run(folder, other)[1]
         for older in (b'{"schema": 0}', b'{"notice": "written before records named a schema"}'):
             whole = path.read_bytes()
             path.write_bytes(older)
-            assert "cannot be read" in earlier_run(folder, settings).why_not
+            assert "cannot be read" in earlier_run(folder, settings)[1]
             path.write_bytes(whole)
         failed = msgspec.structs.replace(record, client=msgspec.structs.replace(record.client, failed=1))
         write_record(path, failed)
-        assert "1 of 64 requests failed" in earlier_run(folder, settings).why_not
+        assert "1 of 64 requests failed" in earlier_run(folder, settings)[1]
         (folder / "mlperf_log_summary.txt").write_text("changed")
         write_record(path, record)
-        assert "changed or removed: mlperf_log_summary.txt" in earlier_run(folder, settings).why_not
+        assert "changed or removed: mlperf_log_summary.txt" in earlier_run(folder, settings)[1]
 
 
 def test_a_performance_run_that_is_invalid_is_kept_only_as_a_rehearsal(by_own_conf, tmp_path):
     asked, record, folder = by_own_conf
     path = shutil.copytree(folder, tmp_path / "run") / RUN_FILE
     settings = settings_of(asked)
-    assert earlier_run(path.parent, settings).record == record
+    assert earlier_run(path.parent, settings)[0] == record
     counted = msgspec.structs.replace(settings, rehearsal=False)
     write_record(path, msgspec.structs.replace(record, settings=counted, settings_sha256=settings_sha256(counted)))
     log = path.parent / "mlperf_log_detail.txt"
@@ -240,7 +232,7 @@ def test_a_performance_run_that_is_invalid_is_kept_only_as_a_rehearsal(by_own_co
     )
     written = read_record(path, RunRecord)
     write_record(path, msgspec.structs.replace(written, files={**written.files, log.name: sha256_of(log)}))
-    assert "LoadGen calls it INVALID" in earlier_run(path.parent, counted).why_not
+    assert "LoadGen calls it INVALID" in earlier_run(path.parent, counted)[1]
 
 
 def test_our_own_server_is_watched(env, tmp_path):

@@ -1,7 +1,6 @@
 """One measurement as a recipe asks for it: the records of model, dataset and server in, a LoadGen run out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -269,35 +268,25 @@ def require_given(**values: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """An earlier run in a folder: its record if the run can be kept, else the reason why it cannot.
-
-    Both are empty where there is none.
-    """
-
-    record: RunRecord | None = None
-    why_not: str = ""
-
-
-def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
+def earlier_run(folder: Path, settings: RunSettings) -> tuple[RunRecord | None, str]:
     """Return the run in `folder` if it is whole and of the same settings, and valid where it is to be a result.
 
-    Its record then has the places that model, dataset and server have now.
+    Its record then has the places that model, dataset and server have now. Else None and the reason, which is empty
+    where there is no run.
     """
     path = folder / RUN_FILE
     if not path.exists():
-        return Earlier()
+        return None, ""
     try:
         record = read_record(path, RunRecord)
     except CmError as error:
-        return Earlier(None, f"its record cannot be read: {error.cause}")
+        return None, f"its record cannot be read: {error.cause}"
     if why_not := _why_not(record, folder, settings):
-        return Earlier(None, why_not)
+        return None, why_not
     present = at_present_places(record, settings)
     if present != record:
         write_record(path, present)
-    return Earlier(present)
+    return present, ""
 
 
 def _why_not(record: RunRecord, folder: Path, settings: RunSettings) -> str:
