@@ -263,14 +263,11 @@ def test_a_performance_run_keeps_a_sample_of_bounded_size_and_every_answer_has_i
     counts = counted.counts()
     assert counts.answers == 100
     assert 30 < counts.apart < 70  # about half of the sample is of the second half
-
-
-def test_long_answers_are_kept_up_to_a_bound_of_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("cm4vllm.loadgen.client.text_tokens._KEPT_CHARACTERS", 500)
-    counted = texts(tmp_path)
+    long = texts(tmp_path / "long")
     for _ in range(100):
-        counted.tokens_of(answer(10, 10))
-    assert 0 < counted.counts().answers < 10
+        long.tokens_of(answer(10, 10))
+    assert 0 < long.counts().answers < 10
 
 
 def test_without_usage_the_tokenizer_counts_each_answer(tmp_path):
@@ -278,6 +275,8 @@ def test_without_usage_the_tokenizer_counts_each_answer(tmp_path):
     assert counted.tokens_of(answer(7, -1)) == 7
     with pytest.raises(AnswerError, match="no text"):
         counted.tokens_of(answer(0, -1))
+    with pytest.raises(AnswerError, match="no tokens"):
+        texts(tmp_path / "counted").tokens_of(answer(0, 0))
 
 
 @pytest.mark.parametrize(
@@ -286,11 +285,6 @@ def test_without_usage_the_tokenizer_counts_each_answer(tmp_path):
 def test_an_empty_answer_of_an_accuracy_run_is_logged_as_one(tmp_path, usage, tokens, logged_tokens):
     encoded = texts(tmp_path, every=True, usage=usage).tokens_of(answer(0, tokens))
     assert (encoded.data, len(encoded)) == (b"", logged_tokens)
-
-
-def test_an_answer_of_no_tokens_is_none_of_a_performance_run(tmp_path):
-    with pytest.raises(AnswerError, match="no tokens"):
-        texts(tmp_path).tokens_of(answer(0, 0))
 
 
 @pytest.mark.parametrize("format_tokens", [1, 4, 16])
