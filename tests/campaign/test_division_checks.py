@@ -10,7 +10,7 @@ from msgspec.structs import replace as changed
 from cm4vllm.assets.samples.audio_dataset import digest_of_clips
 from cm4vllm.campaign.job_checks import of_division
 from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
-from cm4vllm.campaign.job_checks.of_division import machines, runs
+from cm4vllm.campaign.job_checks.of_division import job_rules
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.checking.checks import checks_in
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[records.GpuFacts]:
     """The GPUs that the machine of these tests has."""
     detected: list[records.GpuFacts] = []
-    monkeypatch.setattr(machines, "detect_gpus", lambda: detected)
+    monkeypatch.setattr(job_rules, "detect_gpus", lambda: detected)
     return detected
 
 
@@ -108,7 +108,7 @@ def test_a_file_of_ones_own_counts_if_it_is_the_published_one(root, tmp_path, mo
     assert codes(root, quantize="fp8", calibration_path=str(given)) == ["CALIBRATION"]
     known, digest = catalogue(), f"md5:{hashlib.md5(b'[]').hexdigest()}"
     same = changed(known, datasets={name: changed(dataset, digest=digest) for name, dataset in known.datasets.items()})
-    monkeypatch.setattr(runs, "catalogue", lambda: same)
+    monkeypatch.setattr(job_rules, "catalogue", lambda: same)
     assert codes(root, dataset_path=str(given)) == []
     assert codes(root, quantize="fp8", calibration_path=str(given)) == []
 

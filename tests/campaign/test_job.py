@@ -17,12 +17,11 @@ from cm4vllm.campaign.execution import recipes_of
 from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE, JobState, StatusRecord
-from cm4vllm.campaign.planning.computed_targets import target_of
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.step_values import Values
-from cm4vllm.campaign.planning.steps import MeasuredTarget, Product, Step
-from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
+from cm4vllm.campaign.planning.steps import MeasuredTarget, Product, Step, target_of
+from cm4vllm.campaign.rehearsal.profile import FAULT_FILE
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import EnvironmentBroken, ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.programs.processes import die_with_parent

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.campaign.job_checks.job_notes import job_notes
-from cm4vllm.campaign.planning.minutes import Minutes, Rate
-from cm4vllm.campaign.planning.run_sizes import LEAST, RunSize, divided, fitting, run_size, run_terms
+from cm4vllm.campaign.planning.minutes import LEAST, Minutes, Rate, RunSize, divided, fitting, run_size, run_terms
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.step_inputs import Shortened
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Product

@@ -16,7 +16,7 @@ from cm4vllm.campaign.job_checks.capabilities import (
     runnable_benchmarks,
     unscored,
 )
-from cm4vllm.campaign.job_checks.machine_needs import machine_notes
+from cm4vllm.campaign.job_checks.job_notes import machine_notes
 from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_files, require_results_folder
 from cm4vllm.campaign.planning.step_environment import differing
 from cm4vllm.campaign.settings import CampaignSettings, Job

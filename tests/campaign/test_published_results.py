@@ -2,8 +2,10 @@
 
 import pytest
 
-from cm4vllm.campaign.published.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
 from cm4vllm.campaign.published.published_results import (
+    LAYOUTS_DIFFER,
+    SEQUENCES_DIFFER,
+    fit_lines,
     published_notes,
     published_run,
     published_runs,

@@ -14,7 +14,7 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.planning.expected_times import with_expected_times
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.step_values import measured_rate
-from cm4vllm.campaign.planning.steps import RECIPES, MeasuredTarget, names_of
+from cm4vllm.campaign.planning.steps import RECIPES, MeasuredTarget, given, names_of
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from small_job import PROFILE, RUNS, SmallJob
@@ -55,7 +55,7 @@ def test_what_a_step_needs_comes_of_steps_before_it():
         before = set()
         for step in schedule(job):
             assert step.name not in before, step.name
-            for value in step.inputs.given.values():
+            for value in given(step.inputs).values():
                 if isinstance(value, MeasuredTarget):
                     assert value.step in before, (step.name, value)
                 else:

@@ -11,9 +11,8 @@ from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError
-from cm4vllm.doctor import machine_page, questions
-from cm4vllm.doctor.machine_page import MachineSettings, benchmark_rows, report_machine
-from cm4vllm.doctor.questions import Device
+from cm4vllm.doctor import machine_page
+from cm4vllm.doctor.machine_page import Device, MachineSettings, benchmark_rows, report_machine
 from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus
 from cm4vllm.rules import catalogue, round_names
 from cm4vllm.serving.fit.layout import GIB
@@ -108,9 +107,8 @@ def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_eac
     recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
     gpus = [*nvidia_gpus(Replay(json.loads(recording.read_text()))) * 2]
     gib = gpus[0].memory_bytes / GIB
-    monkeypatch.setattr(questions, "detect_gpus", lambda: gpus)
     monkeypatch.setattr(machine_page, "detect_gpus", lambda: gpus)
-    monkeypatch.setattr(questions, "require_device", lambda name: None)
+    monkeypatch.setattr(machine_page, "require_device", lambda name: None)
     report = report_machine(MachineSettings(), tmp_path, [])
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 100

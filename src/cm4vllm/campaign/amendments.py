@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput
+from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput, given
 from cm4vllm.common.errors import UsageError, nearest
 
 #: The tags of the recipe whose flags are the settings of the whole job.
@@ -153,9 +153,8 @@ def _is_data(tag: str) -> bool:
 def amended(step: Step, inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
     """Return the inputs that `--adr` adds to a step. Raises UsageError for an input that the job itself gives."""
     added = {amendment.key: amendment for amendment in inputs if amendment.name in step.names}
-    own = step.inputs.given
     for key, amendment in added.items():
-        if key in own:
+        if key in given(step.inputs):
             raise UsageError(
                 f"--adr.{amendment.name}.{amendment.flag} cannot be given",
                 cause=f"the job itself gives it to the step {step.name}",

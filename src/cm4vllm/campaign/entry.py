@@ -9,17 +9,15 @@ from typing import Any
 import msgspec
 
 from cm4vllm.campaign.amendments import Amendments
-from cm4vllm.campaign.exports import JobExports
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
-from cm4vllm.campaign.job_checks.job_notes import job_notes
-from cm4vllm.campaign.job_checks.machine_needs import machine_notes
+from cm4vllm.campaign.job_checks.job_notes import job_notes, machine_notes
 from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_files
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.planning.expected_times import with_expected_times
 from cm4vllm.campaign.planning.schedule import environment_of, schedule
-from cm4vllm.campaign.planning.step_environment import NOTHING, differing
-from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step
+from cm4vllm.campaign.planning.step_environment import NOTHING, JobExports, differing
+from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step, given
 from cm4vllm.campaign.published.published_results import published_notes, published_runs, published_settings
 from cm4vllm.campaign.rehearsal.launch import SimulatedSettings, rehearsed_benchmark, require_rehearsal
 from cm4vllm.campaign.settings import CampaignSettings, Job
@@ -163,8 +161,8 @@ def planned_steps(out: Path, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
 
 def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     """Return a step in the form of the engine's hook `plan`; the step `before` already shows the values of both."""
-    given, known = step.inputs.given, before.inputs.given if before else {}
-    measured = {key: value for key, value in given.items() if isinstance(value, MeasuredTarget)}
+    known = given(before.inputs) if before else {}
+    measured = {key: value for key, value in given(step.inputs).items() if isinstance(value, MeasuredTarget)}
     new = [value for key, value in measured.items() if known.get(key) != value]
     source = env_keys(RunInputs)["target_qps_source"]
     unknown = {name: f"the step {value.step}" for key, value in measured.items() for name in (key, source)}

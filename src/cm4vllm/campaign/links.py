@@ -18,18 +18,17 @@ from cm4vllm.assets.models import check_source
 from cm4vllm.assets.tiny.stand_ins import stand_in_named, variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
-from cm4vllm.campaign.exports import RunExports, SearchExports
 from cm4vllm.campaign.job_checks.capabilities import needs_sentences, require_runnable
-from cm4vllm.campaign.job_checks.given_datasets import require_given_datasets
 from cm4vllm.campaign.job_checks.preflight import (
+    require_given_datasets,
     require_results_folder,
     require_run_folder,
     require_server,
     with_absolute_paths,
 )
-from cm4vllm.campaign.locks import only_one
+from cm4vllm.campaign.ledger import only_one
 from cm4vllm.campaign.own_server import earlier_server
-from cm4vllm.campaign.planning.step_environment import Records, differing, values_of, with_values
+from cm4vllm.campaign.planning.step_environment import Records, SearchExports, differing, values_of, with_values
 from cm4vllm.campaign.planning.step_values import CHECKS
 from cm4vllm.campaign.planning.steps import Check, StepInputs
 from cm4vllm.campaign.powered_run import PowerInputs, make_powered_run
@@ -47,7 +46,7 @@ from cm4vllm.compliance.audit import audit_config, run_settings_of
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.run import RUN_FILE
-from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE
 from cm4vllm.report.run_table import run_table
 from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, Terms, audit, benchmark_terms, round_terms
 from cm4vllm.serving.installation.vllm_choice import Choice
@@ -142,8 +141,7 @@ def completed_link(link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | N
     if ScoreInputs.of(env).results_dir:
         return {}
     changed = amendments(adr, reach, job=link).settings
-    completed = _COMPLETED[link]
-    return {**changed, **completed({**env, **changed}).env()}
+    return {**changed, **_COMPLETED[link]({**env, **changed}).env()}
 
 
 def _completed_run(link: Link) -> LinkOutputs:
@@ -246,7 +244,7 @@ def kept_server(tags: str, link: Link) -> LaunchExports:
     return LaunchExports(record=str(path))
 
 
-def make_run(link: Link) -> RunExports:
+def make_run(link: Link) -> Path:
     """Make the LoadGen run that a link describes, and return its record's path.
 
     A run alone is kept where its folder holds it already, keeps others out of that folder, and prints its table; in the
@@ -256,10 +254,9 @@ def make_run(link: Link) -> RunExports:
     audit_text = audit_config(inputs.compliance_test, inputs.model)
     require = partial(require_scorable, nltk_data=link.scores.nltk_data)
     if link.power.under_power:
-        path = make_powered_run(inputs, link.power, lambda run: measure(run, require, audit_config=audit_text)[1])
-        return RunExports(record=str(path))
+        return make_powered_run(inputs, link.power, lambda run: measure(run, require, audit_config=audit_text)[1])
     if link.results_dir:
-        return RunExports(record=str(measure(inputs, require, audit_config=audit_text)[1]))
+        return measure(inputs, require, audit_config=audit_text)[1]
     folder = inputs.folder
     if inputs.server_record and link.launch.api_server:
         _check_server(link)
@@ -274,7 +271,7 @@ def make_run(link: Link) -> RunExports:
                 say(f"done again: {earlier.why_not}")
             measure(inputs, require, audit_config=audit_text)
     print(run_table(folder), flush=True)
-    return RunExports(record=str(folder / RUN_FILE))
+    return folder / RUN_FILE
 
 
 def make_search(link: Link) -> SearchExports:
@@ -285,20 +282,16 @@ def make_search(link: Link) -> SearchExports:
     """
     inputs = link.run
     if link.results_dir:
-        return _search_exports(*find_target_rate(inputs))
+        record, path = find_target_rate(inputs)
+        return SearchExports(record=str(path), result=record.result)
     folder = inputs.folder
     writable_folder(folder.parent)
     with only_one(lock_of(folder), folder):
-        earlier = earlier_search(inputs)
-        if earlier is None:
-            return _search_exports(*find_target_rate(inputs))
-    say(f"kept: {folder} holds this search, made with the same inputs")
-    say(f"search for the {earlier.scenario} rate: {earlier.words}")
-    return _search_exports(earlier, folder / SEARCH_FILE)
-
-
-def _search_exports(record: SearchRecord, path: Path) -> SearchExports:
-    return SearchExports(record=str(path), result=record.result)
+        if (earlier := earlier_search(inputs)) is not None:
+            say(f"kept: {folder} holds this search, made with the same inputs")
+            say(f"search for the {earlier.scenario} rate: {earlier.words}")
+        record = earlier or find_target_rate(inputs)[0]
+    return SearchExports(record=str(folder / SEARCH_FILE), result=record.result)
 
 
 def _check_server(link: Link) -> None:

@@ -10,9 +10,8 @@ from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.step_environment import differing
 from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
-from cm4vllm.campaign.rehearsal.faults import Faults
 from cm4vllm.campaign.rehearsal.launch import SimulatedSettings, rehearsed_benchmark, require_rehearsal
-from cm4vllm.campaign.rehearsal.profile import Lengths, named_profiles, read_profile
+from cm4vllm.campaign.rehearsal.profile import Faults, Lengths, named_profiles, read_profile
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import benchmark_names, round_names

@@ -7,12 +7,11 @@ from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
-from cm4vllm.campaign.search.bracketing import bracket
-from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
+from cm4vllm.campaign.search.projection import FullLength
 from cm4vllm.campaign.search.search_space import Space, shown
-from cm4vllm.campaign.search.server_bench import ServerBench
+from cm4vllm.campaign.search.server_bench import ServerBench, bracket
 from cm4vllm.campaign.search.settings_job import (
     SettingsJob,
     _keep_what_was_made_from,

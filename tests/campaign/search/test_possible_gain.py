@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cm4vllm.campaign.search.explanations import cause_of, cause_words, drift_words
 from cm4vllm.campaign.search.possible_gain import evidence_words, interval_of_parts, rivals
+from cm4vllm.campaign.search.probing import cause_of, cause_words, drift_words
 from cm4vllm.records.metrics import ServerMetrics, Speed, Timing
 from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
 from cm4vllm.records.searches.settings_search import Evaluation, Score, geometric_mean

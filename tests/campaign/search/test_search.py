@@ -7,9 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan
-from cm4vllm.campaign.search.projection import Point, meeting_point, project, rate_interval
+from cm4vllm.campaign.search.projection import FullLength, Point, meeting_point, project, rate_interval
 from cm4vllm.campaign.search.rate_search import SearchPlan, queueing_estimate, search
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.process.messages import Latencies, Timed

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cm4vllm.campaign.job_checks import of_division
-from cm4vllm.campaign.job_checks.of_division.facts import JobFacts
+from cm4vllm.campaign.job_checks.of_division.job_rules import JobFacts
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.checking.checks import checks_in
 from cm4vllm.common.checking.findings import Finding, Rule

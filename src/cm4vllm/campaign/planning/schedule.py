@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from cm4vllm import SIMULATED_POWER_NOTICE
 from cm4vllm.accuracy.rouge import expected_seconds
+from cm4vllm.accuracy.scorer_needs import ScoreInputs
 from cm4vllm.accuracy.scoring import scorer_of
 from cm4vllm.campaign.amendments import amended
 from cm4vllm.campaign.planning.asset_steps import asset_steps, steps_before
-from cm4vllm.campaign.planning.computed_targets import LATENCY_QUERIES
 from cm4vllm.campaign.planning.run_targets import (
     FOUND_BY_SEARCH,
     NO_LATENCY,
@@ -37,15 +37,26 @@ from cm4vllm.campaign.planning.run_targets import (
     target_share,
 )
 from cm4vllm.campaign.planning.step_environment import NOTHING, JobInputs, StepEnvironment
-from cm4vllm.campaign.planning.step_inputs import RunStep, ScoresStep, TreeStep, VerdictStep
-from cm4vllm.campaign.planning.steps import Condition, Duration, MeasuredTarget, Need, Product, Step, shown
+from cm4vllm.campaign.planning.step_inputs import RunStep
+from cm4vllm.campaign.planning.steps import (
+    LATENCY_QUERIES,
+    Condition,
+    Duration,
+    MeasuredTarget,
+    Need,
+    Product,
+    Step,
+    shown,
+)
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common import input_types
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.units import four_digits
+from cm4vllm.compliance.verification import VerificationInputs
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms
 from cm4vllm.serving.installation.vllm_choice import Choice
+from cm4vllm.submission.tree_inputs import TreeSettings
 
 #: The number of times that a full-length run which misses a limit at the rate found is made again at a lower rate.
 BACK_OFFS = 2
@@ -183,7 +194,7 @@ def _accuracy(job: Job, scenario: Scenario, target: Target) -> Iterator[Step]:
         gives=f"{gives}/accuracy.json",
         product=Product.SCORES,
         duration=None if job.rehearsal else _scoring_time(job.terms(scenario, Mode.ACCURACY)),
-        inputs=ScoresStep(
+        inputs=ScoreInputs(
             result_dir=folder, graders=",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders)
         ),
     )
@@ -226,7 +237,7 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Target) -> Iter
         tags="process,mlperf,compliance",
         gives=f"{gives}/compliance.json",
         product=Product.VERDICT,
-        inputs=VerdictStep(test_dir=folder),
+        inputs=VerificationInputs(test_dir=folder),
         report_first=True,
     )
 
@@ -328,7 +339,8 @@ def _submission(job: Job) -> Iterator[Step]:
     """Yield the steps that build the tree and check it, where one is made."""
     if job.no_tree:
         return
-    yield Step(name="submission", tags="generate,mlperf,inference,submission", inputs=TreeStep(), gives="submission/")
+    tree = TreeSettings(in_job=True)
+    yield Step(name="submission", tags="generate,mlperf,inference,submission", inputs=tree, gives="submission/")
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")
     if job.settings.run_checker:
         source = Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None

@@ -7,9 +7,24 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.planning.steps import Step, StepInputs
+from cm4vllm.campaign.planning.steps import Step
 from cm4vllm.common import input_types
 from cm4vllm.common.settings import Key, Settings, env_keys, parts_of
+
+
+class JobExports(Settings, frozen=True, kw_only=True):
+    """The folder of a job's results, and its page."""
+
+    results_dir: input_types.ResultsDir
+    summary: Annotated[str, Key("CM_MLPERF_SUMMARY")]
+
+
+class SearchExports(Settings, frozen=True, kw_only=True):
+    """The record of a search for a rate, and the folder of the full-length run that passed in it, empty for none."""
+
+    record: Annotated[str, Key("CM_MLPERF_SEARCH_RECORD")] = ""
+    result: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT")] = ""
+
 
 S = TypeVar("S", bound=Settings)
 #: Nothing is set by --env.
@@ -63,7 +78,7 @@ class StepEnvironment:
         """Add what a step has exported."""
         self._values.update(exports.env() if isinstance(exports, Settings) else exports)
 
-    def of_step(self, step: Step, inputs: StepInputs) -> dict[str, str]:
+    def of_step(self, step: Step, inputs: Settings) -> dict[str, str]:
         """Return the environment of a step, whose `inputs` are its own with all values filled in."""
         return {**self._values, **step.env(inputs)}
 

@@ -4,20 +4,15 @@ from typing import ClassVar, Literal
 
 from msgspec.structs import asdict, replace
 
-from cm4vllm.accuracy.scorer_needs import ScoreInputs
-from cm4vllm.assets.quantization import Calibrated
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Step, StepInputs
 from cm4vllm.campaign.powered_run import PowerInputs
 from cm4vllm.campaign.search.search_space import SettingsInputs
 from cm4vllm.common import input_types
 from cm4vllm.common.settings import Settings
-from cm4vllm.compliance.verification import VerificationInputs
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.rules import ExecutionMode, Mode, Scenario
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
-from cm4vllm.submission.system_records import SystemSettings
-from cm4vllm.submission.tree_inputs import TreeSettings
 
 
 class Shortened(Settings, frozen=True, kw_only=True):
@@ -69,8 +64,8 @@ class ServerStep(StepInputs, frozen=True, kw_only=True):
     READ_BY: ClassVar[tuple[type[Settings], ...]] = (ServerSettings, LaunchSettings)
 
     folder: str
+    background: bool
     model_name: Literal[""] | None = None
-    background: bool = True
     extra: str | None = None
 
 
@@ -83,59 +78,10 @@ class SettingsSearchStep(StepInputs, frozen=True, kw_only=True):
     search: str
     minutes: float
     scenarios: str
-    model_name: Literal[""] = ""
-
-
-class QuantisationStep(StepInputs, frozen=True, kw_only=True):
-    """The quantisation of the model, by a calibration set or without one."""
-
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (Calibrated,)
-
-    calibrated: bool
-
-
-class ScoresStep(StepInputs, frozen=True, kw_only=True):
-    """The scores of an accuracy run, with the records of its graders."""
-
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (ScoreInputs,)
-
-    result_dir: str
-    graders: str
-
-
-class VerdictStep(StepInputs, frozen=True, kw_only=True):
-    """The verification of a compliance test's run."""
-
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (VerificationInputs,)
-
-    test_dir: str
-
-
-class SystemStep(StepInputs, frozen=True, kw_only=True):
-    """The description of the system, in a folder."""
-
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (SystemSettings,)
-
-    folder: str
+    model_name: Literal[""] | None = None
 
 
 class PreflightInputs(Settings, frozen=True, kw_only=True):
     """An input of the power client: whether a submission is made after its session."""
 
     before_tree: input_types.BeforeTree = False
-
-
-class PreflightStep(StepInputs, frozen=True, kw_only=True):
-    """A power session without a measurement."""
-
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (PreflightInputs,)
-
-    before_tree: bool
-
-
-class TreeStep(StepInputs, frozen=True, kw_only=True):
-    """The submission tree of the job."""
-
-    READ_BY: ClassVar[tuple[type[Settings], ...]] = (TreeSettings,)
-
-    in_job: bool = True

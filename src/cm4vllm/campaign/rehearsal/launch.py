@@ -7,8 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.rehearsal.faults import Faults
-from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
+from cm4vllm.campaign.rehearsal.profile import Faults, Profile, read_profile
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder

@@ -6,17 +6,16 @@ A full-length run of a search is LoadGen's run by the rules, with the settings o
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from cm4vllm.campaign.planning.computed_targets import REHEARSAL_SEARCH_S
-from cm4vllm.campaign.search.explanations import cause_words, drift_words
-from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.planning.steps import REHEARSAL_SEARCH_S
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
-from cm4vllm.campaign.search.projection import Window
+from cm4vllm.campaign.search.projection import FullLength, Window
 from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.search_status import search_status
 from cm4vllm.common.errors import CmError, UsageError
@@ -32,11 +31,14 @@ from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.process.process_monitor import RunStopped
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
+from cm4vllm.records.client import HEADROOM
+from cm4vllm.records.doubts import headroom
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import read_performance
-from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.metrics import ServerMetrics, Speed
 from cm4vllm.records.run import RunRecord, RunSettings
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
+from cm4vllm.results.judgement.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
 from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.probing.server_metrics import look
 from cm4vllm.serving.probing.server_requests import sites_of
@@ -311,3 +313,75 @@ def _say(probe: ProbeRecord) -> None:
         f"probe {probe.number}: {probe.rate:g} queries/s {probe.verdict} after {probe.took_s:.0f} s{early}; "
         f"{probe.queries:,} queries, {shares}" + (f"; it fails by {probe.failed_by}" if probe.failed_by else "")
     )
+
+
+#: The ratio of the times of a step in two probes above which the difference is more than noise.
+DRIFT = 1.12
+#: Probes are compared whose numbers of running requests overlap, or are so near to each other, as a factor.
+NEAR = 1.25
+
+
+def cause_of(binding: str, ttft_ms: float | None, metrics: ServerMetrics, run: RunRecord | None = None) -> Cause | None:
+    """Return the cause that bound a probe whose tightest limit is `binding`; None where the metrics show none.
+
+    `ttft_ms` is the mean that the client saw, `run` the record of a probe that was not ended early: it alone tells how
+    much more the client could carry.
+    """
+    room = headroom(run) if run is not None else None
+    if room is not None and room < HEADROOM:
+        return Cause.CLIENT
+    if metrics.preemptions or (metrics.kv_cache_usage_max >= FULL and metrics.waiting_mean >= 1):
+        return Cause.KV_CACHE
+    if binding != "TTFT":
+        return Cause.DECODE if metrics.decode else None
+    if metrics.queue is None or metrics.prefill is None:
+        return None
+    engine_ms = metrics.queue.mean_ms + metrics.prefill.mean_ms
+    if ttft_ms is not None and ttft_ms >= UNEXPLAINED * engine_ms + UNEXPLAINED_MS:
+        return Cause.HOST
+    return Cause.QUEUE if metrics.queue.mean_ms >= metrics.prefill.mean_ms else Cause.PREFILL
+
+
+def cause_words(
+    binding: str, ttft_ms: float | None, metrics: ServerMetrics | None, run: RunRecord | None = None
+) -> str:
+    """Return the cause with its numbers, empty for a server without metrics."""
+    if metrics is None:
+        return ""
+    cause = cause_of(binding, ttft_ms, metrics, run)
+    numbers = ", ".join(_numbers(metrics))
+    return f"{cause}: {numbers}" if cause else numbers
+
+
+def _numbers(metrics: ServerMetrics) -> Iterator[str]:
+    yield f"{metrics.waiting_mean:g} requests waited on average, up to {metrics.waiting_max}"
+    yield f"KV cache up to {100 * metrics.kv_cache_usage_max:.0f} % used, {metrics.preemptions} preemptions"
+    for name in ("queue", "prefill", "decode"):
+        if (timing := getattr(metrics, name)) is not None:
+            yield f"mean time in {name} {timing.mean_ms:,.1f} ms"
+    if metrics.speed is not None and metrics.speed.slowed:
+        yield metrics.speed.words
+
+
+def drift_words(probes: Sequence[ProbeRecord]) -> str:
+    """Return by how much the server's speed differed between probes of the same load; empty where it hardly did."""
+    worst, words = DRIFT, ""
+    for probe, other in combinations(probes, 2):
+        if probe.speed is None or other.speed is None or (running := _common(probe.speed, other.speed)) is None:
+            continue
+        (fast_ms, fast), (slow_ms, slow) = sorted(
+            [(probe.speed.step_ms(running), probe.number), (other.speed.step_ms(running), other.number)]
+        )
+        if slow_ms >= worst * fast_ms > 0:
+            worst = slow_ms / fast_ms
+            words = (
+                f"the server's speed changed during the search: with {running:.0f} requests a step took {fast_ms:.1f} "
+                f"ms in probe {fast} and {slow_ms:.1f} ms in probe {slow}"
+            )
+    return words
+
+
+def _common(speed: Speed, other: Speed) -> float | None:
+    """Return the number of requests at which two speeds are compared: the middle of the common range, or of the gap."""
+    begin, end = max(speed.low, other.low), min(speed.high, other.high)
+    return (begin + end) / 2 if begin <= NEAR * end else None

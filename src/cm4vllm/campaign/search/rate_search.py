@@ -14,10 +14,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.planning.computed_targets import SEARCH_RUNS
-from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.planning.steps import SEARCH_RUNS
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
-from cm4vllm.campaign.search.projection import Window, predicted_rate, project, rate_interval
+from cm4vllm.campaign.search.projection import FullLength, Window, predicted_rate, project, rate_interval
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.records.searches.rate_search import Boundary, ProbeRecord, SearchOutcome, Verdict
 from cm4vllm.rules import LatencyLimits
