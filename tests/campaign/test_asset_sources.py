@@ -110,10 +110,10 @@ def test_what_a_download_needs_is_said_before():
     assert members.model_brings[0].disk_bytes > 10**10
     assert sources(BENCHMARK).model_notes == ()
     assert sources(BENCHMARK, model_source="_dummy.llama-3.1-8b-instruct").model_notes == ()
-    (brought,) = gated.dataset_brings
+    (brought,) = gated.brings("dataset")
     assert ("cnn_eval.json" in brought.what, brought.disk_bytes) == (True, 267_000_000)
-    assert "calibration" in gated.calibration_brings[0].what
-    assert sources(BENCHMARK, name="a/b", dataset_path="/d").dataset_brings == ()
+    assert "calibration" in gated.brings("calibration")[0].what
+    assert sources(BENCHMARK, name="a/b", dataset_path="/d").brings("dataset") == ()
 
 
 @pytest.mark.parametrize("asked", ["", "_tiny"])
@@ -150,7 +150,7 @@ def test_the_stand_in_of_other_benchmarks_is_refused(benchmark, given):
 
 @pytest.mark.parametrize(("benchmark", "megabytes"), [(BENCHMARK, 11), ("whisper", 157), ("qwen3-vl-235b-a22b", 24)])
 def test_the_size_of_a_made_dataset_is_that_of_its_kind(benchmark, megabytes):
-    (made,) = sources(benchmark).dataset_brings
+    (made,) = sources(benchmark).brings("dataset")
     assert (made.how, round(made.disk_bytes / 1e6)) == ("make", megabytes)
 
 

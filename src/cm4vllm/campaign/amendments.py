@@ -28,7 +28,7 @@ _FILES = {
     "compliance-dataset": "CM_COMPLIANCE_DATASET_FILE",
     "calibration": "CM_CALIBRATION_DATASET_FILE",
 }
-_MODEL_SOURCES = ("tiny", "dummy", "hf", "path", "served", "catalogue", "mlcommons")
+_MODEL_SOURCES = ("_tiny", "_dummy", "_hf", "_path", "_served", "_catalogue", "_mlcommons")
 _DATASETS = {"_tiny": "tiny", "_mlcommons": "benchmark"}
 _LOADGEN, _ROUND = ("loadgen", "mlperf-inference-loadgen"), re.compile(r"_r\d+\.\d+")
 #: Names of published command lines for what this project has no recipe of.
@@ -124,7 +124,10 @@ def _sources(name: str, value: Any) -> tuple[dict[str, str], list[str]]:
             cause="each round has seeds of its own, which are compiled into its LoadGen",
             remedy=f"give {rounds[0]} among the tags of the command itself",
         )
-    chosen = [tag for tag in tags if (name == "ml-model" and _is_model(tag)) or (name in _FILES and _is_data(tag))]
+    if name == "ml-model":
+        chosen = [tag for tag in tags if tag.partition(".")[0] in _MODEL_SOURCES]
+    else:
+        chosen = [tag for tag in tags if name in _FILES and (tag in _DATASETS or tag.startswith("_path."))]
     if len(chosen) > 1:
         raise UsageError(
             f"--adr.{name}.tags={_text(value)} names {len(chosen)} sources",
@@ -140,14 +143,6 @@ def _sources(name: str, value: Any) -> tuple[dict[str, str], list[str]]:
         else:
             settings["CM_DATASET_SOURCE"] = _DATASETS[tag]
     return settings, [tag for tag in tags if tag not in chosen]
-
-
-def _is_model(tag: str) -> bool:
-    return tag.startswith("_") and tag[1:].partition(".")[0] in _MODEL_SOURCES
-
-
-def _is_data(tag: str) -> bool:
-    return tag in _DATASETS or tag.startswith("_path.")
 
 
 def amended(step: Step, inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:

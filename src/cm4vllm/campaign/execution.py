@@ -50,6 +50,8 @@ R = TypeVar("R")
 _KILLED = "the command ended without reporting it: it was killed, or the machine stopped"
 _NOT_NEEDED = "no step needed it: it was not started"
 _BY_THE_SEARCH = "made by the search, which ended with it"
+#: What a job writes into its results folder again and again, beside records, which are known by their fields.
+_WRITTEN = (STATUS_FILE, "summary.html", "summary.csv", "curve.html")
 
 
 def recipes_of(run: Callable[[dict[str, Any]], dict[str, Any]], adr: Any = None) -> Recipes:
@@ -92,7 +94,9 @@ def run_schedule(
     require_results_folder(job.out, job.out / LOCK_FILE)
     writable_folder(job.out)
     with only_one(job.out / LOCK_FILE, job.out):
-        keep_files_of_others(job.out)
+        if not (job.out / LEDGER_FILE).exists():  # from then on the ledger shows that they are the job's own
+            for name in _WRITTEN:
+                make_way(job.out / name)
         execution = Execution(job, steps, environment, recipes, record, minutes)
         execution.begin()
         status = JobStatus(job.title, job.notices, execution.shown, lambda: minutes.left_s if minutes else None)
@@ -105,20 +109,6 @@ def run_schedule(
             if minutes is not None and minutes.exceeded:
                 warn(minutes.exceeded)
             return finish(execution)
-
-
-#: What a job writes into its results folder again and again, beside records, which are known by their fields.
-_WRITTEN = (STATUS_FILE, "summary.html", "summary.csv", "curve.html")
-
-
-def keep_files_of_others(out: Path) -> None:
-    """Move aside what stands under the names that a job writes, and say so, where no job has worked in the folder yet.
-
-    From then on the ledger shows that they are the job's own.
-    """
-    if not (out / LEDGER_FILE).exists():
-        for name in _WRITTEN:
-            make_way(out / name)
 
 
 class Execution:
@@ -173,7 +163,9 @@ class Execution:
             return
         inputs = self.values.inputs(step)
         if step.product is Product.SERVER:
-            self._end_server()
+            if self.server is not None:  # the next steps use another one
+                self.note_unneeded()
+                self.server.end(self.environment)
             self.server = OwnServer(step, inputs, self._attempt)
             if self.server.can_wait(self.recipes, self.environment):
                 return
@@ -252,12 +244,6 @@ class Execution:
         took = f"{'at least' if now.at_least else 'about'} {duration_text(now.expected_s)}" if now.expected_s else ""
         if words := "; ".join(filter(None, (took, self.outlook()))):
             say(f"{step.name}: {words}")
-
-    def _end_server(self) -> None:
-        """End the server of the earlier steps, if there is one: the next steps use another server."""
-        if self.server is not None:
-            self.note_unneeded()
-            self.server.end(self.environment)
 
     def note_unneeded(self) -> None:
         """Enter the step of a server that no step needed as kept."""

@@ -355,10 +355,6 @@ def _dataset(sources: Sources, inputs: RunInputs) -> str:
     return sources.dataset
 
 
-def _is_run_kept(inputs: RunInputs) -> bool:
-    return earlier_run(inputs.folder, run_settings_of(inputs)).record is not None
-
-
 #: What a link gets, and whether it keeps an earlier result as a whole, by the tags of its recipe.
 _COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], LinkOutputs]] = {
     "app,mlperf,inference,vllm": lambda read: _completed_run(Link.of(read)),
@@ -368,6 +364,6 @@ _COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], LinkOutputs]] = {
     ),
 }
 _IS_KEPT: Mapping[str, Callable[[RunInputs], bool]] = {
-    "app,mlperf,inference,vllm": _is_run_kept,
+    "app,mlperf,inference,vllm": lambda inputs: earlier_run(inputs.folder, run_settings_of(inputs)).record is not None,
     "find,mlperf,inference,target-qps": lambda inputs: earlier_search(inputs) is not None,
 }

@@ -46,12 +46,20 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A model that is to be downloaded: its size in bytes, and what its licence asks for, if anything."""
+class Row:
+    """A benchmark on a device: the model that fits, or the benchmark's own where none does."""
 
+    benchmark: str
+    scenarios: tuple[str, ...]
+    device: str
     model: str
-    weight_bytes: int
+    precision: str
+    fits: bool
+    why: str
+    command: str
+    weight_bytes: int = 0
     gate: str = ""
+    performance_only: bool = False
 
 
 def installation(cmind: Any, checkout: Path) -> Iterator[Finding]:
@@ -95,27 +103,22 @@ def usable_containers(devices: Iterable[Device]) -> tuple[list[str], list[Findin
     return usable, lacking
 
 
-def downloads(models: Iterable[Wanted], home: Path, env: Mapping[str, str]) -> Iterator[Finding]:
+def downloads(rows: Iterable[Row], home: Path, env: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the obstacles to a download of the models that fit: their licence, room on the disk."""
-    fitting = {wanted.model: wanted for wanted in models}
-    gated = [name for name, wanted in fitting.items() if wanted.gate]
+    fitting = {row.model: row for row in rows}
+    gated = [name for name, row in fitting.items() if row.gate]
     if gated and not env.get("HF_TOKEN"):
         notes = " ".join(dict.fromkeys(fitting[name].gate for name in gated))
         text = f"not set; {', '.join(gated)} cannot be downloaded: {notes}"
         yield Finding(field="HF_TOKEN", what=text, remedy="export HF_TOKEN=TOKEN")
     free = free_bytes(home)
-    for name, wanted in fitting.items():
-        if wanted.weight_bytes > free:
+    for name, row in fitting.items():
+        if row.weight_bytes > free:
             yield Finding(
                 field="disk",
-                what=f"{size_text(free)} free in {home}; the weights of {name} need {size_text(wanted.weight_bytes)}",
+                what=f"{size_text(free)} free in {home}; the weights of {name} need {size_text(row.weight_bytes)}",
                 remedy="free space there, or export CM_REPOS=FOLDER, a folder on another disk",
             )
-
-
-def disturbances() -> list[Finding]:
-    """Return what should be changed on this machine before a measurement."""
-    return unready(load=load_sample())
 
 
 _WIDTH = 100
@@ -133,23 +136,6 @@ class MachineSettings(Settings, frozen=True, kw_only=True):
     round: input_types.Round = default_round()
 
 
-@dataclass(frozen=True)
-class Row:
-    """A benchmark on a device: the model that fits, or the benchmark's own where none does."""
-
-    benchmark: str
-    scenarios: tuple[str, ...]
-    device: str
-    model: str
-    precision: str
-    fits: bool
-    why: str
-    command: str
-    weight_bytes: int = 0
-    gate: str = ""
-    performance_only: bool = False
-
-
 def report_machine(settings: MachineSettings, home: Path, installed: Iterable[Finding]) -> dict[str, object]:
     """Print the page and return its content as plain objects. `installed` are the findings on the installation.
 
@@ -159,8 +145,8 @@ def report_machine(settings: MachineSettings, home: Path, installed: Iterable[Fi
     devices, lacking = usable_devices()
     rows = benchmark_rows(round_.name, devices)
     containers, unusable = usable_containers(devices)
-    wanted = [Wanted(row.model, row.weight_bytes, row.gate) for row in rows if row.fits]
-    missing = [*lacking, *unusable, *downloads(wanted, home, os.environ), *installed, *disturbances()]
+    wanted = downloads([row for row in rows if row.fits], home, os.environ)
+    missing = [*lacking, *unusable, *wanted, *installed, *unready(load=load_sample())]
     for line in _page(round_.name, devices, containers, rows, missing):
         say_text(line)
     return {

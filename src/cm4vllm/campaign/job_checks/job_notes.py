@@ -179,13 +179,13 @@ def _demand(
         servers=_servers(job),
         api_processes=0 if job.settings.api_server else api_processes(options),
         tcp=not urls or not all(url.startswith("unix:") for url in urls),
-        ring_buffer_bytes=0 if job.settings.rehearse or job.settings.container else ring_buffer_bytes(options),
+        ring_buffer_bytes=0 if job.settings.rehearse or job.settings.launch.container else ring_buffer_bytes(options),
         workers=job.settings.num_workers or 0,
     )
 
 
 def _servers(job: Job) -> int:
-    return len(base_urls(job.settings.api_server)) if job.settings.api_server else job.settings.replicas or 1
+    return len(base_urls(job.settings.api_server)) if job.settings.api_server else job.settings.launch.servers
 
 
 def _rate_notes(demand: Demand, load: Load, limits: MachineLimits) -> Iterator[str]:

@@ -103,7 +103,7 @@ def _language_data(job: Job) -> Iterator[Step]:
         yield Step(
             name="speech packages",
             tags="get,speech-packages"
-            if job.settings.served or job.settings.container
+            if job.settings.served or job.settings.launch.container
             else "get,speech-packages,_server",
             gives="readers of audio, and whisper's normaliser, for the scores",
         )
@@ -117,7 +117,7 @@ def _quantised(job: Job) -> Iterator[Step]:
             name="calibration set",
             tags=f"get,dataset,_calibration,{job.sources.calibration}",
             gives="the calibration set's file and its record",
-            brings=job.sources.calibration_brings,
+            brings=job.sources.brings("calibration"),
         )
     yield Step(
         name="quantisation",
@@ -137,7 +137,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             name="dataset",
             tags=f"get,dataset,{sources.dataset}",
             gives="the dataset's file and its record",
-            brings=sources.dataset_brings,
+            brings=sources.brings("dataset"),
             checks=checks,
         )
     if sources.performance:
@@ -145,7 +145,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             name="performance dataset",
             tags=f"get,dataset,_performance,{sources.performance}",
             gives="the file and the record of performance runs' dataset",
-            brings=sources.performance_brings,
+            brings=sources.brings("performance"),
             checks=checks,
         )
     for test in job.tests:
@@ -154,7 +154,7 @@ def _datasets(job: Job) -> Iterator[Step]:
                 name=f"{test} dataset",
                 tags=f"get,dataset,_compliance.{test},{sources.compliance}",
                 gives="the file and the record of the test's dataset",
-                brings=sources.compliance_brings,
+                brings=sources.brings("compliance"),
                 checks=checks,
             )
 

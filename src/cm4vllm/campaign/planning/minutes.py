@@ -311,7 +311,7 @@ class Minutes:
             if other.name in self._ended and other is not step:
                 continue
             if other.product is not Product.RUN:
-                left -= self._other_s(other)
+                left -= other.duration.seconds if other.product is Product.SEARCH and other.duration else _OTHER_S
                 continue
             size = self._size(other, inputs if other.name == step.name else run_of(other))
             wanted[other.name] = math.inf if size is None else size.seconds
@@ -326,11 +326,6 @@ class Minutes:
     def _size(self, step: Step, inputs: RunStep) -> RunSize | None:
         rate = self._rates.get(self._terms[step.name].one_by_one)
         return None if rate is None else run_size(self._job, step, rate.value, inputs, self._beside_s)
-
-    @staticmethod
-    def _other_s(step: Step) -> float:
-        """Return the seconds kept for a step that is no run."""
-        return step.duration.seconds if step.product is Product.SEARCH and step.duration else _OTHER_S
 
     def _why(self, size: RunSize, count: int, rate: Rate) -> str:
         words = (

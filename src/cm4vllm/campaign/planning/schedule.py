@@ -1,7 +1,6 @@
 """The schedule of a job: its steps in their order, as data. The job executes this list, and --plan prints it."""
 
 from collections.abc import Iterator, Mapping
-from typing import Self
 
 from msgspec.structs import replace
 
@@ -73,27 +72,23 @@ class CommonInputs(JobInputs, frozen=True, kw_only=True):
     category: input_types.Category
     submitter: input_types.Submitter
 
-    @classmethod
-    def of_job(cls, job: Job) -> Self:
-        """Return the inputs of all steps of a job."""
-        settings = job.settings
-        return cls(
-            round=job.round.name,
-            model=job.benchmark.name,
-            execution_mode=str(job.execution_mode),
-            division=str(job.division),
-            category=str(job.category),
-            submitter=settings.submitter,
-            api_server=settings.api_server,
-            results_dir=str(job.out),
-        )
-
 
 def environment_of(job: Job, typed: Mapping[str, str] = NOTHING) -> StepEnvironment:
     """Return the environment of the job's steps before the first; `typed` is what the user set by --env."""
-    settings, given = job.settings, bool(job.settings.api_server)
-    variant = Choice(variant="" if given else settings.device)
-    return StepEnvironment(typed, variant, settings, common=CommonInputs.of_job(job))
+    settings = job.settings
+    common = CommonInputs(
+        round=job.round.name,
+        model=job.benchmark.name,
+        execution_mode=str(job.execution_mode),
+        division=str(job.division),
+        category=str(job.category),
+        submitter=settings.submitter,
+        api_server=settings.api_server,
+        results_dir=str(job.out),
+    )
+    return StepEnvironment(
+        typed, Choice(variant="" if settings.api_server else settings.device), settings, common=common
+    )
 
 
 def schedule(job: Job) -> tuple[Step, ...]:

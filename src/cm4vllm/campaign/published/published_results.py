@@ -18,6 +18,7 @@ from cm4vllm.rules import Scenario, catalogue
 from cm4vllm.serving.fit.layout import ENOUGH_REQUESTS, GIB, UTILISATION, Asked, Fit, advise
 from cm4vllm.serving.installation.install import OLDEST_RELEASE
 from cm4vllm.serving.installation.vllm_choice import Choice
+from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
 
 LAYOUTS_DIFFER = (
@@ -210,7 +211,8 @@ def published_settings(asked: CampaignSettings) -> CampaignSettings:
     """
     if not asked.published:
         return asked
-    run, campaign, server = published_run(asked.published), env_keys(CampaignSettings), env_keys(ServerSettings)
+    run, campaign = published_run(asked.published), env_keys(CampaignSettings)
+    server = {**env_keys(ServerSettings), "replicas": env_keys(LaunchSettings)["replicas"]}
     values: dict[str, bool | int | float | str] = {
         campaign["round"]: run.round,
         **{campaign.get(field) or server[field]: value for field, value in run.settings.items()},
@@ -219,13 +221,9 @@ def published_settings(asked: CampaignSettings) -> CampaignSettings:
         values.pop(campaign["vllm_model_name"], None)
         if asked.model_source.startswith("_dummy"):  # which has no weights to quantise
             values.pop(campaign["quantize"], None)
-    if asked.api_server:
-        # It has its release and its options already.
-        values = {
-            key: value
-            for key, value in values.items()
-            if key == campaign["vllm_model_name"] or key not in server.values()
-        }
+    if asked.api_server:  # it has its release and its options already
+        own = {*server.values()} - {campaign["vllm_model_name"]}
+        values = {key: value for key, value in values.items() if key not in own}
     elif _can_be_measured(run.vllm):
         values[env_keys(Choice)["version"]] = run.vllm
     given = differing(asked)

@@ -80,7 +80,9 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     settings = _settings(inputs)
     at = partial(full_length_settings, inputs)
     plan = plan_of(settings, at)
-    _remove_earlier(folder)
+    remove_record(folder / SEARCH_FILE, SearchRecord)
+    for left in folder.glob("probe-*"):  # of an earlier search: they would be taken for probes of this one
+        discard(left)
     start = queueing_estimate(inputs.target_qps or 0.0, plan.limits)
     say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
     with step(f"search for the {settings.scenario} rate") as shown:
@@ -179,7 +181,10 @@ class LoadGenProber:
         metrics, made = run_or_part(settings, folder, take, self._pythonpath)
         verdict = verdicts[0] if verdicts else None
         if plan.sure and made is not None:
-            verdict = Verdict.PASSES if self._has_passed(folder, judge) else Verdict.FAILS
+            passed = read_performance(folder).valid
+            if self._settings.rehearsal:  # which may be too short to be valid
+                passed = all(limit.p99_ms is not None and limit.p99_ms <= limit.limit_ms for limit in judge.limits())
+            verdict = Verdict.PASSES if passed else Verdict.FAILS
         record = probe_record(
             self._number,
             rate,
@@ -199,12 +204,6 @@ class LoadGenProber:
         if _issues_whole_datasets(folder):
             self.full = dataclasses.replace(self.full, whole=self._settings.samples)
         return record, judge.window
-
-    def _has_passed(self, folder: Path, judge: Judge) -> bool:
-        """Return True if a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
-        if not self._settings.rehearsal:
-            return read_performance(folder).valid
-        return all(limit.p99_ms is not None and limit.p99_ms <= limit.limit_ms for limit in judge.limits())
 
 
 def run_or_part(
@@ -239,13 +238,6 @@ def full_length_settings(inputs: RunInputs, rate: float) -> RunSettings:
 
 def _probe_folder(number: int) -> str:
     return f"probe-{number:02d}"
-
-
-def _remove_earlier(folder: Path) -> None:
-    """Remove the probes of an earlier search, which would be taken for probes of this one."""
-    remove_record(folder / SEARCH_FILE, SearchRecord)
-    for probe in folder.glob("probe-*"):
-        discard(probe)
 
 
 def _hand_over(run_folder: Path, inputs: RunInputs) -> str:
