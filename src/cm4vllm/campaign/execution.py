@@ -252,8 +252,7 @@ class Execution:
 
     def _kept(self, step: Step, inputs: Settings) -> tuple[KeptResult, str]:
         """Return the result that an earlier command left of a step, and in words why it is kept or not."""
-        known = self.file.ledger.digest(step.name)
-        left = kept_result(step, inputs, self.environment, known)
+        left = kept_result(step, inputs, self.environment, self.file.ledger.digest(step.name))
         searched = self.environment.read(SearchExports).result
         if left.exports is not None and searched and Path(searched) == result_folder(inputs):
             return left, _BY_THE_SEARCH

@@ -186,8 +186,7 @@ def _completed_settings_search(search: SettingsJob, assets: LinkInputs) -> LinkO
         require_run(inputs)
     folder = typed_path(runs[0].output_dir or "mlperf-search/server-settings").absolute()
     require_results_folder(folder, lock_of(folder))
-    link = Link(run=runs[0], assets=assets, launch=search.launch)
-    return replace(_assets(link), output_dir=str(folder))
+    return replace(_assets(Link(run=runs[0], assets=assets, launch=search.launch)), output_dir=str(folder))
 
 
 def completed_server(settings: LaunchSettings, inputs: LinkInputs) -> LinkOutputs:

@@ -58,8 +58,7 @@ def require_given_datasets(
         if folder is not None and (why := misread(rows, folder)):
             notes.append(f"{path.name}: its prompts were tokenised for another model ({why}): they are tokenised again")
             rows = tokenised(rows, folder, path.name, why)
-        answers = [run.generation.max_tokens for run in runs if run.mode in modes]
-        if answers:
+        if answers := [run.generation.max_tokens for run in runs if run.mode in modes]:
             _require_room(launch, folder, max(len(row["tok_input"]) for row in rows) + max(answers))
     return tuple(notes)
 

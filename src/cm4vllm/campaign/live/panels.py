@@ -58,8 +58,7 @@ class View(Record, frozen=True, kw_only=True):
 def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
     """Return the lines to show of a status that was written `age_s` seconds ago."""
     state, tone = str(status.state), Tone.STRONG
-    silent = status.state is JobState.RUNNING and age_s > _SILENT * status.interval_s
-    if silent:
+    if status.state is JobState.RUNNING and age_s > _SILENT * status.interval_s:
         state, tone = f"no sign of life for {duration_text(age_s)}: stopped or killed", Tone.BAD
     elif status.state is not JobState.RUNNING:
         tone = Tone.GOOD if status.state is JobState.DONE else Tone.BAD

@@ -319,8 +319,7 @@ class Minutes:
             if size is not None and not size.fixed and not self._is_given(other):
                 least[other.name] = min(size.seconds, replace(size, queries=LEAST, least_s=0.0).seconds)
         more = divided([wanted[name] - least[name] for name in wanted], left - sum(least.values()))
-        parts = dict(zip(wanted, more, strict=True))
-        part = least[step.name] + parts[step.name]
+        part = least[step.name] + dict(zip(wanted, more, strict=True))[step.name]
         return part, self._size(step, inputs), self._rates.get(self._terms[step.name].one_by_one)
 
     def _size(self, step: Step, inputs: RunStep) -> RunSize | None:

@@ -268,10 +268,9 @@ def _backed_off(job: Job, scenario: Scenario) -> Iterator[Step]:
         name = f"{run_name(scenario, Mode.PERFORMANCE)} again{f' ({times})' if times > 1 else ''}"
         lowered = Target(MeasuredTarget(step=search_name(scenario), searched=True, lowered=times))
         folder = run_folder(job, scenario, Mode.PERFORMANCE)
-        inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, lowered), under_power=_under_power(job))
         yield _measurement(
             name,
-            inputs,
+            replace(_run(scenario, Mode.PERFORMANCE, folder, lowered), under_power=_under_power(job)),
             gives,
             duration=_with_power(job, run_duration(job, scenario)),
             condition=Condition(need=Need.MISSED_LIMITS, of=(before,)),
@@ -338,11 +337,10 @@ def _submission(job: Job) -> Iterator[Step]:
     yield Step(name="submission", tags="generate,mlperf,inference,submission", inputs=tree, gives="submission/")
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")
     if job.settings.run_checker:
-        source = Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None
         yield Step(
             name="checkers",
             tags="run,mlperf,inference,submission,checker",
             gives="checker.json",
-            condition=source,
+            condition=Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None,
             report_first=True,
         )

@@ -48,8 +48,7 @@ class FullLength:
     least: int = 1
 
     def queries(self, rate: float) -> int:
-        unit = _unit(self.seed, self.seconds * rate)
-        reached = int(np.searchsorted(unit, self.seconds * rate)) + 1
+        reached = int(np.searchsorted(_unit(self.seed, self.seconds * rate), self.seconds * rate)) + 1
         return -(-max(reached, self.least) // self.whole) * self.whole
 
     def duration(self, rate: float) -> float:
@@ -168,9 +167,8 @@ def meeting_point(points: Sequence[Point]) -> float:
         weight = time**_TIME_POWER / (1 + ((x - here) / _NEAR_RATE) ** 2 + (off / _NEAR_EDGE) ** 2)
         weight /= weight.sum()
         mean_x, mean_off = float(weight @ x), float(weight @ off)
-        squares = float(weight @ (x - mean_x) ** 2)
         slope = (float(weight @ ((x - mean_x) * (off - mean_off))) - _TRUSTED_SPREAD**2) / (
-            squares + _TRUSTED_SPREAD**2
+            float(weight @ (x - mean_x) ** 2) + _TRUSTED_SPREAD**2
         )
         here = mean_x - mean_off / min(-0.5, max(-5.0, slope))
     return math.exp(here)
@@ -217,8 +215,7 @@ def _ttft_edge(window: Window, limit: float, full: FullLength) -> float | None:
     capacity = _boundary(above, window.rate / 2, window.rate * _FURTHEST)
 
     def keeps(rate: float) -> bool:
-        waits = _waits(full.arrivals(rate), capacity)
-        return largest_but(waits, full.most_late(rate)) + base <= limit
+        return largest_but(_waits(full.arrivals(rate), capacity), full.most_late(rate)) + base <= limit
 
     return _boundary(keeps, capacity * 0.3, capacity * 1.3)
 

@@ -150,8 +150,7 @@ def _excess(probe: ProbeRecord, window: Window, limits: Mapping[str, float], ful
         values = window.values(name)
         seen = values[judged & np.isfinite(values)]
         if len(seen):
-            decides = largest_but(seen, window.rank(full))
-            worst = max(worst, math.log(max(1e-9, decides) / (limit / 1000)))
+            worst = max(worst, math.log(max(1e-9, largest_but(seen, window.rank(full))) / (limit / 1000)))
     if worst <= 0 and probe.verdict is Verdict.FAILS:  # by queries that are not answered yet
         return math.inf
     return worst

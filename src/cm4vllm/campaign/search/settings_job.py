@@ -208,8 +208,7 @@ def _runs(job: SettingsJob) -> tuple[list[RunInputs], RunInputs]:
         for scenario in benchmark_terms(first.round, first.model).scenarios
         if terms(first.round, first.model, scenario, Mode.PERFORMANCE).at_once
     )
-    ordered = sorted(asked, key=lambda run: run.scenario != str(at_once))
-    return ordered, job.runs([str(at_once)])[0]
+    return sorted(asked, key=lambda run: run.scenario != str(at_once)), job.runs([str(at_once)])[0]
 
 
 def _as_it_is(space: Space, job: SettingsJob, folder: Path) -> Candidate:
