@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace as changed
 
 from cm4vllm.assets.samples.audio_dataset import digest_of_clips
+from cm4vllm.campaign.entry import division_findings, finding_notes, require_division_rules
 from cm4vllm.campaign.job_checks import of_division
-from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
 from cm4vllm.campaign.job_checks.of_division import job_rules
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job

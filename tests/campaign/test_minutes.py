@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.planning.minutes import LEAST, Minutes, Rate, RunSize, divided, fitting, run_size, run_terms
 from cm4vllm.campaign.planning.schedule import schedule
-from cm4vllm.campaign.planning.step_inputs import Shortened
+from cm4vllm.campaign.planning.step_environment import Shortened
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Product
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError

@@ -20,8 +20,7 @@ from cm4vllm.campaign.live.monitor import watched
 from cm4vllm.campaign.live.status import STATUS_FILE, JobStatus, steps_of
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.planning.minutes import Estimate, Minutes
-from cm4vllm.campaign.planning.step_environment import Records, SearchExports, StepEnvironment
-from cm4vllm.campaign.planning.step_inputs import RunStep, Shortened
+from cm4vllm.campaign.planning.step_environment import Records, RunStep, SearchExports, Shortened, StepEnvironment
 from cm4vllm.campaign.planning.step_values import CHECKS, Values
 from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, ScheduledJob, Step, names_of, result_folder
 from cm4vllm.common.errors import (

@@ -104,12 +104,11 @@ class StepState:
 
     def after(self, entry: Entry) -> StepState:
         """Return the state once `entry` is known, too."""
-        begun = entry.state is State.RUNNING
         done = entry if entry.state is State.DONE else None
         return StepState(
             last=replace(entry, inputs=entry.inputs or self.last.inputs, tags=entry.tags or self.last.tags),
             attempts=max(self.attempts, entry.attempt),
-            begun_at=entry.at if begun else self.begun_at,
+            begun_at=entry.at if entry.state is State.RUNNING else self.begun_at,
             good=self.good or entry.state.is_good,
             digest=entry.digest if entry.state.is_good else self.digest,
             took_s=done.took_s if done else self.took_s,

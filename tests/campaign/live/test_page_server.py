@@ -10,10 +10,9 @@ import pytest
 from states import SEARCH, status
 
 from browser import chromium
-from cm4vllm.campaign.live import page_server
-from cm4vllm.campaign.live.monitor import _clean
+from cm4vllm.campaign.live import monitor
+from cm4vllm.campaign.live.monitor import Page, _clean
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.live.page_server import Page
 from cm4vllm.campaign.live.panels import view_of
 from cm4vllm.campaign.live.status import JobState
 from cm4vllm.common.errors import PortInUse, UsageError
@@ -111,7 +110,7 @@ def test_in_a_browser_it_updates_itself_and_logs_no_error(page, tmp_path, monkey
         read.append(shown)
         return view_of(shown, age_s)
 
-    monkeypatch.setattr(page_server, "view_of", view)
+    monkeypatch.setattr(monitor, "view_of", view)
     done = chromium(tmp_path, "--window-size=1000,1000", "--virtual-time-budget=4000", "--dump-dom", page.address.url)
     for part in ("running, 6:45", "12,340 of 30,012", "271 passes, 301.2 fails", "<progress", "passes so far"):
         assert part in done.stdout, part

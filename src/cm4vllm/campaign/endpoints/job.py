@@ -9,8 +9,7 @@ from cm4vllm import __version__
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.campaign.entry import planned_steps
 from cm4vllm.campaign.execution import Execution, run_schedule
-from cm4vllm.campaign.planning.step_environment import NOTHING, JobExports, JobInputs, StepEnvironment
-from cm4vllm.campaign.planning.step_inputs import ServerStep
+from cm4vllm.campaign.planning.step_environment import NOTHING, JobExports, JobInputs, ServerStep, StepEnvironment
 from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, Step, point_name
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError

@@ -211,12 +211,11 @@ def _search(search: SearchStatus) -> Iterator[Line]:
 
 def _curve(curve: CurveStatus) -> Iterator[Line]:
     """Yield the client under way, then the points so far, the newest first."""
-    left = max(0.0, curve.foreseen_s[curve.number - 1] - curve.elapsed_s)
     samples = f"{curve.done:,} of {curve.total:,} samples" if curve.total else "the client starts"
     yield Line(
         label=f"{curve.concurrency:,}",
         text=f"in flight: {samples}",
-        end=f"{duration_text(left)} left",
+        end=f"{duration_text(max(0.0, curve.foreseen_s[curve.number - 1] - curve.elapsed_s))} left",
         tone=Tone.STRONG,
         part=min(1.0, curve.done / curve.total) if curve.total else None,
     )

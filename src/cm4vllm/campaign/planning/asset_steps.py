@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from cm4vllm import SIMULATED_NOTICE
 from cm4vllm.assets.quantization import Calibrated
 from cm4vllm.campaign.asset_sources import needs_calibration
-from cm4vllm.campaign.planning.step_inputs import PreflightInputs, ServerStep, SettingsSearchStep
+from cm4vllm.campaign.planning.step_environment import PreflightInputs, ServerStep, SettingsSearchStep
 from cm4vllm.campaign.planning.steps import Check, Condition, Duration, Need, Product, Step
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job

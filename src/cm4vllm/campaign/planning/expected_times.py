@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.planning.minutes import Minutes, Rate, run_size, run_terms
 from cm4vllm.campaign.planning.run_targets import FOUND_BY_SEARCH
-from cm4vllm.campaign.planning.step_inputs import run_of
+from cm4vllm.campaign.planning.step_environment import run_of
 from cm4vllm.campaign.planning.step_values import measured_rate
 from cm4vllm.campaign.planning.steps import SEARCH_RUNS, Duration, MeasuredTarget, Product, Step
 from cm4vllm.campaign.settings import Job

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile
 from types import MappingProxyType
 
-from cm4vllm.campaign.planning.step_inputs import RunStep, Shortened, run_of
+from cm4vllm.campaign.planning.step_environment import RunStep, Shortened, run_of
 from cm4vllm.campaign.planning.steps import SERVER_SHARE, Duration, MeasuredTarget, Product, Step
 from cm4vllm.campaign.search.projection import FullLength
 from cm4vllm.campaign.settings import Job

@@ -35,8 +35,7 @@ from cm4vllm.campaign.planning.run_targets import (
     target_of_runs,
     target_share,
 )
-from cm4vllm.campaign.planning.step_environment import NOTHING, JobInputs, StepEnvironment
-from cm4vllm.campaign.planning.step_inputs import RunStep
+from cm4vllm.campaign.planning.step_environment import NOTHING, JobInputs, RunStep, StepEnvironment
 from cm4vllm.campaign.planning.steps import (
     LATENCY_QUERIES,
     Condition,
@@ -121,8 +120,6 @@ def _runs(job: Job) -> Iterator[Step]:
         target = target_of_runs(job, scenario, latency_name(scenario) if measured else rate)
         if Mode.PERFORMANCE in job.modes:
             yield from _performance(job, scenario, target, searched=searched)
-            if searched and not job.rehearsal:
-                yield from _backed_off(job, scenario)
         if not at_once and Mode.ACCURACY in job.modes:
             needs_rate = job.terms(scenario, Mode.ACCURACY).needs_rate
             yield from _accuracy(job, scenario, target if needs_rate else NO_LATENCY)
@@ -159,7 +156,6 @@ def _without_earlier(job: Job, scenarios: list[Scenario]) -> Condition | None:
 
 def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
     """Yield the short run of its own that measures the mean latency, from which LoadGen computes how long a run is."""
-    condition = _without_earlier(job, [scenario])
     folder = f"latency/{scenario}"
     inputs = replace(
         _run(scenario, Mode.PERFORMANCE, str(job.out / folder), NO_LATENCY),
@@ -170,7 +166,7 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
         latency_name(scenario),
         inputs,
         f"{folder}/run.json",
-        condition=condition,
+        condition=_without_earlier(job, [scenario]),
         notes=("no target latency was given: a short run measures it",),
     )
 
@@ -206,14 +202,28 @@ def _scoring_time(terms: Terms) -> Duration | None:
 
 
 def _performance(job: Job, scenario: Scenario, target: Target, *, searched: bool) -> Iterator[Step]:
-    """Yield the performance run, and once more where a target that we chose may let it end too early to be valid."""
+    """Yield the performance run, and those that follow where a target that we chose does not lead to a valid one.
+
+    It may end too early to be valid, or at the rate found miss a limit at full length: then lower rates are tried.
+    """
     name, folder = run_name(scenario, Mode.PERFORMANCE), run_folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
-    inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, target), under_power=_under_power(job))
+    under_power = None if job.settings.power == "no" else job.settings.power
+    inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, target), under_power=under_power)
     duration = _with_power(job, run_duration(job, scenario))
     first = FOUND_BY_SEARCH if searched and not job.rehearsal else duration
     yield _measurement(name, inputs, gives, duration=first, notes=_power_notes(job))
-    if is_sized(job, scenario) and given_target(job, scenario) is None and not job.rehearsal:
+    if job.rehearsal:
+        return
+    for times in range(1, BACK_OFFS + 1) if searched else ():
+        yield _measurement(
+            f"{name} again{f' ({times})' if times > 1 else ''}",
+            replace(inputs, target_qps=MeasuredTarget(step=search_name(scenario), searched=True, lowered=times)),
+            gives,
+            duration=duration,
+            condition=Condition(need=Need.MISSED_LIMITS, of=(name,)),
+        )
+    if is_sized(job, scenario) and given_target(job, scenario) is None:
         measured = MeasuredTarget(step=name, share=target_share(job, scenario), one_by_one=is_one_by_one(job, scenario))
         again = replace(inputs, target_qps=measured)
         yield _measurement(
@@ -239,7 +249,6 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Target) -> Iter
 
 def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
     """Yield the search for the highest rate that keeps the scenario's limits, from the rate on that `rate` measures."""
-    condition = _without_earlier(job, [scenario])
     folder = f"search/{scenario}"
     inputs = replace(
         _run(scenario, Mode.PERFORMANCE, str(job.out / folder), Target(MeasuredTarget(step=rate))),
@@ -250,7 +259,7 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
         tags="find,mlperf,inference,target-qps",
         inputs=inputs,
         gives=f"{folder}/search.json",
-        condition=condition,
+        condition=_without_earlier(job, [scenario]),
         product=Product.SEARCH,
         duration=search_duration(job, scenario),
         notes=(
@@ -258,28 +267,6 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
             "its logs take about 0.1 MB a probe, and 40 bytes more for each query of a full-length run",
         ),
     )
-
-
-def _backed_off(job: Job, scenario: Scenario) -> Iterator[Step]:
-    """Yield the runs at lower rates that follow where one at the rate found misses a limit at full length."""
-    before = run_name(scenario, Mode.PERFORMANCE)
-    gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
-    for times in range(1, BACK_OFFS + 1):
-        name = f"{run_name(scenario, Mode.PERFORMANCE)} again{f' ({times})' if times > 1 else ''}"
-        lowered = Target(MeasuredTarget(step=search_name(scenario), searched=True, lowered=times))
-        folder = run_folder(job, scenario, Mode.PERFORMANCE)
-        yield _measurement(
-            name,
-            replace(_run(scenario, Mode.PERFORMANCE, folder, lowered), under_power=_under_power(job)),
-            gives,
-            duration=_with_power(job, run_duration(job, scenario)),
-            condition=Condition(need=Need.MISSED_LIMITS, of=(before,)),
-        )
-
-
-def _under_power(job: Job) -> str | None:
-    """Return how a performance run is made under power; None where power is not measured."""
-    return None if job.settings.power == "no" else job.settings.power
 
 
 def _power_notes(job: Job) -> tuple[str, ...]:

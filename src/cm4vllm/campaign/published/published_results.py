@@ -88,9 +88,8 @@ def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
 
 def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
     """Yield the capacity of the published layout, and explain each difference."""
-    layout = [key for key in ("tp_size", "pp_size", "dp_size", "replicas") if key in settings]
     sequences = int(settings.get("max_num_seqs", 0))
-    if not layout and asked.gpus > 1:
+    if asked.gpus > 1 and not settings.keys() & {"tp_size", "pp_size", "dp_size", "replicas"}:
         yield "the layout of the published run is not known"
         return
     tensor, pipeline = int(settings.get("tp_size", 1)), int(settings.get("pp_size", 1))

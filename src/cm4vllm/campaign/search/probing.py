@@ -169,7 +169,6 @@ class LoadGenProber:
         judge = Judge(require_searchable(self._settings.terms), rate, plan)
         least_ms = round(1000 * _LONGER * plan.seconds)
         part = settings_of_part(self._settings, rate, least_ms, source=f"probe {self._number} of a search")
-        settings = self._at(rate) if plan.sure else part
         verdicts: list[Verdict] = []
         begin = time.monotonic()
 
@@ -178,7 +177,7 @@ class LoadGenProber:
                 verdicts.append(verdict)
             return bool(verdicts)
 
-        metrics, made = run_or_part(settings, folder, take, self._pythonpath)
+        metrics, made = run_or_part(self._at(rate) if plan.sure else part, folder, take, self._pythonpath)
         verdict = verdicts[0] if verdicts else None
         if plan.sure and made is not None:
             passed = read_performance(folder).valid

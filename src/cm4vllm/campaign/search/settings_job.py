@@ -133,10 +133,9 @@ def inputs_digest(job: SettingsJob) -> str:
     ]
     keys = sorted({*env_keys(ServerSettings).values(), "CM_VLLM_SERVER_PRESET", "CM_VLLM_SERVER_REPLICAS"})
     given = differing(job.launch)
-    server = {key: given.get(key, "") for key in keys}
     machine = [simulated.simulation_of(job.simulated)] if inputs.rehearse else []
     asked = (inputs.search, inputs.most_minutes, inputs.scenarios)
-    parts = (__version__, *asked, model.sha256, datasets, server, *machine)
+    parts = (__version__, *asked, model.sha256, datasets, {key: given.get(key, "") for key in keys}, *machine)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
