@@ -215,6 +215,10 @@ def power_dev():
     folder = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
     if folder is None:
         pytest.skip("mlcommons/power-dev is not on this machine")
+    from cm4vllm.rules import default_round, round_terms
+
+    if sys.version_info >= round_terms(default_round()).power.python_below:
+        pytest.skip("the official power programs do not start with this Python")
     return folder
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.common.errors import RunFailed, SourceUnavailable, UsageError
+from cm4vllm.common.errors import InstallError, RunFailed, SourceUnavailable, UsageError
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.power import clocks
 from cm4vllm.power.making import OUTPUT, Site, make_session, preflight_run
@@ -109,6 +109,17 @@ def test_programs_are_taken_from_git_alone(power_dev: Path, tmp_path: Path) -> N
     with pytest.raises(SourceUnavailable, match="no git repository") as raised:
         provide(programs, tmp_path, tmp_path / "source")
     assert "--power_src=DIR" in raised.value.remedy
+
+
+def test_programs_that_do_not_start_with_this_python_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0, "final", 0))
+    for programs in {round_terms(name).power for name in round_names()}:
+        with pytest.raises(InstallError, match="do not start with Python") as raised:
+            provide(programs, tmp_path, tmp_path / "source")
+        assert "PYTHON=python3.12" in raised.value.remedy
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_client_that_ends_well_without_a_result_is_a_named_error(site: Site, tmp_path: Path) -> None:

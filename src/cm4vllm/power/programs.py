@@ -4,6 +4,7 @@ All of their Python files are hashed into each session, and the checkers of a ro
 """
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.files import given_path
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
@@ -34,8 +35,10 @@ _REMEDY = (
 def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
     """Write the programs of a round to `folder`, from the git repository `source` or from GitHub; return `folder`.
 
-    Raises SourceUnavailable where the commit cannot be reached.
+    Raises InstallError where they do not start with this Python, and SourceUnavailable where the commit cannot be
+    reached.
     """
+    require_python(programs)
     if (folder / CLIENT).is_file():
         return folder
     if source is None:
@@ -51,6 +54,17 @@ def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
     with staged_folder(folder) as staging:
         extract(git, programs.commit, _PARTS, staging, remedy=_REMEDY)
     return folder
+
+
+def require_python(programs: PowerPrograms) -> None:
+    """Raise InstallError where the programs of a round do not start with this Python."""
+    if sys.version_info >= programs.python_below:
+        below = ".".join(map(str, programs.python_below))
+        raise InstallError(
+            f"the official power client and server do not start with Python {platform.python_version()}",
+            cause=f"since Python {below} their check of their own files takes an empty file for a changed one",
+            remedy=f"make the environment with a Python below {below}: make clean setup PYTHON=python3.12",
+        )
 
 
 class ProgramInputs(Settings, frozen=True, kw_only=True):

@@ -85,10 +85,13 @@ class PowerPrograms(Record, frozen=True, kw_only=True):
 
     `section` is that of the server's configuration file in which the first analyzer is described. `supplies` is where
     a tree has the file of a system's power supplies, below the submitter's folder; empty where a round has none.
+    `python_below` is the first Python with which the programs do not start: they compare what inspect.getsource returns
+    with their files, and since 3.13 it returns a line end for an empty one.
     """
 
     commit: str
     section: str
+    python_below: tuple[int, int]
     supplies: str = ""
 
 

@@ -7,6 +7,7 @@ from cm4vllm.campaign.planning.steps import (
     OFFLINE_MARGIN,
     REHEARSAL_MARGIN,
     REHEARSAL_SEARCH_S,
+    REHEARSAL_SHARE,
     SEARCH_RUNS,
     SERVER_SHARE,
     Duration,
@@ -132,7 +133,7 @@ def target_share(job: Job, scenario: Scenario) -> float:
     if is_one_by_one(job, scenario):
         return LATENCY_SHARE
     if not is_at_once(job, scenario):
-        return SERVER_SHARE
+        return REHEARSAL_SHARE if job.rehearsal else SERVER_SHARE
     return REHEARSAL_MARGIN if job.rehearsal else OFFLINE_MARGIN
 
 
