@@ -5,11 +5,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.steps import Step
+from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.files import sha256_of
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.campaign import CampaignRecord
 from cm4vllm.rules import Terms
+
+
+def job_of(**fields: Any) -> Job:
+    """Return the job that settings with these fields ask for."""
+    return Job.of(CampaignSettings(**fields))
+
+
+def steps_of(**fields: Any) -> dict[str, Step]:
+    """Return the steps of such a job by their names, in the order of its schedule."""
+    return {step.name: step for step in schedule(job_of(**fields))}
 
 
 def campaign_record(**values: Any) -> CampaignRecord:

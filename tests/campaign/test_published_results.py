@@ -73,11 +73,8 @@ def test_its_figures_are_those_of_the_published_logs(name, neural_magic):
     served = str(run.settings["vllm_model_name"])
     folder = run.settings["model"] if "70" in served else served.replace("/", "_")
     for published in run.results:
-        (result,) = [
-            result
-            for result in submission.results
-            if (result.system, result.model, result.scenario) == (run.system, folder, published.scenario)
-        ]
+        place = (run.system, folder, published.scenario)
+        (result,) = [each for each in submission.results if (each.system, each.model, each.scenario) == place]
         latencies = {latency.name: float(latency.p99) for latency in result.performance.latencies}
         assert (result.performance.tokens_per_second, result.performance.samples_per_second) == (
             published.tokens_per_second,
