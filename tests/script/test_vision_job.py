@@ -80,18 +80,8 @@ def test_the_whole_job_and_the_same_with_white_pictures(cm):
 
 
 #: Below the least pixels of the stand-in's processor, at its grid and beside it, long, wide, and above its most pixels.
-SIZES = [
-    (20, 20),
-    (64, 64),
-    (100, 70),
-    (97, 193),
-    (31, 900),
-    (1500, 20),
-    (512, 512),
-    (530, 500),
-    (640, 480),
-    (2048, 1365),
-]
+SMALL, LARGE = [(20, 20), (64, 64), (100, 70), (97, 193)], [(512, 512), (530, 500), (640, 480), (2048, 1365)]
+SIZES = [*SMALL, (31, 900), (1500, 20), *LARGE]
 
 
 @pytest.fixture(scope="module")
@@ -138,16 +128,13 @@ def test_the_plan_refuses_what_cannot_be_measured(tmp_path):
     (tmp_path / "empty").mkdir()
     repository = "Shopify/product-catalogue at d5c517c509f5aca99053897ef1de797d6d7e5aa5"
     small = "48,289 samples in every performance run, and its dataset has 8,000"
+    own, empty = {"vllm_model_name": "Qwen/Qwen3-VL-235B-A22B-Instruct"}, {"dataset_path": str(tmp_path / "empty")}
+    others = ["cm4vllm-tiny cannot stand for the model of", "cm4vllm-tiny-vision"]
     for error, words, variations, flags in (
         (UsageError, [small, "MLPerf Endpoints"], "_vllm", {"scenario": "Interactive"}),
-        (DatasetError, [repository], "_r6.0", {"vllm_model_name": "Qwen/Qwen3-VL-235B-A22B-Instruct"}),
-        (DatasetError, ["not the product catalogue"], "_r6.0,_tiny", {"dataset_path": str(tmp_path / "empty")}),
-        (
-            UsageError,
-            ["cm4vllm-tiny cannot stand for the model of", "cm4vllm-tiny-vision"],
-            "_r6.0",
-            {"vllm_model_name": "cm4vllm-tiny"},
-        ),
+        (DatasetError, [repository], "_r6.0", own),
+        (DatasetError, ["not the product catalogue"], "_r6.0,_tiny", empty),
+        (UsageError, others, "_r6.0", {"vllm_model_name": "cm4vllm-tiny"}),
     ):
         refused(error, words, tmp_path, variations, model=BENCHMARK, submitter="Tester", **flags)
 
