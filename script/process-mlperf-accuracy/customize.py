@@ -17,7 +17,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.accuracy.scoring import score_run
     from cm4vllm.common.progress import say_text
     from cm4vllm.records.accuracy import ACCURACY_FILE
-    from cm4vllm.report.run_table import score_table
+    from cm4vllm.report.final_table import score_table
 
     env = i["env"]
     inputs = ScoreInputs.of(env)

@@ -27,7 +27,7 @@ from cm4vllm.hardware import system_description
 from cm4vllm.records import known_hardware
 from cm4vllm.report import page_templates
 from cm4vllm.results.checks import answers
-from cm4vllm.results.checks.of_logs import log_settings, summary_logs
+from cm4vllm.results.checks.of_logs import log_figures, log_settings
 from cm4vllm.results.checks.of_texts import readmes
 
 HF = "hf_" + "aB3" * 11
@@ -489,7 +489,7 @@ WAYS = {
     "settings of a log": lambda text: list(log_settings._SETTING.finditer(text)),
     "bounds of a README": lambda text: list(readmes.BOUND.finditer(text)),
     "blocks of a README": lambda text: list(readmes._FENCE.finditer(text)),
-    "lines of a summary": summary_logs._label_and_text,
+    "lines of a summary": log_figures._label_and_text,
     "models of processors": system_description._model,
     "products": known_hardware._words,
     "clocks": lambda text: known_hardware._is_faster(text, known_hardware._processors()[0]),

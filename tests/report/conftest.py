@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +55,7 @@ from standstill import repeat_after_standstill
 
 
 @pytest.fixture(scope="session")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_runs(tmp_path_factory):
     """A rehearsal's whole folder of results, around four short runs of the real LoadGen."""
     out = tmp_path_factory.mktemp("campaign") / "test"
     root = out / "runs" / SYSTEM / MODEL
@@ -155,7 +154,7 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured_runs(real_runs, tmp_path_factory):
     """The rehearsal's folder again, with runs that the client made: each sample's times, and the server's metrics."""
     out = Path(shutil.copytree(real_runs, tmp_path_factory.mktemp("measured") / "test"))
     shutil.rmtree(out / "runs")
@@ -192,7 +191,7 @@ def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def single_stream(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single_stream(real_runs, tmp_path_factory):
     """The rehearsal's folder with a run of llama3.1-8b-edge in the SingleStream scenario, of performance alone."""
     out = Path(shutil.copytree(real_runs, tmp_path_factory.mktemp("edge") / "test"))
     shutil.rmtree(out / "runs")
@@ -228,13 +227,13 @@ def single_stream(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def out(real_runs: Path, tmp_path: Path) -> Path:
+def out(real_runs, tmp_path):
     """A copy of the rehearsal's folder that a test may change."""
     return Path(shutil.copytree(real_runs, tmp_path / "test"))
 
 
 @pytest.fixture
-def searched(out: Path) -> Path:
+def searched(out):
     probes = [
         probe(1, 4.0, 300.0, 40.0),
         probe(2, 16.0, 9000.0, 70.0),
@@ -268,7 +267,7 @@ def searched(out: Path) -> Path:
 
 
 @pytest.fixture
-def published(tmp_path: Path, neural_magic: Path) -> Path:
+def published(tmp_path, neural_magic):
     """The real v4.1 entry whose pages carried tokens/s as samples/s: a 7B model in the open division."""
     model = "neuralmagic_Llama-2-7b-chat-hf-FP8"
     system = "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"
@@ -301,10 +300,10 @@ def published(tmp_path: Path, neural_magic: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server_metrics() -> Callable[..., ServerMetrics]:
+def server_metrics():
     """Make what a server did in a run."""
 
-    def make(**fields: object) -> ServerMetrics:
+    def make(**fields):
         values: dict[str, object] = {
             "samples": 3,
             "interval_s": 2.0,
@@ -329,10 +328,10 @@ def server_metrics() -> Callable[..., ServerMetrics]:
 
 
 @pytest.fixture
-def change() -> Callable[..., None]:
+def change():
     """Rewrite a record with other fields; in a field's name, __ reaches into a record in it."""
 
-    def rewrite(path: Path, cls: type, **fields: object) -> None:
+    def rewrite(path, cls, **fields):
         record = read_record(path, cls)
         for name, value in fields.items():
             record = _replaced(record, name.split("__"), value)
@@ -341,11 +340,11 @@ def change() -> Callable[..., None]:
     return rewrite
 
 
-def _replaced(record: object, names: list[str], value: object) -> object:
+def _replaced(record, names, value):
     inner = value if len(names) == 1 else _replaced(getattr(record, names[0]), names[1:], value)
     return msgspec.structs.replace(record, **{names[0]: inner})
 
 
 @pytest.fixture(scope="session")
-def page(real_runs: Path) -> Page:
+def page(real_runs):
     return Page(render(load(real_runs)))

@@ -19,30 +19,30 @@ TTFT_S = 0.004
 TPOT_S = 0.0005
 
 
-def tokens_of(index: int) -> np.ndarray:
+def tokens_of(index):
     return np.arange(1, 21 + index % 17, dtype=np.int32)
 
 
-def main() -> None:
+def main():
     folder, scenario, mode, samples = sys.argv[1:5]
     answers = [tokens_of(index) for index in range(int(samples))]
     counts = {"requests": 0, "completion_tokens": 0}
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
-    def complete(query: lg.QuerySample, answer: np.ndarray) -> None:
+    def complete(query, answer):
         counts["requests"] += 1
         counts["completion_tokens"] += len(answer)
         lg.QuerySamplesComplete([lg.QuerySampleResponse(query.id, answer.ctypes.data, answer.nbytes, len(answer))])
 
-    def start(queries: list) -> None:
+    def start(queries):
         for query in queries:
             answer = answers[query.index]
             if scenario != "Offline":
                 loop.call_later(TTFT_S, first, query, answer)
             loop.call_later(TTFT_S + TPOT_S * (len(answer) - 1), complete, query, answer)
 
-    def first(query: lg.QuerySample, answer: np.ndarray) -> None:
+    def first(query, answer):
         lg.FirstTokenComplete([lg.QuerySampleResponse(query.id, answer.ctypes.data, 4)])
 
     settings = lg.TestSettings()

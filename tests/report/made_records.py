@@ -1,7 +1,6 @@
 """Records of results, written through their types."""
 
 import json
-from pathlib import Path
 
 from builders import scores_of
 from cm4vllm import REHEARSAL_NOTICE
@@ -15,7 +14,7 @@ from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.run import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.records.searches.rate_search import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.records.server import Api, ServerRecord
-from cm4vllm.rules import Division, Mode, Scenario, Terms, terms
+from cm4vllm.rules import Mode, Scenario, terms
 
 SYSTEM = "1xXeon_vLLM-0.32.0"
 MODEL = "tiny-llama"
@@ -99,7 +98,7 @@ PROCESSES = [
 ]
 
 
-def client_of(folder: Path) -> ClientRecord:
+def client_of(folder):
     seen = json.loads((folder / "client.json").read_text())
     return ClientRecord(
         requests=seen["requests"],
@@ -113,7 +112,7 @@ def client_of(folder: Path) -> ClientRecord:
     )
 
 
-def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecord, **settings: object) -> RunRecord:
+def run_record(folder, scenario, mode, client, **settings):
     values: dict[str, object] = {
         "rehearsal": True,
         "terms": terms("v6.1", "llama3.1-8b", scenario, mode),
@@ -144,7 +143,7 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecor
     )
 
 
-def accuracy_record(values: dict[str, float], run: RunRecord, log: Path) -> AccuracyRecord:
+def accuracy_record(values, run, log):
     return AccuracyRecord(
         notice=run.notice,
         values=values,
@@ -160,7 +159,7 @@ def accuracy_record(values: dict[str, float], run: RunRecord, log: Path) -> Accu
     )
 
 
-def describe(out: Path, *, division: Division, submitter: str, **more: str) -> None:
+def describe(out, *, division, submitter, **more):
     write_json(
         out / "system" / "system.json",
         {
@@ -204,7 +203,7 @@ def describe(out: Path, *, division: Division, submitter: str, **more: str) -> N
     )
 
 
-def probe(number: int, rate: float, ttft: float | None, tpot: float) -> ProbeRecord:
+def probe(number, rate, ttft, tpot):
     limits = [
         LimitRecord(name=name, limit_ms=limit, over=0, within=1, low=0.9, high=1, p99_ms=p99)
         for name, limit, p99 in (("TTFT", 2000.0, ttft), ("TPOT", 100.0, tpot))
@@ -223,7 +222,7 @@ def probe(number: int, rate: float, ttft: float | None, tpot: float) -> ProbeRec
     )
 
 
-def published_records(folder: Path, run_terms: Terms, model: str) -> None:
+def published_records(folder, run_terms, model):
     scenario, mode = run_terms.scenario, run_terms.mode
     keys = ("rouge1", "rouge2", "rougeL", "tokens_per_sample")
     numbers, tokens = {

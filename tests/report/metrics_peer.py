@@ -10,11 +10,11 @@ from cm4vllm.campaign.rehearsal.metrics import Counts, Histogram, metrics_page
 class Peer(FakeVllm):
     """Shows the metrics of vLLM at /metrics: its requests are counted, the rest is what a server at work shows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(Behaviour(token_delay_s=0.002, metrics=self.page))
         self._looks = count(1)
 
-    def page(self) -> str:
+    def page(self):
         done, look = len(self.bodies), next(self._looks)
         timings = {name: Histogram() for name in ("queue", "prefill", "decode")}
         for timing, mean_s in zip(timings.values(), (0.001, 0.004, 0.12), strict=True):

@@ -2,7 +2,6 @@
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +15,7 @@ LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "x
 class Page(HTMLParser):
     """Reads a page strictly: every element is closed in order, and what it could load or run is noted."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
@@ -27,7 +26,7 @@ class Page(HTMLParser):
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         assert len({name for name, _ in attrs}) == len(attrs), (tag, attrs)
         self.elements.append((tag, dict(attrs)))
         if re.fullmatch("h[1-6]", tag):
@@ -35,27 +34,27 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open and self.open.pop() == tag, (tag, self.open, self.getpos())
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.open and self.open[-1] not in ("style", "caption"):
             self.texts.append(data)
         if self.open and self.open[-1] in ("h1", "h2"):
             self.titles.append(data)
 
     @property
-    def text(self) -> str:
+    def text(self):
         return " ".join(" ".join(self.texts).split())
 
-    def ids(self) -> list[str]:
+    def ids(self):
         return [a["id"] for _, a in self.elements if a.get("id")]  # type: ignore[misc]
 
 
-def traced(page: Page, *roots: Path) -> int:
+def traced(page, *roots):
     """Take each figure of a page back to its file and field, and return how many there are."""
     figures = [(float(a["value"] or ""), a["data-unit"], a["title"] or "") for tag, a in page.elements if tag == "data"]
     for value, unit, source in figures:
@@ -64,7 +63,7 @@ def traced(page: Page, *roots: Path) -> int:
     return len(figures)
 
 
-def read_back(source: str, unit: str, value: float, roots: tuple[Path, ...]) -> float:
+def read_back(source, unit, value, roots):
     """Return what a file has in a field, in a unit; of two that stand for the same, the one that the page has."""
     file, _, field = source.partition(": ")
     field, _, divisor = field.partition(", divided by ")
@@ -82,7 +81,7 @@ def read_back(source: str, unit: str, value: float, roots: tuple[Path, ...]) -> 
     return float(logged[0]) / {"ms": 1e6}.get(unit, 1) / float(divisor.partition(" ")[0] or 1)
 
 
-def tokens_of_a_sample(logged: dict[str, float]) -> float:
+def tokens_of_a_sample(logged):
     samples = logged["result_query_count"] * (logged.get("generated_samples_per_query") or 1)
     rate = next(value for key, value in logged.items() if key.endswith("tokens_per_second"))
     if "result_max_latency_ns" in logged:

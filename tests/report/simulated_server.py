@@ -14,14 +14,14 @@ class SimulatedServer:
     `times` has the moments of each query in ms: due, begun, first token, end, and the tokens of its answer.
     """
 
-    def __init__(self, *, sequences=64, step_ms=10.0, prefill_ms_per_token=0.01, kv_tokens=10**9) -> None:
+    def __init__(self, *, sequences=64, step_ms=10.0, prefill_ms_per_token=0.01, kv_tokens=10**9):
         self.sequences, self.step_ms = sequences, step_ms
         limits = {"max_num_seqs": sequences, "max_num_batched_tokens": 10**9, "kv_tokens": kv_tokens}
         times = {"step_s": step_ms / 1e3, "each_s": 0.0, "token_s": prefill_ms_per_token / 1e3, "noise": 0.0}
         self.system = ServerTimes(**times, **limits, max_model_len=10**6)
         self.times: list[tuple[float, float, float, float, int]] = []
 
-    def run(self, *, count=300, qps=0.0, prompt=100, answer=60) -> ServerMetrics:
+    def run(self, *, count=300, qps=0.0, prompt=100, answer=60):
         draw, batch = random.Random(1), Batch(self.system, repeat(1.0))
         gaps = [1000 * draw.expovariate(qps) if qps else 0.0 for _ in range(count)]
         answers = [draw.randint(answer // 2, 3 * answer // 2) for _ in range(count)]
@@ -59,10 +59,10 @@ class SimulatedServer:
             decode=self._timing(2, 3),
         )
 
-    def spans(self, begin: int, end: int) -> list[float]:
+    def spans(self, begin, end):
         """Return the times in ms between two moments of the queries, the shortest first."""
         return sorted(times[end] - times[begin] for times in self.times)
 
-    def _timing(self, begin: int, end: int) -> Timing:
+    def _timing(self, begin, end):
         spans = self.spans(begin, end)
         return Timing(requests=len(spans), mean_ms=sum(spans) / len(spans), p99_at_most_ms=None)

@@ -2,46 +2,35 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace as changed
 from simulated_server import SimulatedServer
 
 from cm4vllm.records.client import ProcessRecord, Spread
-from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import MachineLoad
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.tree_texts import measurement_readmes
-from cm4vllm.results.campaign_results import Report, load
+from cm4vllm.results.campaign_results import load
 from cm4vllm.results.campaign_results import load as load_results
 from cm4vllm.results.figures import Figure, Figures, Source
-from cm4vllm.results.judgement.bottlenecks import Cause, Why, why
+from cm4vllm.results.judgement.bottlenecks import Cause, why
 from cm4vllm.results.judgement.campaign_verdict import missing_scenarios, sentence
-from cm4vllm.results.model import Performance
 from cm4vllm.rules import Scenario
 
 
 @pytest.fixture(scope="session")
-def offline(real_runs: Path) -> Performance:
+def offline(real_runs):
     return load_results(real_runs).results[0].performance
 
 
 @pytest.fixture(scope="session")
-def paced(real_runs: Path) -> Performance:
+def paced(real_runs):
     return load_results(real_runs).results[1].performance
 
 
-def explained(
-    part: Performance,
-    server: SimulatedServer,
-    metrics: ServerMetrics,
-    *,
-    http_ms: float = 0.0,
-    load: MachineLoad | None = None,
-    **client: object,
-) -> Why | None:
+def explained(part, server, metrics, *, http_ms=0.0, load=None, **client):
     """Return what is said of a run of this server; `http_ms` pass outside of its engine, `load` is the machine's."""
     run = part.run
     argv = [*run.settings.server.argv, "--max-num-seqs", str(server.sequences)]
@@ -63,44 +52,42 @@ def explained(
     )
 
 
-def simulated(
-    part: Performance, *, qps: float = 0.0, prompt: int = 100, answer: int = 60, **limits: float
-) -> Why | None:
+def simulated(part, *, qps=0.0, prompt=100, answer=60, **limits):
     server = SimulatedServer(**limits)
     return explained(part, server, server.run(qps=qps, prompt=prompt, answer=answer))
 
 
-def test_a_run_at_once_with_every_sequence_at_work_is_bound_by_their_number(offline: Performance) -> None:
+def test_a_run_at_once_with_every_sequence_at_work_is_bound_by_their_number(offline):
     explanation = simulated(offline, sequences=32)
     assert explanation.cause is Cause.DECODE and "--max_num_seqs" in explanation.option
     assert any("32 of 32 sequences" in line for line in explanation.evidence)
 
 
-def test_a_run_at_once_below_the_servers_sequences_is_bound_by_the_step(offline: Performance) -> None:
+def test_a_run_at_once_below_the_servers_sequences_is_bound_by_the_step(offline):
     explanation = simulated(offline, sequences=1000, answer=300)
     assert explanation.cause is Cause.DECODE and "--tp_size" in explanation.option
 
 
-def test_of_more_prompt_tokens_than_generated_ones_decoding_alone_is_not_named(offline: Performance) -> None:
+def test_of_more_prompt_tokens_than_generated_ones_decoding_alone_is_not_named(offline):
     explanation = simulated(offline, sequences=1000, prompt=350, answer=300)
     assert explanation.cause is Cause.STEPS and "--tp_size" in explanation.option
     assert explanation.evidence[0].startswith("the server read 105,000 prompt tokens and generated ")
 
 
-def test_a_run_at_once_of_long_prompts_is_bound_by_prefill(offline: Performance) -> None:
+def test_a_run_at_once_of_long_prompts_is_bound_by_prefill(offline):
     explanation = simulated(offline, sequences=8, prompt=4000, answer=2, prefill_ms_per_token=0.2)
     assert explanation.cause is Cause.PREFILL and "--max_num_batched_tokens" in explanation.option
 
 
 @pytest.mark.parametrize("scenario", ["offline", "paced"])
-def test_a_small_kv_cache_is_named_with_its_preemptions(scenario: str, request: pytest.FixtureRequest) -> None:
+def test_a_small_kv_cache_is_named_with_its_preemptions(scenario, request):
     part = request.getfixturevalue(scenario)
     explanation = simulated(part, qps=0 if scenario == "offline" else 60, kv_tokens=2000)
     assert explanation.cause is Cause.KV_CACHE and "preempted" in explanation.words
     assert "--kv_cache_space" in explanation.option  # the option of the CPU backend, which this server runs
 
 
-def test_the_option_of_a_gpu_servers_kv_cache_is_another_one(offline: Performance) -> None:
+def test_the_option_of_a_gpu_servers_kv_cache_is_another_one(offline):
     run = changed(
         offline.run, settings=changed(offline.run.settings, server=changed(offline.run.settings.server, env={}))
     )
@@ -108,7 +95,7 @@ def test_the_option_of_a_gpu_servers_kv_cache_is_another_one(offline: Performanc
     assert "--gpu_memory_utilization" in explanation.option
 
 
-def test_a_rate_beyond_the_servers_sequences_is_bound_by_the_queue(paced: Performance) -> None:
+def test_a_rate_beyond_the_servers_sequences_is_bound_by_the_queue(paced):
     explanation = simulated(paced, qps=100, sequences=16)
     assert (
         explanation.cause is Cause.QUEUE
@@ -117,25 +104,25 @@ def test_a_rate_beyond_the_servers_sequences_is_bound_by_the_queue(paced: Perfor
     )
 
 
-def test_slow_steps_are_decoding(paced: Performance) -> None:
+def test_slow_steps_are_decoding(paced):
     explanation = simulated(paced, qps=10, sequences=64, step_ms=95)
     assert explanation.cause is Cause.DECODE
     assert any(line.startswith("TPOT p99") for line in explanation.evidence)
 
 
-def test_long_prompts_are_prefill(paced: Performance) -> None:
+def test_long_prompts_are_prefill(paced):
     explanation = simulated(
         paced, qps=0.2, sequences=64, step_ms=2, prompt=12000, answer=200, prefill_ms_per_token=0.15
     )
     assert explanation.cause is Cause.PREFILL
 
 
-def test_a_light_load_bounds_nothing(paced: Performance) -> None:
+def test_a_light_load_bounds_nothing(paced):
     explanation = simulated(paced, qps=5, sequences=64)
     assert explanation.cause is Cause.LOAD and "a higher --server_target_qps" in explanation.option
 
 
-def test_time_that_the_engine_does_not_explain_is_around_it(paced: Performance) -> None:
+def test_time_that_the_engine_does_not_explain_is_around_it(paced):
     """As on a host with too few processors: the engine's queue and prefill take 10 ms, TTFT 3 s."""
     server = SimulatedServer()
     explanation = explained(paced, server, server.run(qps=5), http_ms=3000)
@@ -143,14 +130,14 @@ def test_time_that_the_engine_does_not_explain_is_around_it(paced: Performance) 
     assert "are the engine's queue and prefill" in explanation.evidence[0]
 
 
-def test_a_late_client_is_the_client(paced: Performance) -> None:
+def test_a_late_client_is_the_client(paced):
     server, lag = SimulatedServer(), Spread(p50_ms=900, p99_ms=2500, max_ms=3000)
     late = ProcessRecord(name="worker 1", cpu_s=3, wall_s=3, peak_memory_mib=40, loop_lag=lag, issue_lag=lag)
     explanation = explained(paced, server, server.run(qps=5), http_ms=3000, processes=[late])
     assert explanation.cause is Cause.CLIENT
 
 
-def test_a_client_without_headroom_is_named_before_all_else(offline: Performance) -> None:
+def test_a_client_without_headroom_is_named_before_all_else(offline):
     server = SimulatedServer(sequences=32)
     check = changed(offline.run.client.self_check, capacity_qps=1.0)
     explanation = explained(offline, server, server.run(), self_check=check)
@@ -169,8 +156,8 @@ def test_a_client_without_headroom_is_named_before_all_else(offline: Performance
     ],
 )
 def test_other_work_that_takes_the_processors_is_named_before_the_server(
-    offline: Performance, paced: Performance, busy_s: float, own_s: float | None, stolen_s: float, bound: bool
-) -> None:
+    offline, paced, busy_s, own_s, stolen_s, bound
+):
     taken = MachineLoad(processors=2, wall_s=642.404, busy_s=busy_s, own_s=own_s, stolen_s=stolen_s)
     server = SimulatedServer(sequences=32)
     explanation = explained(offline, server, server.run(), load=taken)
@@ -180,7 +167,7 @@ def test_other_work_that_takes_the_processors_is_named_before_the_server(
     assert explained(paced, light, light.run(qps=5), load=taken).cause is Cause.LOAD
 
 
-def test_nothing_is_said_without_enough_evidence(offline: Performance, paced: Performance) -> None:
+def test_nothing_is_said_without_enough_evidence(offline, paced):
     assert why(offline) is None  # no metrics of the server
     server = SimulatedServer(sequences=32)
     metrics = server.run()
@@ -191,12 +178,12 @@ def test_nothing_is_said_without_enough_evidence(offline: Performance, paced: Pe
     assert why(replace(offline, run=None)) is None
 
 
-def test_prompts_that_are_read_between_the_steps_of_others_are_not_taken_for_decoding(offline: Performance) -> None:
+def test_prompts_that_are_read_between_the_steps_of_others_are_not_taken_for_decoding(offline):
     """A step that also reads prompts delays every running request: by the phases alone that cannot be told apart."""
     assert simulated(offline, sequences=64, prompt=4000, answer=4, prefill_ms_per_token=0.2) is None
 
 
-def test_nothing_is_said_where_no_phase_stands_out(offline: Performance) -> None:
+def test_nothing_is_said_where_no_phase_stands_out(offline):
     server = SimulatedServer(sequences=300)
     metrics = server.run()
     even = changed(
@@ -209,11 +196,11 @@ def test_nothing_is_said_where_no_phase_stands_out(offline: Performance) -> None
 
 
 @pytest.fixture
-def report(single_stream: Path) -> Report:
+def report(single_stream):
     return load(single_stream)
 
 
-def test_its_figure_is_the_90th_percentile_of_the_latency(report: Report) -> None:
+def test_its_figure_is_the_90th_percentile_of_the_latency(report):
     part = report.results[0].performance
     assert part.valid and part.metric.name == "latency_p90"
     assert part.metric.source.field == "result_90.00_percentile_latency_ns"
@@ -223,7 +210,7 @@ def test_its_figure_is_the_90th_percentile_of_the_latency(report: Report) -> Non
     assert missing_scenarios(report) == [Scenario.OFFLINE]
 
 
-def test_its_pages_name_the_expected_latency_and_no_target_rate(report: Report) -> None:
+def test_its_pages_name_the_expected_latency_and_no_target_rate(report):
     write_summary(report)
     words = "1.33 x the mean latency of SingleStream latency, 18.75 ms"
     for page in (report.page.read_text(), measurement_readmes(report)[Scenario.SINGLE_STREAM]):
@@ -233,9 +220,7 @@ def test_its_pages_name_the_expected_latency_and_no_target_rate(report: Report) 
 
 
 @pytest.mark.parametrize(("prompt_tokens", "answer", "cause"), [(100, 60, Cause.DECODE), (9000, 4, Cause.PREFILL)])
-def test_what_bound_it_is_the_phase_that_takes_most_of_a_request(
-    report: Report, prompt_tokens: int, answer: int, cause: Cause
-) -> None:
+def test_what_bound_it_is_the_phase_that_takes_most_of_a_request(report, prompt_tokens, answer, cause):
     metrics = SimulatedServer().run(qps=0.05, prompt=prompt_tokens, answer=answer)
     part = report.results[0].performance
     explanation = why(replace(part, run=changed(part.run, server_metrics=metrics)))

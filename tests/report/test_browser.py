@@ -72,7 +72,7 @@ FRAME = """<!DOCTYPE html><title>-</title>
 
 
 @pytest.fixture
-def page(measured_runs: Path, searched: Path, tmp_path: Path) -> Path:
+def page(measured_runs, searched, tmp_path):
     """A page with all pictures, that of a search among them."""
     out = Path(shutil.copytree(measured_runs, tmp_path / "measured"))
     shutil.copytree(searched / "search", out / "search")
@@ -86,9 +86,7 @@ A4_PIXELS = int((210 - 2 * 12) / 25.4 * 96)
 
 
 @pytest.mark.parametrize(("width", "printed"), [(360, False), (1280, False), (A4_PIXELS, True)])
-def test_nothing_is_wider_than_the_screen_or_paper_and_no_words_are_broken_or_crossed(
-    page: Path, tmp_path: Path, width: int, printed: bool
-) -> None:
+def test_nothing_is_wider_than_the_screen_or_paper_and_no_words_are_broken_or_crossed(page, tmp_path, width, printed):
     if printed:  # as on the screen; nothing scrolls on paper
         assert "@page { size: A4; margin: 13mm 12mm; }" in CSS
         page.write_text(page.read_text(encoding="utf-8").replace("@media print", "@media screen"), encoding="utf-8")
@@ -100,7 +98,7 @@ def test_nothing_is_wider_than_the_screen_or_paper_and_no_words_are_broken_or_cr
     assert "CONSOLE" not in done.stderr
 
 
-def test_it_prints_without_an_error_and_on_few_pages(page: Path, tmp_path: Path) -> None:
+def test_it_prints_without_an_error_and_on_few_pages(page, tmp_path):
     done = chromium(tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}", page.as_uri())
     assert "CONSOLE" not in done.stderr
     pdf = (tmp_path / "page.pdf").read_bytes()
@@ -112,14 +110,14 @@ def test_it_prints_without_an_error_and_on_few_pages(page: Path, tmp_path: Path)
         assert drawn(pdf, sheet).count(b"Tj") + drawn(pdf, sheet).count(b"TJ") > 20  # texts: no page is empty
 
 
-def drawn(pdf: bytes, page: bytes) -> bytes:
+def drawn(pdf, page):
     """Return what is drawn on a page of a PDF file."""
     (number,) = re.findall(rb"/Contents (\d+) 0 R", page)
     begin = pdf.index(b"stream", pdf.index(b"\n" + number + b" 0 obj")) + len(b"stream")
     return zlib.decompress(pdf[begin : pdf.index(b"endstream", begin)].lstrip(b"\r\n"))
 
 
-def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_magic: Path, tmp_path: Path) -> None:
+def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_magic, tmp_path):
     index = read_index(neural_magic.parents[1], tmp_path / "kept")
     (tmp_path / "page.html").write_text(explorer_page(index), encoding="utf-8")
     frame = tmp_path / "frame.html"
@@ -142,7 +140,7 @@ def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_ma
 
 
 @pytest.mark.parametrize("width", [360, 703, 1000, 1280])
-def test_every_column_of_published_results_lies_on_the_screen(neural_magic: Path, tmp_path: Path, width: int) -> None:
+def test_every_column_of_published_results_lies_on_the_screen(neural_magic, tmp_path, width):
     index = read_index(neural_magic.parents[1], tmp_path / "kept")
     rows = [
         replace(
@@ -167,13 +165,13 @@ def test_every_column_of_published_results_lies_on_the_screen(neural_magic: Path
     assert columns == 16 and right <= width
 
 
-def test_the_picture_of_the_readme_is_small() -> None:
+def test_the_picture_of_the_readme_is_small():
     root = Path(__file__).parents[2]
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (root / "README.md").read_text(encoding="utf-8"))
     assert pictures and all((root / picture).stat().st_size < PICTURE_BYTES for picture in pictures)
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     digits = colour.lstrip("#")
     digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
     parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
@@ -181,19 +179,19 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(first: str, other: str) -> float:
+def contrast(first, other):
     low, high = sorted((luminance(first), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
-def schemes() -> dict[str, dict[str, str]]:
+def schemes():
     blocks = re.findall(r":root \{(.*?)\}", CSS, re.S)
     colours = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", block)) for block in blocks]
     return dict(zip(("light", "dark", "print"), colours, strict=True))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
-def test_colours_have_the_contrast_of_wcag_aa(scheme: str) -> None:
+def test_colours_have_the_contrast_of_wcag_aa(scheme):
     colours = schemes()[scheme]
     for ground in ("paper", "panel"):
         for text in ("ink", "soft", "good", "bad", "open"):

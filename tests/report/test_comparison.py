@@ -30,7 +30,7 @@ def row(comparison, scenario, name):
 
 
 @pytest.fixture(scope="session")
-def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def two(real_runs, tmp_path_factory):
     """A rehearsal, and another in which the server had another option and each answer took twice as long."""
     first, other = (Path(shutil.copytree(real_runs, tmp_path_factory.mktemp(name) / "test")) for name in "ab")
     for path in other.glob("runs/*/*/*/*/run.json"):
@@ -55,7 +55,7 @@ def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return first, other
 
 
-def test_figures_come_before_the_settings_that_differ_and_the_others_are_counted(two) -> None:
+def test_figures_come_before_the_settings_that_differ_and_the_others_are_counted(two):
     comparison = compare_paths(two)
     assert [(difference.group, difference.name, difference.values) for difference in comparison.differences] == [
         (Group.OPTIONS, "--max-num-seqs", ("", "4"))
@@ -68,7 +68,7 @@ def test_figures_come_before_the_settings_that_differ_and_the_others_are_counted
     assert any(line.startswith("WARNING A: REHEARSAL") for line in text)
 
 
-def test_rates_are_also_per_accelerator_where_all_systems_state_how_many(neural_magic: Path) -> None:
+def test_rates_are_also_per_accelerator_where_all_systems_state_how_many(neural_magic):
     names = ("vLLM_8xL40S", "GO_2xRTX4090")
     systems = [next((neural_magic / "results").glob(f"{name}*")) for name in names]
     comparison = compare_paths(systems)
@@ -87,7 +87,7 @@ def test_rates_are_also_per_accelerator_where_all_systems_state_how_many(neural_
     assert page.index('id="figures"') < page.index('id="settings"') < page.index("</main>")
 
 
-def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(two) -> None:
+def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(two):
     comparison = compare_paths(two)
     median = row(comparison, "Server", "ttft p50")
     assert median.cells[1].shift and median.cells[1].interval
@@ -104,7 +104,7 @@ def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(
 
 
 @pytest.fixture(scope="session")
-def capsules(two, tmp_path_factory) -> tuple[Path, Path]:
+def capsules(two, tmp_path_factory):
     """The capsules of both."""
     folder = tmp_path_factory.mktemp("capsules")
     for name, out in zip("ab", two, strict=True):
@@ -112,7 +112,7 @@ def capsules(two, tmp_path_factory) -> tuple[Path, Path]:
     return folder / "a.yaml", folder / "b.yaml"
 
 
-def test_a_capsule_has_its_recorded_figures_and_intervals_beside_a_run(two, capsules) -> None:
+def test_a_capsule_has_its_recorded_figures_and_intervals_beside_a_run(two, capsules):
     comparison = compare_paths([capsules[0], two[0], capsules[1]])
     assert [(difference.group, difference.name, difference.values) for difference in comparison.differences] == [
         (Group.OPTIONS, "--max-num-seqs", ("", "", "4"))
@@ -137,13 +137,13 @@ def test_a_capsule_has_its_recorded_figures_and_intervals_beside_a_run(two, caps
     assert median[2].shift == live  # a capsule and the folder that it was made of cannot disagree
 
 
-def test_a_file_that_is_no_capsule_is_refused(two, tmp_path: Path) -> None:
+def test_a_file_that_is_no_capsule_is_refused(two, tmp_path):
     (tmp_path / "rerun.yaml").write_text("schema: 2\nround: v6.1\n")
     with pytest.raises(UsageError, match="is not a capsule"):
         compare_paths([tmp_path / "rerun.yaml", two[0]])
 
 
-def test_every_figure_of_the_object_is_in_loadgens_log(two) -> None:
+def test_every_figure_of_the_object_is_in_loadgens_log(two):
     made = as_object(compare_paths(two))
     checked = 0
     for result in made["results"]:
@@ -159,7 +159,7 @@ def test_every_figure_of_the_object_is_in_loadgens_log(two) -> None:
     assert checked >= 24
 
 
-def test_the_page_has_the_same_figures_and_runs_nothing(two, tmp_path: Path) -> None:
+def test_the_page_has_the_same_figures_and_runs_nothing(two, tmp_path):
     done = report_comparison(",".join(map(str, two)), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<script" not in page and not re.search(r"url\(|@import| (src|href)=", page) and len(page) < 100_000
@@ -176,7 +176,7 @@ def test_the_page_has_the_same_figures_and_runs_nothing(two, tmp_path: Path) -> 
     ]
 
 
-def test_published_results_have_no_uncertainty_but_that_of_their_percentiles(neural_magic: Path) -> None:
+def test_published_results_have_no_uncertainty_but_that_of_their_percentiles(neural_magic):
     comparison = compare_paths([neural_magic / "results" / SYSTEMS.format(name) for name in ("FP8", "GPTQ")])
     assert [difference.values for difference in comparison.differences if difference.name == "weight data types"] == [
         ("fp8", "int4")
@@ -191,7 +191,7 @@ def test_published_results_have_no_uncertainty_but_that_of_their_percentiles(neu
     assert any("~" in line for line in as_text(comparison) if line.startswith("tpot p99"))
 
 
-def test_a_tree_a_submitter_a_system_and_a_model_can_be_opened(neural_magic: Path, real_runs: Path) -> None:
+def test_a_tree_a_submitter_a_system_and_a_model_can_be_opened(neural_magic, real_runs):
     whole = open_results(neural_magic.parents[1])
     assert [len(submission.results) for submission in (*whole, *open_results(neural_magic))] == [10, 10]
     system = neural_magic / "results" / SYSTEMS.format("GPTQ")
@@ -203,7 +203,7 @@ def test_a_tree_a_submitter_a_system_and_a_model_can_be_opened(neural_magic: Pat
     assert open_results(model) == open_results(model.parent) == (runs,)
 
 
-def test_what_cannot_be_compared_is_refused_with_the_reason(real_runs: Path, neural_magic: Path, tmp_path) -> None:
+def test_what_cannot_be_compared_is_refused_with_the_reason(real_runs, neural_magic, tmp_path):
     with pytest.raises(UsageError, match="one result alone"):
         compare_paths([real_runs])
     with pytest.raises(UsageError, match="nothing to compare"):
@@ -216,7 +216,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(real_runs: Path, neu
         compare_paths([tmp_path / "missing", real_runs])
 
 
-def test_what_one_result_does_not_state_is_no_difference() -> None:
+def test_what_one_result_does_not_state_is_no_difference():
     ours = {(Group.OPTIONS, "--a"): "1", (Group.MEASURED, "dataset"): "x", (Group.SYSTEM, "cooling"): "air"}
     bare = {(Group.OPTIONS, "command"): "vllm", (Group.MEASURED, "round"): "v6.1", (Group.SYSTEM, "cooling"): "water"}
     rows = compare_settings({"Offline": [ours, bare, {}]})
@@ -228,7 +228,7 @@ def test_what_one_result_does_not_state_is_no_difference() -> None:
     assert not any(row.equal or row.stated for row in rows)
 
 
-def test_a_scenario_has_those_results_alone_that_have_it(neural_magic: Path, two) -> None:
+def test_a_scenario_has_those_results_alone_that_have_it(neural_magic, two):
     consumer = neural_magic / "results" / "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"
     comparison = compare_paths([neural_magic / "results" / SYSTEMS.format("FP8"), consumer])
     assert [side.name for side in comparison.sides] == ["A", "B", "C", "D"]
@@ -240,7 +240,7 @@ def test_a_scenario_has_those_results_alone_that_have_it(neural_magic: Path, two
     assert any("D against C" in line for line in as_text(comparison))
 
 
-def changed_server(folder: Path, change) -> Path:
+def changed_server(folder, change):
     """Change the run records of results, and return their folder."""
     for path in folder.glob("runs/*/*/*/*/run.json"):
         run = read_record(path, RunRecord)
@@ -250,10 +250,10 @@ def changed_server(folder: Path, change) -> Path:
 
 @pytest.mark.parametrize("side", ["A", "B"])
 @pytest.mark.parametrize("kind", [{"at_once": 10**6}, {"longest_connect_s": 1.2}])
-def test_no_difference_of_a_doubtful_run_is_called_real(two, tmp_path: Path, side: str, kind) -> None:
+def test_no_difference_of_a_doubtful_run_is_called_real(two, tmp_path, side, kind):
     assert row(compare_paths(two), "Server", "ttft p50").cells[1].shift.verdict is Verdict.REAL
 
-    def doubted(run: RunRecord) -> RunRecord:
+    def doubted(run):
         return replace(run, client=replace(run.client, **kind))
 
     sides = list(two)
@@ -268,9 +268,9 @@ def test_no_difference_of_a_doubtful_run_is_called_real(two, tmp_path: Path, sid
 
 
 @pytest.mark.parametrize("name", ["max-num-seqs", "max-num-batched-tokens", "enforce-eager"])
-def test_options_that_servers_of_others_state_are_settings_that_differ(two, tmp_path: Path, name: str) -> None:
+def test_options_that_servers_of_others_state_are_settings_that_differ(two, tmp_path, name):
     def by_hand(value):
-        def change(run: RunRecord) -> RunRecord:
+        def change(run):
             options = {"max-num-seqs": 16, "model": "/srv/private/model", name: value}
             server = replace(run.settings.server, owned=False, argv=[], env={}, options=options)
             return replace(run, settings=replace(run.settings, server=server))
@@ -290,8 +290,8 @@ def test_options_that_servers_of_others_state_are_settings_that_differ(two, tmp_
 @pytest.mark.parametrize(
     "options", [{"block-size": 16}, {}, {"enable-prefix-caching": False, "gpu-memory-utilization": 0.9}]
 )
-def test_where_servers_of_others_state_no_options_their_switch_is_named(two, tmp_path: Path, options) -> None:
-    def silent(run: RunRecord) -> RunRecord:
+def test_where_servers_of_others_state_no_options_their_switch_is_named(two, tmp_path, options):
+    def silent(run):
         server = replace(run.settings.server, owned=False, argv=[], env={}, options=options)
         return replace(run, settings=replace(run.settings, server=server))
 

@@ -6,7 +6,7 @@ import pytest
 
 from cm4vllm.common import number_texts
 from cm4vllm.records.server import ContainerRecord, ServerRecord
-from cm4vllm.report import server_commands
+from cm4vllm.report import reproduction
 from cm4vllm.results import figure_texts
 
 
@@ -21,12 +21,12 @@ from cm4vllm.results import figure_texts
         (0, "0"),
     ],
 )
-def test_numbers_keep_their_digits(value: float, text: str) -> None:
+def test_numbers_keep_their_digits(value, text):
     assert number_texts.number(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(1871.84, "1,871.84"), (6.31405, "6.31"), (0.0312, "0.0312"), (0, "0.00")])
-def test_slow_rates_keep_significant_digits(value: float, text: str) -> None:
+def test_slow_rates_keep_significant_digits(value, text):
     assert number_texts.rate(value) == text
 
 
@@ -40,20 +40,20 @@ def test_slow_rates_keep_significant_digits(value: float, text: str) -> None:
         (0.0, "none left"),
     ],
 )
-def test_headroom_is_never_rounded_to_all_or_nothing(value: float, text: str) -> None:
+def test_headroom_is_never_rounded_to_all_or_nothing(value, text):
     assert figure_texts.headroom(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0225, "0.0225 s"), (3892.3, "3,892.3 s (64.9 min)"), (31.5, "31.5 s")])
-def test_seconds(value: float, text: str) -> None:
+def test_seconds(value, text):
     assert number_texts.seconds(value) == text
 
 
-def test_a_time_is_told_in_utc() -> None:
+def test_a_time_is_told_in_utc():
     assert number_texts.when("2026-11-20T11:59:30+02:00") == "2026-11-20 09:59 UTC"
 
 
-def test_milliseconds_show_what_says_something() -> None:
+def test_milliseconds_show_what_says_something():
     shown = [number_texts.ms(value) for value in (0.00434, 5.384, 76.86, 319.46, 4147.7)]
     assert shown == ["0.00434", "5.38", "76.9", "319.5", "4,148"]
 
@@ -61,11 +61,11 @@ def test_milliseconds_show_what_says_something() -> None:
 SERVER = ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", owned=True)
 
 
-def test_the_servers_command_is_the_same_command_to_a_shell(tmp_path: Path) -> None:
+def test_the_servers_command_is_the_same_command_to_a_shell(tmp_path):
     folder = str(tmp_path / "it's a model")
     words = ["%s\\n", "plain", "--a=b c", f"--model={folder}", f"{folder}/sub dir", "--x", '$HOME "q"', "-1"]
     server = msgspec.structs.replace(SERVER, argv=["/usr/bin/printf", *words], env={"SOME": "a b"})
-    line = server_commands.server_command(server, folder)
+    line = reproduction.server_command(server, folder)
     assert folder not in line and line.count("\n") >= 3
     shown = subprocess.run(
         ["bash", "-c", line], env={"MODEL": folder, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
@@ -73,9 +73,9 @@ def test_the_servers_command_is_the_same_command_to_a_shell(tmp_path: Path) -> N
     assert shown.splitlines() == words[1:]
 
 
-def test_secrets_are_left_out() -> None:
+def test_secrets_are_left_out():
     argv = ["vllm", "--api-key", "sk-1", "--hf_token=sk-2", "--max-num-batched-tokens=2048", "--seed", "1"]
-    line = server_commands.server_command(
+    line = reproduction.server_command(
         msgspec.structs.replace(SERVER, argv=argv, env={"HF_TOKEN": "sk-3", "OMP_NUM_THREADS": "2"}), ""
     )
     assert "sk-" not in line
@@ -86,11 +86,11 @@ def test_secrets_are_left_out() -> None:
     assert "--max-num-batched-tokens=2048" in line and "OMP_NUM_THREADS=2" in line
 
 
-def test_a_typed_command_names_no_folder_and_no_server_of_this_machine() -> None:
+def test_a_typed_command_names_no_folder_and_no_server_of_this_machine():
     server = msgspec.structs.replace(
         SERVER, endpoint="http://gpu07.lab.example:8000", replicas=["http://10.1.2.3:8000"]
     )
-    line = server_commands.typed_command(
+    line = reproduction.typed_command(
         "cm run script --tags=a,b --output_dir=/home/alice/results --path=/home/alicebob "
         "--api_server=http://gpu07.lab.example:8000,http://10.1.2.3:8000",
         server,
@@ -100,13 +100,13 @@ def test_a_typed_command_names_no_folder_and_no_server_of_this_machine() -> None
         '--path="${GIVEN_PATH:?}"',
         '--api_server="${API_SERVER:?},${API_SERVER_2:?}"',
     ]
-    assert server_commands.typed_command("cm --api_server=http://127.0.0.1:8000", SERVER).endswith(
+    assert reproduction.typed_command("cm --api_server=http://127.0.0.1:8000", SERVER).endswith(
         "=http://127.0.0.1:8000"
     )
-    assert server_commands.typed_command("not 'closed", SERVER) == "not 'closed"
+    assert reproduction.typed_command("not 'closed", SERVER) == "not 'closed"
 
 
-def test_the_command_of_a_container_has_the_models_variable_in_its_mount() -> None:
+def test_the_command_of_a_container_has_the_models_variable_in_its_mount():
     container = ContainerRecord(
         engine="podman",
         engine_version="4.3.1",
@@ -118,16 +118,16 @@ def test_the_command_of_a_container_has_the_models_variable_in_its_mount() -> No
         passed=["HF_TOKEN"],
     )
     server = msgspec.structs.replace(SERVER, argv=["python3", "serve", "/models/m"], container=container)
-    assert server_commands.container_command(server, "/models/m").replace(" \\\n   ", "") == (
+    assert reproduction.container_command(server, "/models/m").replace(" \\\n   ", "") == (
         "podman run --rm --network=host --device=nvidia.com/gpu=all "
         '--volume="${MODEL:?}:${MODEL:?}:ro" --env HF_TOKEN --entrypoint=python3 docker.io/vllm@sha256:12 '
         'serve "${MODEL:?}"'
     )
-    assert server_commands.container_command(SERVER, "/models/m") == ""
+    assert reproduction.container_command(SERVER, "/models/m") == ""
 
 
-def test_the_servers_command_names_no_folder_of_this_machine() -> None:
-    plugin = Path(server_commands.__file__).parents[1] / "serving" / "options" / "fp8_plugin"
+def test_the_servers_command_names_no_folder_of_this_machine():
+    plugin = Path(reproduction.__file__).parents[1] / "serving" / "options" / "fp8_plugin"
     server = ServerRecord(
         endpoint="",
         model_name="m",
@@ -137,7 +137,7 @@ def test_the_servers_command_names_no_folder_of_this_machine() -> None:
         argv=["/v/bin/python", "serve", "/models/m", "--chat-template", "/srv/t.jinja"],
         env={"PYTHONPATH": str(plugin)},
     )
-    line = server_commands.server_command(server, "/models/m")
+    line = reproduction.server_command(server, "/models/m")
     assert line == (
         'PYTHONPATH="${CM4VLLM:?}/serving/options/fp8_plugin" \\\n    python serve "${MODEL:?}" \\\n'
         '    --chat-template "${CHAT_TEMPLATE:?}"'

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace as changed
@@ -15,11 +14,11 @@ SYSTEM = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
 
 
 @pytest.fixture(scope="session")
-def published(neural_magic: Path, tmp_path_factory: pytest.TempPathFactory) -> Index:
+def published(neural_magic, tmp_path_factory):
     return read_index(neural_magic.parents[1], tmp_path_factory.mktemp("kept"))
 
 
-def test_a_valid_result_has_a_place_per_accelerator(published: Index, neural_magic: Path) -> None:
+def test_a_valid_result_has_a_place_per_accelerator(published, neural_magic):
     (mine,) = open_results(neural_magic / "results" / SYSTEM)
     (result,) = mine.results
     own = row_of(mine, result)
@@ -50,7 +49,7 @@ def test_a_valid_result_has_a_place_per_accelerator(published: Index, neural_mag
     assert "not valid" in place(mine, slow, published).words
 
 
-def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_magic: Path) -> None:
+def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_magic):
     (mine,) = open_results(neural_magic / "results" / SYSTEM)
     (result,) = mine.results
     own = row_of(mine, result)
@@ -93,13 +92,13 @@ def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_m
     assert metered[0].source.endswith(", divided by 300 W")  # an index of before names no meter
 
 
-def test_a_rehearsal_has_no_place_and_says_why(published: Index, real_runs: Path) -> None:
+def test_a_rehearsal_has_no_place_and_says_why(published, real_runs):
     (mine,) = open_results(real_runs)
     rank = place(mine, mine.results[0], published)
     assert rank.words.endswith(": no place among published results, because these runs are no result.")
 
 
-def test_every_result_of_the_kind_counts_whatever_its_system_is_called(neural_magic: Path, tmp_path: Path) -> None:
+def test_every_result_of_the_kind_counts_whatever_its_system_is_called(neural_magic, tmp_path):
     home = tmp_path / "round" / "open" / neural_magic.name
     shutil.copytree(neural_magic, home, copy_function=shutil.copyfile)
     for path in [home, *home.rglob("*")]:

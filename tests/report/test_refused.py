@@ -1,7 +1,5 @@
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ from cm4vllm.rules import Division, ExecutionMode, Scenario
 Change = Callable[..., None]
 
 
-def run_file(out: Path, scenario: str, mode: str) -> Path:
+def run_file(out, scenario, mode):
     return next(out.glob(f"runs/*/*/{scenario}/{mode}")) / RUN_FILE
 
 
@@ -46,29 +44,15 @@ def run_file(out: Path, scenario: str, mode: str) -> Path:
         ({"files": {"mlperf_log_summary.txt": "00" * 32}}, "is not the log of the run beside it"),
     ],
 )
-def test_a_run_that_does_not_fit_is_refused(out: Path, change: Change, fields: dict[str, Any], says: str) -> None:
+def test_a_run_that_does_not_fit_is_refused(out, change, fields, says):
     change(run_file(out, "Server", "performance"), RunRecord, **fields)
     with pytest.raises(SubmissionError) as caught:
         load(out)
     assert says in str(caught.value)
 
 
-def test_twice_the_tokens_are_told_from_64_bit_tokens(out: Path, change: Change) -> None:
-    path = run_file(out, "Offline", "accuracy").with_name(ACCURACY_FILE)
-    change(path, AccuracyRecord, tokens=2 * read_record(path, AccuracyRecord).tokens)
-    with pytest.raises(SubmissionError, match="tokens a sample") as caught:
-        load(out)
-    assert "64-bit" in caught.value.cause
-
-
-def test_scores_of_another_log_are_refused(out: Path, change: Change) -> None:
-    change(run_file(out, "Offline", "accuracy").with_name(ACCURACY_FILE), AccuracyRecord, log_sha256="00" * 32)
-    with pytest.raises(SubmissionError, match="are those of another log"):
-        load(out)
-
-
 @pytest.mark.parametrize("part", ["lower", "upper", "met", "absent"])
-def test_targets_of_another_variant_are_refused(out: Path, change: Change, part: str) -> None:
+def test_targets_of_another_variant_are_refused(out, change, part):
     from msgspec.structs import replace
 
     path = run_file(out, "Server", "accuracy").with_name(ACCURACY_FILE)
@@ -96,16 +80,14 @@ def test_targets_of_another_variant_are_refused(out: Path, change: Change, part:
         ({"submitter": "Someone"}, "the system description's submitter is not-stated"),
     ],
 )
-def test_a_campaign_that_is_not_of_these_runs_is_refused(
-    out: Path, change: Change, fields: dict[str, Any], says: str
-) -> None:
+def test_a_campaign_that_is_not_of_these_runs_is_refused(out, change, fields, says):
     change(out / CAMPAIGN_FILE, CampaignRecord, **fields)
     with pytest.raises(SubmissionError) as caught:
         load(out)
     assert says in str(caught.value)
 
 
-def test_a_mapped_model_has_no_place_in_the_closed_division(out: Path, change: Change) -> None:
+def test_a_mapped_model_has_no_place_in_the_closed_division(out, change):
     change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED, command="cm run script")
     (out / "system" / "system.json").unlink()
     load(out)  # a rehearsal is no result
@@ -115,32 +97,7 @@ def test_a_mapped_model_has_no_place_in_the_closed_division(out: Path, change: C
         load(out)
 
 
-def test_a_short_log_cannot_be_passed_off_as_a_result(out: Path, change: Change) -> None:
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__rehearsal=False, notice="")
-    for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
-        change(path, AccuracyRecord, notice="")
-    (out / CAMPAIGN_FILE).unlink()
-    with pytest.raises(SubmissionError) as caught:
-        load(out)
-    assert "a result needs a minimum duration of 600 s" in str(caught.value)
-
-
-def test_a_log_of_another_rounds_seeds_is_refused(out: Path, change: Change) -> None:
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__terms__round="v5.1")
-    (out / CAMPAIGN_FILE).unlink()
-    with pytest.raises(SubmissionError) as caught:
-        load(out)
-    assert "are not those of round v5.1" in str(caught.value)
-
-
-def test_a_published_log_fits_its_records(published: Path) -> None:
-    """Tokens/s and samples/s of an hour's run agree within what LoadGen's six digits allow."""
-    assert load(published).results
-
-
-def test_a_target_that_nobody_gave_is_loadgens_own(out: Path, change: Change) -> None:
+def test_a_target_that_nobody_gave_is_loadgens_own(out, change):
     change(run_file(out, "Offline", "performance"), RunRecord, settings__target_qps=0.0)
     performance = load(out).results[0].performance
     assert performance is not None and performance.target_source == "LoadGen's default"
@@ -152,7 +109,7 @@ PIECES = [
 ]
 
 
-def test_answers_that_came_in_pieces_are_of_the_open_division(out: Path, change: Change) -> None:
+def test_answers_that_came_in_pieces_are_of_the_open_division(out, change):
     change(run_file(out, "Server", "accuracy"), RunRecord, pieces=PIECES)
     (submission,) = [read_runs(out, chosen_folder(out))]
     (finding,) = [candidate for candidate in findings(submission) if candidate.code == "ANSWERS-IN-PIECES"]
@@ -170,20 +127,20 @@ def test_answers_that_came_in_pieces_are_of_the_open_division(out: Path, change:
 SIMULATION = Simulation(profile="p", title="a machine", sha256="0", seed=0, faults="", source="none", system={})
 
 
-def broken(out: Path, change: Change) -> dict[str, Callable[[], object]]:
+def broken(out, change):
     """Return for the code of each check how the rehearsal in `out` is made to break its rule."""
     server, offline = run_file(out, "Server", "performance"), run_file(out, "Offline", "performance")
     scores = run_file(out, "Server", "accuracy").with_name(ACCURACY_FILE)
     system = out / SYSTEM_FILE
 
-    def run(**fields: Any) -> Callable[[], None]:
+    def run(**fields):
         return lambda: change(server, RunRecord, **fields)
 
-    def everywhere(**fields: Any) -> None:
+    def everywhere(**fields):
         for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
             change(path, RunRecord, **fields)
 
-    def closed(**fields: Any) -> None:
+    def closed(**fields):
         everywhere(**fields)
         change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED)
 
@@ -223,7 +180,7 @@ OF_RUNS = [code for code, check in CHECKS.items() if check.stage in (Stage.ALWAY
 
 
 @pytest.mark.parametrize("code", OF_RUNS)
-def test_every_check_finds_what_it_is_for_and_nothing_in_a_good_folder(out: Path, change: Change, code: str) -> None:
+def test_every_check_finds_what_it_is_for_and_nothing_in_a_good_folder(out, change, code):
     folder = chosen_folder(out)
     for accuracy in out.glob("runs/*/*/*/accuracy"):
         (accuracy / ACCURACY_TEXT).write_text("")

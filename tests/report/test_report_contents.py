@@ -15,44 +15,29 @@ from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.number_texts import number, rate
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.units import SamplesPerSecond, TokensPerSecond
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.checker import CheckerRecord
 from cm4vllm.records.energy import CountedEnergy, RunEnergy, Scope
-from cm4vllm.records.metrics import ServerMetrics
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.software import SoftwareRecord
-from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.final_table import final_table
+from cm4vllm.report.pictures.power_pictures import energy_notes, energy_table, energy_words
 from cm4vllm.report.summary import render
 from cm4vllm.report.tree_texts import block, code, escape, measurement_readmes
-from cm4vllm.results.campaign_results import Report, load
+from cm4vllm.results.campaign_results import load
 from cm4vllm.results.energy_figures import ENERGY_LABELS, energy_figures
 from cm4vllm.results.judgement.campaign_verdict import findings
-from cm4vllm.results.model import Performance
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.capsule.comparison import compare_paths
 
 Change = Callable[..., None]
 
 
-def folder_of(out: Path, scenario: str, mode: str) -> Path:
+def folder_of(out, scenario, mode):
     return next(out.glob(f"runs/*/*/{scenario}/{mode}"))
 
 
-def by_scenario(report: Report) -> dict[Scenario, object]:
-    return {measurement.scenario: measurement for measurement in report.results}
-
-
-def test_a_rehearsal_is_read_whole(real_runs: Path) -> None:
-    report = load(real_runs)
-    assert [m.scenario for m in report.results] == [Scenario.OFFLINE, Scenario.SERVER]
-    assert report.rehearsal and report.notice == "REHEARSAL, NOT A RESULT"
-    assert report.mapped and report.division == "open" and report.round == "v6.1"
-    assert all(len(m.runs) == 2 for m in report.results)
-
-
-def test_latencies_lie_where_the_server_put_them(real_runs: Path) -> None:
+def test_latencies_lie_where_the_server_put_them(real_runs):
     server = load(real_runs).results[1].performance
     assert server is not None
     ttft, tpot = server.latencies
@@ -62,31 +47,7 @@ def test_latencies_lie_where_the_server_put_them(real_runs: Path) -> None:
     assert ttft.met and ttft.headroom == pytest.approx(1 - ttft.p99 / 2000)
 
 
-def test_offline_has_no_latencies(real_runs: Path) -> None:
-    offline = load(real_runs).results[0].performance
-    assert offline is not None and offline.latencies == ()
-
-
-def test_a_published_rate_keeps_its_unit(published: Path) -> None:
-    """The pages made of these logs said 1871.84 samples/s and 1954.36 queries/s."""
-    offline, server = (m.performance for m in load(published).results if m.performance)
-    assert isinstance(offline.samples_per_second, SamplesPerSecond)
-    assert isinstance(offline.tokens_per_second, TokensPerSecond)
-    assert str(offline.samples_per_second) == "6.31 samples/s" and str(offline.tokens_per_second) == "1,871.84 tokens/s"
-    assert str(server.samples_per_second) == "6.89 samples/s" and str(server.tokens_per_second) == "1,954.36 tokens/s"
-
-
-def test_a_published_result_is_held_against_its_own_variant(published: Path) -> None:
-    report = load(published)
-    assert not report.rehearsal and report.mapped
-    for measurement in report.results:
-        assert measurement.accuracy and measurement.accuracy.record
-        scores = measurement.accuracy.record.scores
-        assert [s.lower for s in scores[:3]] == [44.3867688, 22.0131648, 28.5875838]
-        assert [s.met for s in scores] == [False, False, False, True]
-
-
-def test_what_was_not_measured_is_none(out: Path) -> None:
+def test_what_was_not_measured_is_none(out):
     for path in ("campaign.json", "checker.json", "system/system.json", "system/machine.json", "server/server.json"):
         (out / path).unlink()
     shutil.rmtree(folder_of(out, "Offline", "performance"))
@@ -100,18 +61,13 @@ def test_what_was_not_measured_is_none(out: Path) -> None:
     assert server.accuracy is not None and server.accuracy.record is None
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(SubmissionError, match="no complete run") as caught:
         load(tmp_path)
     assert "--output_dir" in caught.value.remedy
 
 
-def test_a_run_that_did_not_end_is_none(out: Path) -> None:
-    (folder_of(out, "Server", "performance") / RUN_FILE).unlink()
-    assert load(out).results[1].performance is None
-
-
-def test_two_models_need_a_choice(out: Path, change: Change) -> None:
+def test_two_models_need_a_choice(out, change):
     model = folder_of(out, "Server", "accuracy").parents[1]
     shutil.copytree(model, model.with_name("other"))
     assert load(out).folder == model
@@ -123,13 +79,7 @@ def test_two_models_need_a_choice(out: Path, change: Change) -> None:
         load(out, model="absent")
 
 
-def test_a_record_in_the_wrong_folder_is_refused(out: Path) -> None:
-    shutil.copy(folder_of(out, "Server", "accuracy") / RUN_FILE, folder_of(out, "Server", "performance") / RUN_FILE)
-    with pytest.raises(SubmissionError, match="record of another run"):
-        load(out)
-
-
-def test_a_failed_request_makes_a_result_invalid_whatever_loadgen_says(out: Path, change: Change) -> None:
+def test_a_failed_request_makes_a_result_invalid_whatever_loadgen_says(out, change):
     change(folder_of(out, "Server", "performance") / RUN_FILE, RunRecord, client__failed=3)
     report = load(out)
     performance = report.results[1].performance
@@ -138,22 +88,20 @@ def test_a_failed_request_makes_a_result_invalid_whatever_loadgen_says(out: Path
 
 
 @pytest.mark.parametrize("mode", ["performance", "accuracy"])
-def test_tokens_that_the_server_took_from_a_cache_make_a_result_invalid(
-    out: Path, change: Change, mode: str, server_metrics: Callable[..., ServerMetrics]
-) -> None:
+def test_tokens_that_the_server_took_from_a_cache_make_a_result_invalid(out, change, mode, server_metrics):
     change(folder_of(out, "Server", mode) / RUN_FILE, RunRecord, server_metrics=server_metrics(prefix_cache_hits=17))
     (invalid,) = load(out).invalid_results
     assert invalid.startswith("Server: ") and "17 prompt tokens from a cache" in invalid
     assert any(f.severity is Severity.ERROR and "17 prompt tokens" in f.what for f in findings(load(out)))
 
 
-def test_a_checkers_verdict_on_earlier_runs_does_not_count(out: Path) -> None:
+def test_a_checkers_verdict_on_earlier_runs_does_not_count(out):
     assert load(out).checker is not None
     os.utime(out / "checker.json", (1_600_000_000, 1_600_000_000))
     assert load(out).checker is None
 
 
-def test_a_checkers_verdict_on_another_tree_does_not_count(out: Path, change: Change) -> None:
+def test_a_checkers_verdict_on_another_tree_does_not_count(out, change):
     (out / "submission").mkdir()
     (out / "submission" / "a").write_text("as checked")
     change(out / "checker.json", CheckerRecord, tree_sha256=sha256_of_tree(out / "submission"))
@@ -162,7 +110,7 @@ def test_a_checkers_verdict_on_another_tree_does_not_count(out: Path, change: Ch
     assert load(out).checker is None
 
 
-def test_a_broken_record_is_named(out: Path) -> None:
+def test_a_broken_record_is_named(out):
     path = folder_of(out, "Server", "performance") / RUN_FILE
     path.write_text("{}")
     with pytest.raises(CmError, match="not a RunRecord"):
@@ -173,12 +121,6 @@ def test_a_broken_record_is_named(out: Path) -> None:
         load(out)
 
 
-def test_the_tree_is_found_where_it_was_built(out: Path) -> None:
-    assert load(out).tree is None
-    (out / "submission" / "open" / "not-stated").mkdir(parents=True)
-    assert load(out).tree == out / "submission" / "open" / "not-stated"
-
-
 # --- energy of counters in words, as figures and in comparisons: never without the name that tells it from power
 
 
@@ -186,12 +128,12 @@ LABEL = "GPU energy, not MLPerf power"
 
 
 @pytest.fixture
-def runs(real_runs: Path, tmp_path: Path) -> Path:
+def runs(real_runs, tmp_path):
     """A copy of a rehearsal's folder."""
     return Path(shutil.copytree(real_runs, tmp_path / "one"))
 
 
-def counted(name: str, scope: Scope, joules: float, **more: object) -> CountedEnergy:
+def counted(name, scope, joules, **more):
     values = {"method": "composed for this test", "unit_j": 1e-3, "within_j": 0.5, "first": (-0.1, 1), "last": (9, 2)}
     return CountedEnergy(name=name, scope=scope, joules=joules, **{**values, **more})
 
@@ -204,7 +146,7 @@ MEASURED = RunEnergy(
 NONE = RunEnergy(seconds=10.0, not_measured=["GPU board: no GPU", "CPU package: no counter"])
 
 
-def with_energy(out: Path, energy: RunEnergy | None) -> Performance:
+def with_energy(out, energy):
     """Put energy into the record of each performance run; return one of these runs, as it is read."""
     for path in out.glob(f"runs/*/*/*/performance/{RUN_FILE}"):
         path.chmod(0o644)
@@ -214,7 +156,7 @@ def with_energy(out: Path, energy: RunEnergy | None) -> Performance:
     return part
 
 
-def test_joules_and_tokens_for_a_joule_stand_under_their_own_name(runs: Path) -> None:
+def test_joules_and_tokens_for_a_joule_stand_under_their_own_name(runs):
     part = with_energy(runs, MEASURED)
     figures = {figure.name: figure for figure in energy_figures(part)}
     assert set(figures) == set(ENERGY_LABELS) and part.metric is not None
@@ -230,7 +172,7 @@ def test_joules_and_tokens_for_a_joule_stand_under_their_own_name(runs: Path) ->
     assert energy_notes(part)[0].startswith("Not included: fans")
 
 
-def test_pages_and_the_table_name_it_and_a_published_page_has_none(runs: Path) -> None:
+def test_pages_and_the_table_name_it_and_a_published_page_has_none(runs):
     with_energy(runs, MEASURED)
     report = load(runs)
     assert f"Offline {LABEL}: 2,001.0 J" in final_table(report, stream=io.StringIO())
@@ -240,7 +182,7 @@ def test_pages_and_the_table_name_it_and_a_published_page_has_none(runs: Path) -
     assert "MLPerf power" not in published and "2,001.0 J" not in published
 
 
-def test_no_sensor_is_not_measured_and_an_older_record_says_nothing(runs: Path) -> None:
+def test_no_sensor_is_not_measured_and_an_older_record_says_nothing(runs):
     part = with_energy(runs, NONE)
     assert energy_words(part) == [f"{LABEL}: not measured"] and energy_figures(part) == []
     assert energy_notes(part) == [
@@ -254,7 +196,7 @@ def test_no_sensor_is_not_measured_and_an_older_record_says_nothing(runs: Path) 
     assert energy_words(part) == [] and energy_table(part) is None and energy_notes(part) == []
 
 
-def test_a_comparison_has_it_under_its_own_name(runs: Path, tmp_path: Path) -> None:
+def test_a_comparison_has_it_under_its_own_name(runs, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(runs, other)
     with_energy(runs, MEASURED)
@@ -271,7 +213,7 @@ def test_a_comparison_has_it_under_its_own_name(runs: Path, tmp_path: Path) -> N
 # --- measurement_readme
 
 
-def test_a_rehearsal_says_so_first_and_last(real_runs: Path) -> None:
+def test_a_rehearsal_says_so_first_and_last(real_runs):
     texts = measurement_readmes(load(real_runs))
     assert list(texts) == [Scenario.OFFLINE, Scenario.SERVER]
     for text in texts.values():
@@ -280,40 +222,36 @@ def test_a_rehearsal_says_so_first_and_last(real_runs: Path) -> None:
         assert "64 of the benchmark's 13,368 samples" in text
 
 
-def test_a_result_does_not_call_itself_a_rehearsal(published: Path) -> None:
-    for text in measurement_readmes(load(published)).values():
-        assert text.startswith("# ") and "REHEARSAL" not in text.upper()
-
-
-def test_rates_carry_their_own_units(published: Path) -> None:
+def test_rates_carry_their_own_units(published):
     """The published README of this run says: `Samples per second`: `1871.84`."""
     offline, server = measurement_readmes(load(published)).values()
     assert "**1,871.84 tokens/s**" in offline and "| 6.31 samples/s |" in offline
     assert "**1,954.36 tokens/s**" in server and "| 6.89 samples/s |" in server
     assert "1,871.84 samples" not in offline and "1,954.36 samples" not in server
+    assert offline.startswith("# ") and "REHEARSAL" not in (offline + server).upper()
 
 
-def test_targets_are_those_of_the_variant_with_both_bounds(published: Path) -> None:
+def test_targets_are_those_of_the_variant_with_both_bounds(published):
     """The published README held a 99.9 entry against the targets of 99, and left out that it misses them."""
     text = measurement_readmes(load(published))[Scenario.OFFLINE]
     assert "| ROUGE1 | 41.6468 | ≥ 44.3867688 | **not met** |" in text
     assert "| TOKENS_PER_SAMPLE | 296.5 | ≥ 265.005 and ≤ 323.895 | met |" in text
 
 
-def test_latencies_stand_against_their_limits(published: Path) -> None:
+def test_latencies_stand_against_their_limits(published):
     offline, server = measurement_readmes(load(published)).values()
     assert "| TTFT, 99th percentile | 319.5 ms; limit 2,000 ms, 84.0% left |" in server
     assert "| TPOT, 99th percentile | 76.9 ms; limit 200 ms, 61.6% left |" in server
     assert "no limit in the Offline scenario" in offline
 
 
-def test_a_mapped_model_is_not_called_the_benchmarks(real_runs: Path) -> None:
+def test_a_mapped_model_is_not_called_the_benchmarks(real_runs):
     for text in measurement_readmes(load(real_runs)).values():
         assert "`tiny-llama`, **not** the benchmark's own model" in text
         assert "mapped to\n> the benchmark `llama3.1-8b`" in text
 
 
-def test_it_tells_how_to_run_it_again(real_runs: Path) -> None:
+def test_it_tells_how_to_run_it_again(real_runs):
     text = measurement_readmes(load(real_runs))[Scenario.SERVER]
     assert "cm run script \\\n    --tags=run-mlperf,inference,_vllm,_r6.1 \\\n" in text
     assert 'python -m vllm.entrypoints.openai.api_server \\\n    --model="${MODEL:?}" \\\n' in text
@@ -325,7 +263,7 @@ def test_it_tells_how_to_run_it_again(real_runs: Path) -> None:
     assert "0.8 of the rate of the Offline accuracy run" in text
 
 
-def test_every_number_of_the_run_is_there(real_runs: Path) -> None:
+def test_every_number_of_the_run_is_there(real_runs):
     texts = measurement_readmes(load(real_runs))
     for m in load(real_runs).results:
         assert m.performance and m.accuracy and m.accuracy.record
@@ -340,7 +278,7 @@ def test_every_number_of_the_run_is_there(real_runs: Path) -> None:
         assert [n for n in numbers if n not in texts[m.scenario]] == []
 
 
-def test_what_was_not_measured_says_so(out: Path) -> None:
+def test_what_was_not_measured_says_so(out):
     for path in ("campaign.json", "system/system.json"):
         (out / path).unlink()
     root = next(out.glob("runs/*/*"))
@@ -352,7 +290,7 @@ def test_what_was_not_measured_says_so(out: Path) -> None:
     assert "The system is not described." in server and "the command that started the runs" in server
 
 
-def test_an_invalid_result_says_why(out: Path, change: Change) -> None:
+def test_an_invalid_result_says_why(out, change):
     path = next(out.glob("runs/*/*/Server/performance")) / RUN_FILE
     change(path, RunRecord, client__failed=2, client__failures={"HTTP 500: `oops` | <b>": 2})
     text = measurement_readmes(load(out))[Scenario.SERVER]
@@ -360,7 +298,7 @@ def test_an_invalid_result_says_why(out: Path, change: Change) -> None:
     assert "- 2 times HTTP 500: \\`oops\\` \\| &lt;b&gt;" in text
 
 
-def test_a_hostile_name_stays_a_name(out: Path, change: Change) -> None:
+def test_a_hostile_name_stays_a_name(out, change):
     name = "x<script>alert(1)</script>`|`\n# heading"
     for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
         change(path, RunRecord, settings__model__name=name)
@@ -370,7 +308,7 @@ def test_a_hostile_name_stays_a_name(out: Path, change: Change) -> None:
 
 
 @pytest.mark.parametrize("value", ["plain", "a`b", "``", "a|b", "`", ""])
-def test_code_spans_cannot_be_closed_from_within(value: str) -> None:
+def test_code_spans_cannot_be_closed_from_within(value):
     span = code(value)
     match = re.fullmatch(r"(`+) ?(.*?) ?\1", span)
     assert (match is None) == (value == "")
@@ -378,16 +316,16 @@ def test_code_spans_cannot_be_closed_from_within(value: str) -> None:
         assert match[2].replace("\\|", "|") == value and match[1] not in value
 
 
-def test_blocks_cannot_be_closed_from_within() -> None:
+def test_blocks_cannot_be_closed_from_within():
     assert block("a\n```\nb").splitlines() == ["````bash", "a", "```", "b", "````"]
 
 
-def test_plain_text_is_no_markup() -> None:
+def test_plain_text_is_no_markup():
     assert escape("a_b*c*[x](y)<i>&") == "a\\_b\\*c\\*\\[x\\](y)&lt;i&gt;&amp;"
 
 
 @pytest.fixture
-def noted(out: Path, change: Callable[..., None]) -> Path:
+def noted(out, change):
     """The rehearsal's folder, with what a campaign notes of software and a model that has a fingerprint."""
     write_record(out / "system" / "software.json", SOFTWARE)
     for path in out.glob("runs/*/*/*/*/run.json"):
@@ -409,7 +347,7 @@ SOFTWARE = SoftwareRecord(
 )
 
 
-def test_a_reader_gets_what_helps_to_reproduce_and_nothing_internal(noted: Path) -> None:
+def test_a_reader_gets_what_helps_to_reproduce_and_nothing_internal(noted):
     page = re.sub(r'<span class="whole">(.*?)</span>', r"\1", html.unescape(render(load(noted), published=True)))
     for text in (*measurement_readmes(load(noted)).values(), page):
         assert (
@@ -423,7 +361,7 @@ def test_a_reader_gets_what_helps_to_reproduce_and_nothing_internal(noted: Path)
 
 
 @pytest.mark.parametrize("record", [{"url": ""}, {"commit": "0123abcd+changes"}, {"commit": ""}])
-def test_a_program_that_nobody_can_pull_is_taken_from_the_submission(noted: Path, record: dict[str, str]) -> None:
+def test_a_program_that_nobody_can_pull_is_taken_from_the_submission(noted, record):
     write_record(noted / "system" / "software.json", msgspec.structs.replace(SOFTWARE, **record))
     text = measurement_readmes(load(noted))[Scenario.OFFLINE]
     assert 'cm add repo --path="${SUBMISSION:?}/open/not-stated/src/cm4vllm"\n' in text

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,8 +16,7 @@ from cm4vllm.records.accuracy import Score
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.records.metrics import GpuSample, GpusSample, MetricsSample, ServerMetrics
 from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
-from cm4vllm.report.pictures.canvas import WIDTH, Axis, Canvas
-from cm4vllm.report.pictures.charts import MAX_POINTS, latency_bar, score_bar, trace
+from cm4vllm.report.pictures.canvas import MAX_POINTS, WIDTH, Axis, Canvas, latency_bar, score_bar, trace
 from cm4vllm.report.pictures.power_pictures import power_pictures, power_words
 from cm4vllm.report.pictures.sample_pictures import _length_bins
 from cm4vllm.report.pictures.scenario_pictures import pictures
@@ -26,7 +24,7 @@ from cm4vllm.report.pictures.timelines import gpu_pictures
 from cm4vllm.results.campaign_results import load
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Latency, Performance
-from cm4vllm.results.recorded_power import RecordedPower, recorded_power
+from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.submission.capsule.comparison import compare_paths
 
 
@@ -35,11 +33,11 @@ def titled(drawn, title):
 
 
 @pytest.fixture(scope="session")
-def drawn(measured_runs: Path):
+def drawn(measured_runs):
     return {result.scenario: pictures(result) for result in load(measured_runs).results}
 
 
-def test_a_rehearsal_has_at_least_eight_pictures(drawn) -> None:
+def test_a_rehearsal_has_at_least_eight_pictures(drawn):
     assert [picture.title for picture in drawn["Server"]] == [
         "TTFT: distribution",
         "TPOT: distribution",
@@ -65,7 +63,7 @@ def test_a_rehearsal_has_at_least_eight_pictures(drawn) -> None:
     } <= {picture.title for picture in drawn["Offline"]}
 
 
-def test_each_picture_has_words_shapes_a_table_and_a_source(drawn) -> None:
+def test_each_picture_has_words_shapes_a_table_and_a_source(drawn):
     for picture in (*drawn["Offline"], *drawn["Server"]):
         assert picture.words and picture.shapes and picture.source.startswith("runs/"), picture.title
         assert all(table.rows and all(len(row) == len(table.head) for row in table.rows) for table in picture.tables)
@@ -74,7 +72,7 @@ def test_each_picture_has_words_shapes_a_table_and_a_source(drawn) -> None:
             assert all(-1 <= value <= 441 for value in numbers), (picture.title, shape)
 
 
-def test_the_percentiles_beside_a_distribution_are_loadgens(measured_runs: Path, drawn) -> None:
+def test_the_percentiles_beside_a_distribution_are_loadgens(measured_runs, drawn):
     log = read_detail_log(next(measured_runs.glob("runs/*/*/Server/performance")) / DETAIL_LOG)
     table = titled(drawn["Server"], "TTFT: d").tables[0]
     logged = {row[0]: row[1] for row in table.rows}
@@ -82,7 +80,7 @@ def test_the_percentiles_beside_a_distribution_are_loadgens(measured_runs: Path,
         assert logged[name] == ms(log.number(f"result_first_token_{key}_percentile_latency_ns") / 1e6)
 
 
-def test_every_sample_is_in_a_distribution_once(measured_runs: Path, drawn) -> None:
+def test_every_sample_is_in_a_distribution_once(measured_runs, drawn):
     rows = read_sample_times(next(measured_runs.glob("runs/*/*/Server/performance")))
     for title in ("TTFT: d", "Length of the p", "Length of the a"):
         bins = titled(drawn["Server"], title).tables[-1]
@@ -93,7 +91,7 @@ def test_every_sample_is_in_a_distribution_once(measured_runs: Path, drawn) -> N
 @pytest.mark.parametrize(
     ("low", "high", "logarithmic"), [(0, 0, False), (17, 60, False), (1, 128, True), (40, 9000, True)]
 )
-def test_the_bars_of_lengths_are_equally_wide_on_their_axis_and_hold_every_length(low, high, logarithmic) -> None:
+def test_the_bars_of_lengths_are_equally_wide_on_their_axis_and_hold_every_length(low, high, logarithmic):
     canvas, edges = _length_bins(low, high)
     places = [canvas.x.at(edge) for edge in edges]
     widths = [right - left for left, right in pairwise(places)]
@@ -101,7 +99,7 @@ def test_the_bars_of_lengths_are_equally_wide_on_their_axis_and_hold_every_lengt
     assert sum(np.histogram(np.arange(low, high + 1), edges)[0]) == high - low + 1
 
 
-def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs: Path) -> None:
+def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs):
     drawn = pictures(load(real_runs).results[1])
     picture = titled(drawn, "TTFT: d")
     assert "LoadGen's percentiles alone" in picture.source
@@ -109,7 +107,7 @@ def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs: Path) -
     assert not any(shape.attributes["class"] == "bar-1" for shape in picture.shapes)
 
 
-def test_gpus_that_were_sampled_have_pictures_of_their_load_and_power(measured_runs: Path) -> None:
+def test_gpus_that_were_sampled_have_pictures_of_their_load_and_power(measured_runs):
     part = load(measured_runs).results[0].performance
     assert isinstance(part, Performance) and not list(gpu_pictures(part, [], "x"))
     looks = [
@@ -134,7 +132,7 @@ def test_gpus_that_were_sampled_have_pictures_of_their_load_and_power(measured_r
 
 
 @pytest.fixture(scope="session")
-def many(measured_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def many(measured_runs, tmp_path_factory):
     """400,000 samples: TTFT of about 100 ms, and one of 9 s; answers of 40 tokens, and one of 128."""
     folder = tmp_path_factory.mktemp("many")
     draw, rows = np.random.default_rng(1), np.zeros(400_000, FIELDS)
@@ -148,7 +146,7 @@ def many(measured_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_400_000_samples_make_small_pictures_that_keep_the_tail(measured_runs: Path, many: Path) -> None:
+def test_400_000_samples_make_small_pictures_that_keep_the_tail(measured_runs, many):
     result = load(measured_runs).results[1]
     part = result.performance
     assert isinstance(part, Performance)
@@ -169,7 +167,7 @@ def test_400_000_samples_make_small_pictures_that_keep_the_tail(measured_runs: P
     ("values", "logarithmic"),
     [([1.0, 2.0, 20.0], False), ([1.0, 2000.0], True), ([3.0], False), ([0.0, 0.0], False), ([0.0, 5000.0], False)],
 )
-def test_an_axis_holds_its_values_and_has_round_ticks(values, logarithmic) -> None:
+def test_an_axis_holds_its_values_and_has_round_ticks(values, logarithmic):
     axis = Axis.over(values, 50, 400)
     assert axis.logarithmic is logarithmic
     assert all(50 <= axis.at(value) <= 400 for value in values)
@@ -177,7 +175,7 @@ def test_an_axis_holds_its_values_and_has_round_ticks(values, logarithmic) -> No
     assert axis.edges(4)[0] == pytest.approx(axis.low) and axis.edges(4)[-1] == pytest.approx(axis.high)
 
 
-def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other() -> None:
+def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other():
     words = "limit 20,000 ms"
     length = 8.4 * len(words)
     for values in combinations_with_replacement(range(0, 101, 2), 2):
@@ -197,7 +195,7 @@ def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other() -> Non
 Metrics = Callable[..., ServerMetrics]
 
 
-def sample(at_s: float, running: int, waiting: int) -> MetricsSample:
+def sample(at_s, running, waiting):
     return MetricsSample(
         at_s=at_s,
         running=running,
@@ -211,41 +209,33 @@ def sample(at_s: float, running: int, waiting: int) -> MetricsSample:
     )
 
 
-def latency(p99: float, limit: float | None) -> Latency:
+def latency(p99, limit):
     return Latency("TTFT", Milliseconds(p99), None, None if limit is None else Milliseconds(limit))
 
 
-def test_a_latency_below_its_limit_ends_before_the_line_does() -> None:
-    bar = latency_bar(latency(500, 2000))
-    assert bar is not None and (bar.value, bar.high, bar.met) == (25, 100, True)
+@pytest.mark.parametrize(
+    ("p99", "limit", "bar", "left"),
+    [(500, 2000, (25, 100, True), 0.75), (4000, 2000, (100, 50, False), -1), (2000, 2000, (100, 100, False), 0)],
+)
+def test_a_latency_is_drawn_against_its_limit(p99, limit, bar, left):
+    drawn = latency_bar(latency(p99, limit))
+    assert (drawn.value, drawn.high, drawn.met) == bar and latency(p99, limit).headroom == left
+    assert latency_bar(latency(p99, None)) is None and latency(p99, None).headroom is None
 
 
-def test_a_latency_beyond_its_limit_shows_where_the_limit_was() -> None:
-    bar = latency_bar(latency(4000, 2000))
-    assert bar is not None and (bar.value, bar.high, bar.met) == (100, 50, False)
-
-
-def test_a_latency_at_its_limit_misses_it() -> None:
-    assert latency(2000, 2000).met is False and latency(2000, 2000).headroom == 0
-
-
-def test_a_runs_requests_are_drawn_over_its_time_to_the_most_of_them(server_metrics: Metrics) -> None:
+def test_a_runs_requests_are_drawn_over_its_time_to_the_most_of_them(server_metrics):
     drawn = trace("run", server_metrics(), [sample(0, 0, 0), sample(5, 10, 40), sample(10, 20, 0)])
     assert drawn.running == "0.0,19.5 50.0,14.8 100.0,10.0"
     assert drawn.waiting == "0.0,19.5 50.0,0.5 100.0,19.5"
 
 
-def test_of_many_samples_as_many_are_drawn_as_can_be_seen(server_metrics: Metrics) -> None:
+def test_of_many_samples_as_many_are_drawn_as_can_be_seen(server_metrics):
     drawn = trace("run", server_metrics(), [sample(float(i), i, 0) for i in range(1000)])
     assert 60 < len(drawn.running.split()) <= MAX_POINTS
     assert trace("run", server_metrics(), []).running == ""
 
 
-def test_no_limit_no_bar() -> None:
-    assert latency_bar(latency(500, None)) is None and latency(500, None).headroom is None
-
-
-def test_a_score_is_drawn_against_its_window() -> None:
+def test_a_score_is_drawn_against_its_window():
     score = Score(metric="GEN_LEN", label="gen_len", value=50.0, lower=80.0, upper=100.0, met=False)
     bar = score_bar(score)
     assert 0 < bar.value < bar.low < bar.high < 100 and not bar.met
@@ -261,29 +251,14 @@ GPU = "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
 STREAM = "v4.1-untether-h13-resnet50-singlestream"
 
 
-def part_of(published: Path, name: str) -> Performance:
+def part_of(published, name):
     part = Reader(published).performance(published / name / "run_1", None)
     assert part is not None
     return part
 
 
-def power_of(published: Path, name: str) -> RecordedPower:
-    power = recorded_power(part_of(published, name))
-    assert power is not None
-    return power
-
-
-@pytest.mark.parametrize(("name", "tokens"), [(GPU, 4.11), ("v5.1-lenovo-b200-llama2-70b-99-offline", 9.89)])
-def test_tokens_per_joule_are_those_that_an_independent_program_computed(
-    published_power: Path, name: str, tokens: float
-) -> None:
-    power = power_of(published_power, name)
-    assert power.efficiency is not None and power.efficiency.unit == "tokens/J"
-    assert power.efficiency.value == pytest.approx(tokens, abs=0.005)
-
-
-def test_the_figures_of_a_session(published_power: Path) -> None:
-    power = power_of(published_power, GPU)
+def test_the_figures_of_a_session(published_power):
+    power = recorded_power(part_of(published_power, GPU))
     assert power_words(power) == "6,152.984 W, 4.11 tokens/J" and not power.simulated
     assert power.samples == 3116 and power.peak == 6219.0
     assert power.idle is not None and 2400 < power.idle < 3000
@@ -291,13 +266,7 @@ def test_the_figures_of_a_session(published_power: Path) -> None:
     assert power.uncertainty == pytest.approx((0.3121, 0.5155))
 
 
-def test_a_result_that_is_compared_by_a_latency_has_the_energy_of_a_query(published_power: Path) -> None:
-    power = power_of(published_power, STREAM)
-    assert power_words(power).startswith("29.239 mJ/query, ") and power.efficiency is not None
-    assert power.efficiency.unit == "queries/J"
-
-
-def test_the_curve_has_the_window_the_mean_and_a_table(published_power: Path) -> None:
+def test_the_curve_has_the_window_the_mean_and_a_table(published_power):
     (picture,) = power_pictures(part_of(published_power, GPU))
     kinds = [shape.attributes["class"] for shape in picture.shapes]
     assert kinds[0] == "zone" and {"line-1", "line-2"} <= set(kinds)
@@ -310,20 +279,11 @@ def test_the_curve_has_the_window_the_mean_and_a_table(published_power: Path) ->
     assert dict(streams.tables[0].rows)["energy of a query"] == "29.238987 mJ/query"
 
 
-def test_a_run_without_a_session_has_no_curve(published_power: Path, tmp_path: Path) -> None:
-    log = published_power / GPU / "run_1" / "mlperf_log_detail.txt"
-    (tmp_path / "run_1").mkdir()
-    for name in ("mlperf_log_detail.txt", "mlperf_log_summary.txt"):
-        (tmp_path / "run_1" / name).write_bytes(log.with_name(name).read_bytes())
-    part = Reader(tmp_path).performance(tmp_path / "run_1", None)
-    assert part is not None and list(power_pictures(part)) == []
-
-
-def scaled(text: str, factor: float) -> str:
+def scaled(text, factor):
     return re.sub(r"Watts,([\d.]+)", lambda match: f"Watts,{float(match[1]) * factor:.6f}", text)
 
 
-def test_two_results_with_power_are_compared_by_it(published_power: Path, tmp_path: Path) -> None:
+def test_two_results_with_power_are_compared_by_it(published_power, tmp_path):
     trees = []
     for name, factor in (("one", 1.0), ("other", 1.1)):
         home = tmp_path / name / "open" / "Somebody"

@@ -25,7 +25,7 @@ from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import STAND_IN_SOURCE
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord
-from cm4vllm.records.metrics import METRICS_FILE, MetricsSample, ServerMetrics
+from cm4vllm.records.metrics import METRICS_FILE, MetricsSample
 from cm4vllm.records.run import RUN_FILE, MachineLoad, RunRecord
 from cm4vllm.records.searches.rate_search import SEARCH_FILE
 from cm4vllm.report.final_table import final_table
@@ -44,7 +44,7 @@ Change = Callable[..., None]
 SYSTEM_NAME = "1xXeon_vLLM-0.32.0"
 
 
-def test_it_is_well_formed_and_accessible(page: Page) -> None:
+def test_it_is_well_formed_and_accessible(page):
     ids = page.ids()
     assert len(set(ids)) == len(ids)
     assert page.elements[0] == ("html", {"lang": "en"})
@@ -61,9 +61,9 @@ def test_it_is_well_formed_and_accessible(page: Page) -> None:
     assert all(b - a <= 1 for a, b in zip(page.headings[1:], page.headings[2:], strict=False))
 
 
-def test_it_loads_and_runs_nothing(real_runs: Path, page: Page) -> None:
+def test_it_loads_and_runs_nothing(real_runs, page):
     text = render(load(real_runs))
-    assert not re.search(r"url\(|@import|expression\(|javascript:", text)
+    assert not re.search(r"url\(|@import|expression\(|javascript:", text) and len(text.encode()) < 90_000
     for tag, attrs in page.elements:
         assert tag not in ("script", "iframe", "object", "embed", "img", "link", "base", "form")
         assert not LOADING & set(attrs) and not [name for name in attrs if name.startswith("on")]
@@ -71,7 +71,7 @@ def test_it_loads_and_runs_nothing(real_runs: Path, page: Page) -> None:
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
-def test_the_verdict_comes_before_all_else(page: Page) -> None:
+def test_the_verdict_comes_before_all_else(page):
     assert page.titles == [
         "tiny-llama on 1xXeon_vLLM-0.32.0",
         "A rehearsal, not a result",
@@ -88,7 +88,7 @@ def test_the_verdict_comes_before_all_else(page: Page) -> None:
     ]
 
 
-def test_the_first_screen_has_figure_validity_reason_and_headroom_of_each_scenario(page: Page, real_runs: Path) -> None:
+def test_the_first_screen_has_figure_validity_reason_and_headroom_of_each_scenario(page, real_runs):
     first = page.text.partition("All that the scorer")[0].partition(" Results Model")[0]
     report = load(real_runs)
     assert f"tiny-llama, served by vLLM 0.32.0 on {SYSTEM_NAME}, reached" in first
@@ -100,7 +100,7 @@ def test_the_first_screen_has_figure_validity_reason_and_headroom_of_each_scenar
             assert f"{latency.name} p99 {ms(latency.p99)} of {number(latency.limit or 0)} ms:" in first
 
 
-def test_an_invalid_result_says_so_and_why_on_the_first_screen(out: Path, change: Change) -> None:
+def test_an_invalid_result_says_so_and_why_on_the_first_screen(out, change):
     change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, client__failed=3)
     shown = Page(render(load(out)))
     tiles = [
@@ -111,7 +111,7 @@ def test_an_invalid_result_says_so_and_why_on_the_first_screen(out: Path, change
     assert "Server ✗ INVALID" in first and " requests failed" in first
 
 
-def test_the_results_table_has_a_row_for_each_scenario(page: Page, real_runs: Path) -> None:
+def test_the_results_table_has_a_row_for_each_scenario(page, real_runs):
     for m in load(real_runs).results:
         assert m.performance and m.performance.metric
         row = (
@@ -122,7 +122,7 @@ def test_the_results_table_has_a_row_for_each_scenario(page: Page, real_runs: Pa
         assert row in page.text
 
 
-def test_a_page_with_pictures_is_well_formed_small_and_loads_nothing(measured_runs: Path) -> None:
+def test_a_page_with_pictures_is_well_formed_small_and_loads_nothing(measured_runs):
     html = render(load(measured_runs))
     page = Page(html)
     test_it_is_well_formed_and_accessible(page)
@@ -132,14 +132,7 @@ def test_a_page_with_pictures_is_well_formed_small_and_loads_nothing(measured_ru
     assert traced(page, measured_runs) >= 20
 
 
-def test_it_says_how_the_server_was_asked(page: Page) -> None:
-    assert "The client asked it at /inference/v1/generate" in page.text
-    assert "its processes have 10 more niceness" in page.text
-
-
-def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(
-    out: Path, page: Page, change: Change, server_metrics: Callable[..., ServerMetrics]
-) -> None:
+def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(out, page, change, server_metrics):
     assert "Not recorded: it shows no metrics of vLLM." in page.text
     folder = next(out.glob("runs/*/*/Server/performance"))
     change(folder / RUN_FILE, RunRecord, server_metrics=server_metrics(preemptions=7))
@@ -160,7 +153,7 @@ def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(
     assert "up to 20 running, 40 waiting" in " ".join(str(a.get("aria-label")) for _, a in shown.elements)
 
 
-def test_who_used_the_machine_is_shown_where_it_was_measured(out: Path, page: Page, change: Change) -> None:
+def test_who_used_the_machine_is_shown_where_it_was_measured(out, page, change):
     assert "Who used this machine" not in page.text
     used = MachineLoad(processors=2, wall_s=100, busy_s=180, stolen_s=4, own_s=120)
     change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, machine_load=used)
@@ -171,7 +164,7 @@ def test_who_used_the_machine_is_shown_where_it_was_measured(out: Path, page: Pa
     assert "Server performance 2 90.0% not known not known 2.0%" in Page(render(load(out))).text
 
 
-def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs: Path, published: Path, page: Page) -> None:
+def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs, published, page):
     assert ("div", {"class": "notice", "role": "note"}) in page.elements
     assert ("body", {"class": "rehearsal"}) in page.elements
     assert page.text.startswith("REHEARSAL, NOT A RESULT")
@@ -179,7 +172,7 @@ def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs: Path, published: 
     assert ("body", {}) in result.elements and not any(a.get("class") == "notice" for _, a in result.elements)
 
 
-def test_stand_in_weights_are_loud_on_the_page_of_a_result(published: Path, change: Change) -> None:
+def test_stand_in_weights_are_loud_on_the_page_of_a_result(published, change):
     for path in published.glob(f"runs/*/*/*/*/{RUN_FILE}"):
         change(path, RunRecord, settings__model__source=STAND_IN_SOURCE, notice=STAND_IN_NOTICE)
     for path in published.glob("runs/*/*/*/*/accuracy.json"):
@@ -190,7 +183,7 @@ def test_stand_in_weights_are_loud_on_the_page_of_a_result(published: Path, chan
     assert "\n*** STAND-IN WEIGHTS ***\n" in final_table(load(published))
 
 
-def test_hostile_input_stays_text(out: Path, change: Change) -> None:
+def test_hostile_input_stays_text(out, change):
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
     for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
         change(
@@ -209,7 +202,7 @@ def test_hostile_input_stays_text(out: Path, change: Change) -> None:
     assert "<script>alert(1)</script>" in page.text
 
 
-def test_it_stays_small_whatever_the_checker_says(out: Path, change: Change) -> None:
+def test_it_stays_small_whatever_the_checker_says(out, change):
     noise = [f"results/{i}: " + "x" * 2000 for i in range(500)]
     run = load(out).checker
     assert run is not None
@@ -226,11 +219,7 @@ def test_it_stays_small_whatever_the_checker_says(out: Path, change: Change) -> 
     assert "460 more in the checker's log" in Page(html).text
 
 
-def test_a_usual_page_is_a_fraction_of_that(real_runs: Path) -> None:
-    assert len(render(load(real_runs)).encode()) < 90_000
-
-
-def test_what_was_not_measured_says_so(out: Path) -> None:
+def test_what_was_not_measured_says_so(out):
     for path in ("campaign.json", "checker.json", "system/system.json", "system/machine.json", "server/server.json"):
         (out / path).unlink()
     root = next(out.glob("runs/*/*"))
@@ -244,7 +233,7 @@ def test_what_was_not_measured_says_so(out: Path) -> None:
     assert "Official checker Not run." in text
 
 
-def test_the_published_page_leaves_the_checkers_to_its_reader_and_says_how_to_run_them(real_runs: Path) -> None:
+def test_the_published_page_leaves_the_checkers_to_its_reader_and_says_how_to_run_them(real_runs):
     page = Page(render(load(real_runs), published=True))
     assert "checker passed" not in page.text and "submission_checker: passed" not in page.text
     assert (
@@ -255,7 +244,7 @@ def test_the_published_page_leaves_the_checkers_to_its_reader_and_says_how_to_ru
     assert "Official checker" not in page.text.partition("Results")[0]
 
 
-def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(out: Path, change: Change) -> None:
+def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(out, change):
     checker = load(out).checker
     assert checker is not None
     change(
@@ -268,14 +257,8 @@ def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(ou
     assert "1 finding that a rehearsal does not explain" in text and "systems/x.json is no JSON" in text
 
 
-def test_scores_of_a_part_of_the_dataset_say_so(out: Path, change: Change) -> None:
-    for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
-        change(path, AccuracyRecord, sentences="punkt_tab")
-    assert "64 of 13,368 samples" in Page(render(load(out))).text
-
-
 @pytest.mark.parametrize("name", ["punkt_tab", ""])
-def test_pages_name_how_sentences_are_split_where_a_score_is_of_sentences(out: Path, change: Change, name: str) -> None:
+def test_pages_name_how_sentences_are_split_where_a_score_is_of_sentences(out, change, name):
     for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
         change(path, AccuracyRecord, sentences=name)
     assert ("sentences: punkt_tab" in Page(render(load(out))).text) is bool(name)
@@ -283,7 +266,7 @@ def test_pages_name_how_sentences_are_split_where_a_score_is_of_sentences(out: P
         assert ("sentences:" in text) is bool(name)
 
 
-def test_the_page_shows_the_places_that_were_given_and_nothing_without(real_runs: Path, neural_magic: Path) -> None:
+def test_the_page_shows_the_places_that_were_given_and_nothing_without(real_runs, neural_magic):
     (mine,) = open_results(
         neural_magic / "results" / "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
     )
@@ -305,14 +288,12 @@ def test_the_page_shows_the_places_that_were_given_and_nothing_without(real_runs
 # --- the figures of the page are those of LoadGen's logs and of the system description
 
 
-def test_each_figure_of_a_page_is_that_of_loadgens_log(real_runs: Path, page: Page, published: Path) -> None:
+def test_each_figure_of_a_page_is_that_of_loadgens_log(real_runs, page, published):
     assert traced(page, real_runs) >= 20
     assert traced(Page(render(load(published))), published) >= 20
 
 
-def test_each_place_is_computed_from_the_logs_of_published_results(
-    published: Path, neural_magic: Path, tmp_path: Path
-) -> None:
+def test_each_place_is_computed_from_the_logs_of_published_results(published, neural_magic, tmp_path):
     report = load(published)
     own = row_of(report.submission, report.results[1])
     real = read_index(neural_magic.parents[1], tmp_path).rows
@@ -334,7 +315,7 @@ def test_each_place_is_computed_from_the_logs_of_published_results(
         traced(Page(render(given).replace("divided by 4 accelerators", "divided by 5 accelerators")), published, root)
 
 
-def test_a_figure_that_was_changed_is_found(real_runs: Path) -> None:
+def test_a_figure_that_was_changed_is_found(real_runs):
     html = render(load(real_runs))
     value = re.search(r'<data value="([\d.]+)" data-unit="tokens/s"', html)
     assert value
@@ -342,7 +323,7 @@ def test_a_figure_that_was_changed_is_found(real_runs: Path) -> None:
         traced(Page(html.replace(value[1], f"{float(value[1]) + 0.01}")), real_runs)
 
 
-def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None:
+def test_every_number_of_the_model_is_there(real_runs, page):
     report = load(real_runs)
     expected: list[str] = [number(report.model.parameters or 0), number(report.benchmark.samples)]
     for m in report.results:
@@ -376,22 +357,24 @@ def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None
     assert [words for words in expected if words not in page.text] == []
 
 
-def test_every_key_of_the_system_is_there(real_runs: Path, page: Page) -> None:
+def test_every_key_of_the_system_is_there(real_runs, page):
     report = load(real_runs)
     values = {v for k, v in report.system.items() if v and not k.startswith("accelerator_") and v != "not-stated"}
     assert [value for value in values if value not in page.text] == []
-    assert "None: the model is served by the processor." in page.text
+    assert "None: the model is served by the processor." in page.text and "64 of 13,368 samples" in page.text
+    assert "The client asked it at /inference/v1/generate" in page.text
+    assert "its processes have 10 more niceness" in page.text
     assert "The machine that ran LoadGen" in page.text and "2: 1 x 2 cores x 1 threads" in page.text
 
 
-def test_real_accelerators_are_shown_with_all_their_keys(published: Path) -> None:
+def test_real_accelerators_are_shown_with_all_their_keys(published):
     report = load(published)
     text = Page(render(load(published))).text
     assert [v for v in report.system.values() if v and " ".join(v.split()) not in text] == []
     assert "NVIDIA GeForce RTX 4090" in text and "onpremise" in text
 
 
-def test_a_published_result_gets_its_own_unit_and_variant(published: Path) -> None:
+def test_a_published_result_gets_its_own_unit_and_variant(published):
     """The page made of these logs: 1954.36 Queries/s in the row of llama2-70b, Closed, accuracy targets blank."""
     text = Page(render(load(published))).text
     assert "1,954.36 tokens/s" in text and "6.89 samples/s" in text and "1,871.84 tokens/s" in text
@@ -407,39 +390,40 @@ def test_a_published_result_gets_its_own_unit_and_variant(published: Path) -> No
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 
 
-def rows(text: str) -> list[dict[str, str]]:
+def rows(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_page_json_and_csv_are_written_and_agree(out: Path) -> None:
+def test_page_json_and_csv_are_written_and_agree(out):
     report = load(out)
     write_summary(report)
     record = read_record(out / "summary.json", SummaryRecord)
-    assert record == summary_record(report)
+    assert msgspec.json.encode(record) == msgspec.json.encode(summary_record(report))
     assert (out / "summary.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     for row, result in zip(rows((out / "summary.csv").read_text(encoding="utf-8")), record.results, strict=True):
-        assert result.metric is not None
-        assert float(row["result"]) == result.metric.value and row["unit"] == result.metric.unit == "tokens/s"
-        assert row["scenario"] == result.scenario and row["valid"] == str(result.valid)
+        assert (
+            float(row["result"]) == result["metric"]["value"] and row["unit"] == result["metric"]["unit"] == "tokens/s"
+        )
+        assert row["scenario"] == result["scenario"] and row["valid"] == str(result["valid"])
         assert row["notice"] == "REHEARSAL, NOT A RESULT"
-        for latency in result.latencies:
-            assert float(row[f"{latency.name.lower()}_p99_ms"]) == latency.p99_ms
+        for latency in result["latencies"]:
+            assert float(row[f"{latency['name'].lower()}_p99_ms"]) == latency["p99_ms"]
 
 
-def test_scores_and_targets_keep_their_digits(real_runs: Path) -> None:
+def test_scores_and_targets_keep_their_digits(real_runs):
     row = rows(summary_csv(load(real_runs)))[0]
     assert row["accuracy_target"].startswith("ROUGE1: 38.391408, ROUGE2: 15.748425, ")
     assert "GEN_LEN: 7350879.6" in row["accuracy_target"]
 
 
-def test_each_figure_names_its_file_and_field(real_runs: Path) -> None:
+def test_each_figure_names_its_file_and_field(real_runs):
     for result in summary_record(load(real_runs)).results:
-        assert len(result.figures) > 5
-        for figure in result.figures:
-            assert (real_runs / figure.file).is_file() and figure.field.startswith("result_")
+        assert len(result["figures"]) > 5
+        for figure in result["figures"]:
+            assert (real_runs / figure["file"]).is_file() and figure["field"].startswith("result_")
 
 
-def test_every_field_and_column_is_described(real_runs: Path) -> None:
+def test_every_field_and_column_is_described(real_runs):
     text = DOCS.read_text(encoding="utf-8")
     record = summary_record(load(real_runs))
     for described in (record, record.results[0], record.findings[0]):
@@ -447,15 +431,15 @@ def test_every_field_and_column_is_described(real_runs: Path) -> None:
     assert [name for name in CSV_COLUMNS if f"`{name}`" not in text] == []
 
 
-def test_what_was_not_measured_is_empty_and_not_zero(out: Path) -> None:
+def test_what_was_not_measured_is_empty_and_not_zero(out):
     shutil.rmtree(next(out.glob("runs/*/*/Offline/performance")))
     row, result = rows(summary_csv(load(out)))[0], summary_record(load(out)).results[0]
     assert (row["result"], row["valid"], row["target_qps"], row["samples_per_second"]) == ("", "", "", "")
-    assert result.metric is None and result.valid is None and result.figures == ()
+    assert result["metric"] is None and result["valid"] is None and result["figures"] == []
 
 
 @pytest.mark.parametrize("begin", ["=", "+", "-", "@"])
-def test_no_cell_is_a_formula(out: Path, begin: str) -> None:
+def test_no_cell_is_a_formula(out, begin):
     path, text = out / "system" / "system.json", f"{begin}HYPERLINK(1)"
     write_json(path, {**json.loads(path.read_text()), "host_processor_model_name": text})
     assert {row["processor"] for row in rows(summary_csv(load(out)))} == {f"'{text}"}
@@ -464,7 +448,7 @@ def test_no_cell_is_a_formula(out: Path, begin: str) -> None:
 # --- the picture of a search, drawn from a record that the search itself writes
 
 
-def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched: Path) -> None:
+def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched):
     (picture,) = search_curves(searched, "Server")
     assert search_curves(searched, "Offline") == []
     assert picture.words == "4 probes found 8 queries/s; interval of the true rate: 7.9 to 8.6; near enough"
@@ -473,18 +457,11 @@ def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched: Path)
     assert [len(str(line).split()) for line in lines] == [3, 4]  # a probe without an answer has no TTFT
     assert [row[0] for row in picture.tables[0].rows] == ["4", "4", "8", "8", "16", "16", "32"]
     assert "4 probes found 8 queries/s" in render(load(searched))
-
-
-def test_a_server_whose_speed_changed_is_told(searched: Path) -> None:
     file = searched / "search" / "Server" / SEARCH_FILE
-    record = msgspec.json.decode(file.read_bytes())
-    file.write_bytes(msgspec.json.encode({**record, "drift": "the server's speed changed"}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "drift": "the server's speed changed"}))
     (picture,) = search_curves(searched, "Server")
     assert picture.words.endswith("near enough; the server's speed changed")
-
-
-def test_a_search_that_is_being_written_is_left_out(searched: Path) -> None:
-    (searched / "search" / "Server" / SEARCH_FILE).write_text("{")
+    file.write_text("{")  # one that is being written
     assert search_curves(searched, "Server") == []
 
 
@@ -505,6 +482,8 @@ def test_the_table_has_what_was_tried_with_the_reason_of_what_was_dropped(tmp_pa
     assert "compare with each other alone" in tried.words
     assert [row[-1] for row in tried.rows[1:3]] == ["no bound", "no bound"]
     assert "For 2 of 2 tried settings the records have no bound" in tried.words
+    path.write_text("{}")  # no record
+    assert tried_settings(tmp_path) is None
 
 
 def test_a_rate_has_the_bracket_that_its_probes_measured(tmp_path):
@@ -521,10 +500,3 @@ def test_a_rate_has_the_bracket_that_its_probes_measured(tmp_path):
     write_record(path, msgspec.structs.replace(searched, evaluations=[*searched.evaluations, later]))
     value = tried_settings(tmp_path).rows[0][4]
     assert value.endswith(" queries/s (110.00 to 121.50)")
-
-
-def test_a_file_that_is_no_record_is_left_out(tmp_path):
-    path = tmp_path / SETTINGS_PATH
-    path.parent.mkdir(parents=True)
-    path.write_text("{}")
-    assert tried_settings(tmp_path) is None

@@ -27,7 +27,7 @@ CONF = """\
 ANSWER = np.arange(1, 12, dtype=np.int32)
 
 
-def main() -> None:
+def main():
     folder, scenario, name, mode = [*sys.argv[1:], "PerformanceOnly"][:4]
     samples = 64 if mode == "PerformanceOnly" else 16
     Path(folder, "user.conf").write_text(CONF.format(samples=samples))
@@ -36,7 +36,7 @@ def main() -> None:
     settings.scenario = getattr(lg.TestScenario, scenario)
     settings.mode = getattr(lg.TestMode, mode)
 
-    def answer(queries: list) -> None:
+    def answer(queries):
         time.sleep(0.001)
         if scenario != "Offline" and settings.use_token_latencies:
             lg.FirstTokenComplete([lg.QuerySampleResponse(q.id, ANSWER.ctypes.data, 4) for q in queries])

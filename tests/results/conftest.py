@@ -18,7 +18,7 @@ NAMES = {"tokens": "llama3_1-8b", "samples": "resnet50"}
 
 
 @pytest.fixture
-def tree(neural_magic: Path, tmp_path: Path) -> Path:
+def tree(neural_magic, tmp_path):
     """A copy of the published v4.1 tree."""
     home = tmp_path / "tree" / "open" / neural_magic.name
     shutil.copytree(neural_magic, home, copy_function=shutil.copyfile)
@@ -28,7 +28,7 @@ def tree(neural_magic: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def any_scenario(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+def any_scenario(tmp_path_factory):
     """The logs of short real runs: each scenario, with token latencies and without, and one accuracy run."""
     root = tmp_path_factory.mktemp("scenarios")
     program = Path(__file__).with_name("any_scenario.py")
@@ -54,6 +54,6 @@ def any_scenario(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
 
 
 @pytest.fixture(autouse=True)
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def settled(monkeypatch):
     """Treat files that a test has just written as unchanged for long: otherwise nothing of them would be kept."""
     monkeypatch.setattr(file_listing, "RECENT_S", -60.0)

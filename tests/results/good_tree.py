@@ -6,7 +6,6 @@ Its text files are written here; every mutation of `mutations.yaml` starts from 
 import json
 import re
 import shutil
-from pathlib import Path
 
 from cm4vllm.records.described_system import KEYS
 from cm4vllm.rules import round_terms
@@ -54,7 +53,7 @@ cm run script --tags=run-mlperf,inference,_vllm --division={division} --model={m
 """
 
 
-def make(home: Path, published: Path) -> Path:
+def make(home, published):
     """Fill `home`, whose folder is the division's, and return it."""
     division = home.parent.name
     for scenario, (system, result) in LOGS.items():
@@ -104,7 +103,7 @@ def make(home: Path, published: Path) -> Path:
     return home
 
 
-def _renew(path: Path) -> None:
+def _renew(path):
     """Set the seeds and the LoadGen of a log to those of the round."""
     seeds, text = round_terms(ROUND).seeds, path.read_text()
     stated = {"qsl": seeds.qsl, "sample_index": seeds.sample_index, "schedule": seeds.schedule}

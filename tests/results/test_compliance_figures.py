@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import good_tree
 import pytest
@@ -20,7 +18,7 @@ LOG = "yolo-95/Offline/TEST01/verify_performance.txt"
 
 
 @pytest.fixture
-def place(any_scenario: Logs, tmp_path: Path) -> Path:
+def place(any_scenario, tmp_path):
     """A result of yolo with a run of TEST01 at twice its rate: those of two real runs may be the same by chance."""
     place = put(tmp_path, any_scenario, "yolo-95/Offline")
     run = Path(shutil.copytree(any_scenario["Offline", "tokens"], place / "TEST01" / "performance" / "run_1"))
@@ -30,7 +28,7 @@ def place(any_scenario: Logs, tmp_path: Path) -> Path:
     return place
 
 
-def rates(tree: Path) -> tuple[float, float]:
+def rates(tree):
     """Return the samples/s of the result and of its test."""
     (result,) = read_tree(tree)[0].results
     assert result.performance is not None
@@ -39,7 +37,7 @@ def rates(tree: Path) -> tuple[float, float]:
     return own, test
 
 
-def other(tree: Path, rate: float) -> float:
+def other(tree, rate):
     """Return a rate 10 % higher or a little more, which none of the many figures of the logs is near by chance."""
     (result,) = read_tree(tree)[0].results
     runs = [run for run in (result.performance, *result.test_runs.values()) if run is not None and run.detail]
@@ -53,9 +51,7 @@ def other(tree: Path, rate: float) -> float:
     ("other_result", "other_test", "expected"),
     [(False, False, {}), (True, False, {"COMPLIANCE-FIGURES warning"}), (False, True, {"COMPLIANCE-FIGURES error"})],
 )
-def test_the_scores_of_a_compliance_test_are_those_of_its_logs(
-    place: Path, tmp_path: Path, other_result: bool, other_test: bool, expected: set[str]
-) -> None:
+def test_the_scores_of_a_compliance_test_are_those_of_its_logs(place, tmp_path, other_result, other_test, expected):
     own, test = rates(tmp_path)
     own = other(tmp_path, own) if other_result else own
     test = other(tmp_path, test) if other_test else test
@@ -78,9 +74,7 @@ def test_the_scores_of_a_compliance_test_are_those_of_its_logs(
         ),
     ],
 )
-def test_a_test_whose_figure_is_not_one_of_a_passed_test_is_found(
-    any_scenario: Logs, tmp_path: Path, test: str, file: str, text: str, expected: list[str]
-) -> None:
+def test_a_test_whose_figure_is_not_one_of_a_passed_test_is_found(any_scenario, tmp_path, test, file, text, expected):
     folder = put(tmp_path, any_scenario, "gpt-oss-120b/Offline", kind="tokens", system_type="datacenter") / test
     folder.mkdir()
     (folder / file).write_text(text)
@@ -95,11 +89,11 @@ RESULT = f"results/{good_tree.SYSTEM}/{good_tree.MODEL}"
 
 
 @pytest.fixture
-def home(neural_magic: Path, tmp_path: Path) -> Path:
+def home(neural_magic, tmp_path):
     return good_tree.make(tmp_path / "round" / "closed" / "Somebody", neural_magic)
 
 
-def copy(home: Path) -> Path:
+def copy(home):
     """Copy the submission to another submitter, with the description of another system."""
     other = home.with_name("Another")
     shutil.copytree(home, other)
@@ -110,16 +104,16 @@ def copy(home: Path) -> Path:
     return other
 
 
-def change_logs(home: Path, pattern: str, new: str) -> None:
+def change_logs(home, pattern, new):
     for path in home.rglob("mlperf_log_detail.txt"):
         path.write_text(re.sub(pattern, new, path.read_text()))
 
 
-def files_with(home: Path, code: str) -> list[str]:
+def files_with(home, code):
     return [finding.file for finding in check_tree(home.parents[1]).findings if finding.code == code]
 
 
-def test_one_submitter_alone_has_no_copies(home: Path) -> None:
+def test_one_submitter_alone_has_no_copies(home):
     assert files_with(home, "LOG-COPIED") == []
 
 
@@ -135,7 +129,7 @@ def test_one_submitter_alone_has_no_copies(home: Path) -> None:
     ],
     ids=["as it is", "another day", "white space", "other time stamps", "some latencies", "another version"],
 )
-def test_each_log_of_a_copied_submission_is_named(home: Path, pattern: str, new: str) -> None:
+def test_each_log_of_a_copied_submission_is_named(home, pattern, new):
     change_logs(copy(home), pattern, new)
     files = files_with(home, "LOG-COPIED")
     for scenario in ("Server", "Offline"):
@@ -144,19 +138,19 @@ def test_each_log_of_a_copied_submission_is_named(home: Path, pattern: str, new:
             assert log in files
 
 
-def test_copied_accuracy_runs_are_named_by_their_times(home: Path) -> None:
+def test_copied_accuracy_runs_are_named_by_their_times(home):
     other = copy(home)
     shutil.rmtree(other / "results" / "other_system" / good_tree.MODEL / "Offline")
     files = files_with(home, "LOG-COPIED")
     assert f"closed/Another/results/other_system/{good_tree.MODEL}/Server/accuracy/mlperf_log_detail.txt" in files
 
 
-def test_the_two_divisions_of_a_submitter_may_share_a_run(home: Path) -> None:
+def test_the_two_divisions_of_a_submitter_may_share_a_run(home):
     shutil.copytree(home, home.parents[1] / "open" / home.name)
     assert files_with(home, "LOG-COPIED") == []
 
 
-def test_a_log_that_only_changed_its_dates_is_one_run_under_two_results(home: Path) -> None:
+def test_a_log_that_only_changed_its_dates_is_one_run_under_two_results(home):
     shutil.copytree(home / "results" / good_tree.SYSTEM, home / "results" / "4xH100_copy")
     shutil.copy(home / "systems" / f"{good_tree.SYSTEM}.json", home / "systems" / "4xH100_copy.json")
     change_logs(
@@ -168,21 +162,21 @@ def test_a_log_that_only_changed_its_dates_is_one_run_under_two_results(home: Pa
 # --- compliance tests -------------------------------------------------------------------------------------------------
 
 
-def answers(test: Path, first: int) -> None:
+def answers(test, first):
     (test / "accuracy").mkdir(parents=True)
     entries = [{"seq_id": number, "qsl_idx": number, "data": f"{first + number:08X}" * 30} for number in range(100)]
     (test / "accuracy" / "mlperf_log_accuracy.json").write_text(json.dumps(entries))
 
 
 @pytest.mark.parametrize(("second", "count"), [(7, 1), (8, 0)])
-def test_the_answers_of_a_test_under_two_systems_are_a_note(home: Path, second: int, count: int) -> None:
+def test_the_answers_of_a_test_under_two_systems_are_a_note(home, second, count):
     other = copy(home)
     answers(home / RESULT / "Server" / "TEST06", 7)
     answers(other / "results" / "other_system" / good_tree.MODEL / "Server" / "TEST06", second)
     assert len(files_with(home, "TEST-ALIKE")) == count
 
 
-def test_the_log_of_a_test_is_of_the_system_of_the_result(home: Path) -> None:
+def test_the_log_of_a_test_is_of_the_system_of_the_result(home):
     folder = home / RESULT / "Server" / "TEST06" / "performance" / "run_1"
     shutil.copytree(home / RESULT / "Server" / "performance" / "run_1", folder)
     assert files_with(home, "RUNS-APART") == []
@@ -190,7 +184,7 @@ def test_the_log_of_a_test_is_of_the_system_of_the_result(home: Path) -> None:
     assert len(files_with(home, "RUNS-APART")) == 1
 
 
-def test_the_log_of_one_test_under_two_systems_is_an_error(home: Path) -> None:
+def test_the_log_of_one_test_under_two_systems_is_an_error(home):
     folder = home / RESULT / "Server" / "TEST06" / "performance" / "run_1"
     shutil.copytree(home / RESULT / "Offline" / "performance" / "run_1", folder)
     system = home / "results" / "4xH100_copy"
@@ -206,9 +200,7 @@ PYSUT, NAMED = '"sut_name", "value": "PySUT"', '"sut_name", "value": "Network SU
 
 
 @pytest.fixture(scope="module")
-def change(
-    neural_magic: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, dict[str, Any], str], list[str]]:
+def change(neural_magic, tmp_path_factory):
     """Make a tree of a division with that added to its description, and that name in its logs; return what is found."""
     base = tmp_path_factory.mktemp("networks") / "network" / "Somebody"
     good_tree.make(base, neural_magic)
@@ -218,7 +210,7 @@ def change(
     names = {path: path.read_text() for path in logs}
     assert all(text.count(PYSUT) == 1 for text in names.values())
 
-    def make(division: str, network: dict[str, Any], name: str) -> list[str]:
+    def make(division, network, name):
         home = next(base.parents[1].glob("*/Somebody"))
         home.parent.rename(base.parents[1] / division)
         home = base.parents[1] / division / "Somebody"

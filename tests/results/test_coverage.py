@@ -10,8 +10,8 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.report.explorer import explorer_page
-from cm4vllm.results.check_command.findings_output import as_objects
-from cm4vllm.results.check_command.tree_check import CheckedTree, check_tree, report_checks
+from cm4vllm.results.check_command.check_summary import as_objects
+from cm4vllm.results.check_command.tree_check import check_tree, report_checks
 from cm4vllm.results.result_index import Index, read_index
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import round_terms
@@ -23,16 +23,7 @@ ROUND = "v6.1"
 SCORES = "accuracy=76\nmAP=53\n{'exact_match': 82.1}\n'CLIP_SCORE': 31.7, 'FID_SCORE': 23.5}\nhash=ab12\n"
 
 
-def put(
-    root: Path,
-    logs: Logs,
-    folder: str,
-    ran: str = "",
-    *,
-    kind: str = "samples",
-    division: str = "closed",
-    system_type: str = "edge",
-) -> Path:
+def put(root, logs, folder, ran="", *, kind="samples", division="closed", system_type="edge"):
     """Put a result into a tree, and return its folder."""
     home, scenario = root / division / "Somebody", folder.rpartition("/")[2]
     place = home / "results" / "System" / folder
@@ -44,7 +35,7 @@ def put(
     return place
 
 
-def log_values(place: Path, **values: object) -> None:
+def log_values(place, **values):
     """Change values of the detail log of a performance run."""
     path = place / "performance" / "run_1" / "mlperf_log_detail.txt"
     text = path.read_text()
@@ -54,7 +45,7 @@ def log_values(place: Path, **values: object) -> None:
     path.write_text(text)
 
 
-def codes(checked: CheckedTree, *wanted: str) -> dict[str, list[str]]:
+def codes(checked, *wanted):
     """Return for each code the files, the fields and what is expected there."""
     by_code: dict[str, list[str]] = {}
     for finding in checked.findings:
@@ -72,9 +63,7 @@ RULES = tuple(
 )
 
 
-def test_the_rules_of_a_vision_benchmark_are_applied_under_its_official_names(
-    any_scenario: Logs, tmp_path: Path
-) -> None:
+def test_the_rules_of_a_vision_benchmark_are_applied_under_its_official_names(any_scenario, tmp_path):
     for scenario in ("SingleStream", "MultiStream"):
         put(tmp_path, any_scenario, f"resnet50/{scenario}")
     place = tmp_path / "closed" / "Somebody" / "results" / "System" / "resnet50" / "SingleStream"
@@ -93,7 +82,7 @@ def test_the_rules_of_a_vision_benchmark_are_applied_under_its_official_names(
 
 
 @pytest.mark.parametrize("folder", ["llama3_1-8b", "llama3.1-8b"])
-def test_a_language_model_is_known_by_its_other_name(any_scenario: Logs, tmp_path: Path, folder: str) -> None:
+def test_a_language_model_is_known_by_its_other_name(any_scenario, tmp_path, folder):
     put(tmp_path, any_scenario, f"{folder}/Offline", kind="tokens", system_type="datacenter")
     own = codes(check_tree(tmp_path), *RULES, "RULES-UNKNOWN")
     assert own["SCENARIO-REQUIRED error"] == [f"{folder} Server or Interactive"]
@@ -104,36 +93,34 @@ def test_a_language_model_is_known_by_its_other_name(any_scenario: Logs, tmp_pat
     ]
 
 
-def test_a_system_may_be_of_both_types_in_either_order(any_scenario: Logs, tmp_path: Path) -> None:
+def test_a_system_may_be_of_both_types_in_either_order(any_scenario, tmp_path):
     put(tmp_path, any_scenario, "resnet/Offline", system_type="edge,datacenter")
     assert codes(check_tree(tmp_path), "SCENARIO-REQUIRED") == {
         "SCENARIO-REQUIRED error": ["resnet SingleStream, MultiStream, Server"]
     }
 
 
-def test_a_scenario_of_another_type_of_system_is_found(any_scenario: Logs, tmp_path: Path) -> None:
+def test_a_scenario_of_another_type_of_system_is_found(any_scenario, tmp_path):
     for scenario in ("Offline", "SingleStream", "MultiStream", "Server"):
         put(tmp_path, any_scenario, f"resnet50/{scenario}")
     (finding,) = (listed for listed in check_tree(tmp_path).findings if listed.code == "SCENARIO-REQUIRED")
     assert (finding.value, finding.expected) == ("Server (edge)", "SingleStream, MultiStream, Offline")
 
 
-def test_a_benchmark_of_the_other_category_is_found(any_scenario: Logs, tmp_path: Path) -> None:
+def test_a_benchmark_of_the_other_category_is_found(any_scenario, tmp_path):
     put(tmp_path, any_scenario, "rgat/Offline", system_type="edge")
     own = codes(check_tree(tmp_path), "SCENARIO-REQUIRED")
     assert own == {"SCENARIO-REQUIRED error": ["rgat system_type datacenter or datacenter,edge"]}
 
 
 @pytest.mark.parametrize(("target_ms", "kept"), [(15, True), (15.1, False)])
-def test_loadgen_may_be_given_the_latency_of_the_scenario_at_most(
-    any_scenario: Logs, tmp_path: Path, target_ms: float, kept: bool
-) -> None:
+def test_loadgen_may_be_given_the_latency_of_the_scenario_at_most(any_scenario, tmp_path, target_ms, kept):
     place = put(tmp_path, any_scenario, "resnet50/Server", system_type="datacenter,edge")
     log_values(place, effective_target_latency_ns=int(target_ms * 1e6))
     assert bool(codes(check_tree(tmp_path), "LATENCY-LIMIT")) != kept
 
 
-def test_an_inferred_result_has_the_counts_of_the_scenario_that_ran(any_scenario: Logs, tmp_path: Path) -> None:
+def test_an_inferred_result_has_the_counts_of_the_scenario_that_ran(any_scenario, tmp_path):
     put(tmp_path, any_scenario, "yolo-95/Offline", "SingleStream")
     files = codes(check_tree(tmp_path), "PERFORMANCE-SAMPLES", "LOG-SCENARIO")
     assert files == {}  # 64 samples are drawn, as asked for; SingleStream issues one at a time
@@ -162,9 +149,7 @@ DIFFERS = {**PASSED, "verify_accuracy.txt": "TEST FAIL", BASELINE: "mAP=53.0%"}
         ({**DIFFERS, TESTED: "mAP=52.4%"}, ["verify_accuracy.txt TEST PASS"]),
     ],
 )
-def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(
-    any_scenario: Logs, tmp_path: Path, files: dict[str, str], missing: list[str]
-) -> None:
+def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(any_scenario, tmp_path, files, missing):
     place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
     shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
     for name, text in files.items():
@@ -183,9 +168,7 @@ def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(
         ("effective_qsl_rng_seed", 1),
     ],
 )
-def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(
-    any_scenario: Logs, tmp_path: Path, key: str, value: object
-) -> None:
+def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(any_scenario, tmp_path, key, value):
     place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
     shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
     for name, text in PASSED.items():
@@ -200,7 +183,7 @@ def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(
 
 
 @pytest.mark.parametrize("test", ["TEST01", "TEST05"])
-def test_the_run_of_a_compliance_test_has_the_seeds_of_that_test(any_scenario: Logs, tmp_path: Path, test: str) -> None:
+def test_the_run_of_a_compliance_test_has_the_seeds_of_that_test(any_scenario, tmp_path, test):
     known, place = round_terms("v4.1"), put(tmp_path, any_scenario, "resnet50/Offline")
     for folder, own in (("TEST01", known.seeds), ("TEST05", known.test_seeds["TEST05"])):
         shutil.copytree(any_scenario["Offline", "samples"], place / folder / "performance" / "run_1")
@@ -215,7 +198,7 @@ def test_the_run_of_a_compliance_test_has_the_seeds_of_that_test(any_scenario: L
     assert wrong == [test]
 
 
-def test_the_run_of_a_compliance_test_is_published(any_scenario: Logs, tmp_path: Path) -> None:
+def test_the_run_of_a_compliance_test_is_published(any_scenario, tmp_path):
     place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
     place.mkdir()
     for name, text in PASSED.items():
@@ -226,7 +209,7 @@ def test_the_run_of_a_compliance_test_is_published(any_scenario: Logs, tmp_path:
     ]
 
 
-def test_an_accuracy_run_publishes_the_named_answers(any_scenario: Logs, tmp_path: Path) -> None:
+def test_an_accuracy_run_publishes_the_named_answers(any_scenario, tmp_path):
     place = put(tmp_path, any_scenario, "stable-diffusion-xl/Offline") / "accuracy" / "images"
     names = ["1311", "2476", "3644", "2188", "4114", "52", "388", "1195", "3427"]
     place.mkdir()
@@ -239,7 +222,7 @@ def test_an_accuracy_run_publishes_the_named_answers(any_scenario: Logs, tmp_pat
 
 
 @pytest.mark.parametrize(("division", "severity"), [("open", "warning"), ("closed", "error")])
-def test_a_benchmark_without_rules_is_named(any_scenario: Logs, tmp_path: Path, division: str, severity: str) -> None:
+def test_a_benchmark_without_rules_is_named(any_scenario, tmp_path, division, severity):
     put(tmp_path, any_scenario, "my-own-net/Offline", division=division)
     put(tmp_path, any_scenario, "pointpainting/SingleStream", division=division)
     put(tmp_path, any_scenario, "resnet50/SingleStream", division=division)
@@ -249,7 +232,7 @@ def test_a_benchmark_without_rules_is_named(any_scenario: Logs, tmp_path: Path, 
     assert checked.coverage == {"results": 3, "rules_applied": 1}
 
 
-def test_a_submission_whose_seeds_are_of_no_round_is_an_error(any_scenario: Logs, tmp_path: Path) -> None:
+def test_a_submission_whose_seeds_are_of_no_round_is_an_error(any_scenario, tmp_path):
     place = put(tmp_path, any_scenario, "resnet50/Offline")
     log_values(place, effective_qsl_rng_seed=1, effective_sample_index_rng_seed=2, effective_schedule_rng_seed=3)
     checked = check_tree(tmp_path)
@@ -259,7 +242,7 @@ def test_a_submission_whose_seeds_are_of_no_round_is_an_error(any_scenario: Logs
     assert "LOG-SEEDS error" in codes(named, "LOG-SEEDS", "ROUND-UNKNOWN") and named.coverage["rules_applied"] == 1
 
 
-def test_a_submission_without_a_log_that_can_be_read_is_an_error(any_scenario: Logs, tmp_path: Path) -> None:
+def test_a_submission_without_a_log_that_can_be_read_is_an_error(any_scenario, tmp_path):
     place = put(tmp_path, any_scenario, "resnet50/Offline")
     (place / "performance" / "run_1" / "mlperf_log_detail.txt").unlink()
     assert "ROUND-UNKNOWN error" in codes(check_tree(tmp_path), "ROUND-UNKNOWN")
@@ -269,7 +252,7 @@ def test_a_submission_without_a_log_that_can_be_read_is_an_error(any_scenario: L
     assert checked.coverage == {"results": 2, "rules_applied": 1}  # FILE-MISSING names the other
 
 
-def test_scores_without_their_log_are_compared_with_the_targets(any_scenario: Logs, tmp_path: Path) -> None:
+def test_scores_without_their_log_are_compared_with_the_targets(any_scenario, tmp_path):
     place = put(tmp_path, any_scenario, "rgat/Offline", system_type="datacenter") / "accuracy"
     (place / "mlperf_log_detail.txt").unlink()
     (place / "accuracy.txt").write_text("accuracy=71.803%, good=3038, total=4231\nhash=ab12\n")
@@ -279,14 +262,14 @@ def test_scores_without_their_log_are_compared_with_the_targets(any_scenario: Lo
     }
 
 
-def test_an_unknown_round_is_refused(any_scenario: Logs, tmp_path: Path) -> None:
+def test_an_unknown_round_is_refused(any_scenario, tmp_path):
     put(tmp_path, any_scenario, "resnet50/Offline")
     with pytest.raises(UsageError, match="unknown round 'v9.9'"):
         check_tree(tmp_path, round_name="v9.9")
 
 
 @pytest.mark.parametrize("inside", ["", "System", "System/resnet50", "System/resnet50/nothing"])
-def test_a_submission_without_results_is_an_error(tmp_path: Path, inside: str) -> None:
+def test_a_submission_without_results_is_an_error(tmp_path, inside):
     (tmp_path / "closed" / "Somebody" / "results" / inside).mkdir(parents=True)
     checked = check_tree(tmp_path)
     assert "RESULTS-NONE error" in codes(checked, "RESULTS-NONE") and checked.errors
@@ -294,7 +277,7 @@ def test_a_submission_without_results_is_an_error(tmp_path: Path, inside: str) -
         report_checks(tmp_path)
 
 
-def test_several_rounds_in_one_tree_are_named(any_scenario: Logs, tmp_path: Path) -> None:
+def test_several_rounds_in_one_tree_are_named(any_scenario, tmp_path):
     seeds = {
         "effective_qsl_rng_seed": 2465351861681999779,
         "effective_sample_index_rng_seed": 14276810075590677512,
@@ -314,9 +297,7 @@ def test_several_rounds_in_one_tree_are_named(any_scenario: Logs, tmp_path: Path
     assert mixed.value == "1 of v6.0, 1 of v6.1"
 
 
-def test_the_first_and_the_last_line_say_what_was_covered(
-    any_scenario: Logs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_and_the_last_line_say_what_was_covered(any_scenario, tmp_path, capsys):
     put(tmp_path, any_scenario, "resnet50/Offline")
     put(tmp_path, any_scenario, "my-own-net/Offline")
     with pytest.raises(SubmissionError) as refused:
@@ -327,7 +308,7 @@ def test_the_first_and_the_last_line_say_what_was_covered(
     assert refused.value.state["coverage"] == {"results": 2, "rules_applied": 1}
 
 
-def measured(run: Path, *, watts: float) -> None:
+def measured(run, *, watts):
     """Have LoadGen's window of a run last ten seconds, with a sample of the power in each."""
     log, begin = run / "mlperf_log_detail.txt", datetime(2026, 11, 28, 10, tzinfo=UTC)
     text = log.read_text()
@@ -343,13 +324,11 @@ def measured(run: Path, *, watts: float) -> None:
     (run / "spl.txt").write_text("".join(samples))
 
 
-def stamp(at: datetime) -> str:
+def stamp(at):
     return f"{at:%m-%d-%Y %H:%M:%S}.{at.microsecond // 1000:03d}"
 
 
-def test_a_result_of_its_own_scenario_has_the_power_and_the_energy_of_its_run(
-    any_scenario: Logs, tmp_path: Path
-) -> None:
+def test_a_result_of_its_own_scenario_has_the_power_and_the_energy_of_its_run(any_scenario, tmp_path):
     measured(put(tmp_path, any_scenario, "resnet50/SingleStream") / "performance" / "run_1", watts=1240.0)
     (row,) = read_index(tmp_path, tmp_path / "kept").rows
     assert row.power_w == pytest.approx(1240.0) and row.energy_mj is not None and row.energy_mj > 0
@@ -363,9 +342,7 @@ def test_a_result_of_its_own_scenario_has_the_power_and_the_energy_of_its_run(
         ("resnet50/Offline", "MultiStream"),
     ],
 )
-def test_figures_of_another_scenario_are_no_figures_of_an_inferred_result(
-    any_scenario: Logs, tmp_path: Path, place: str, ran: str
-) -> None:
+def test_figures_of_another_scenario_are_no_figures_of_an_inferred_result(any_scenario, tmp_path, place, ran):
     log_folder = put(tmp_path, any_scenario, place, ran) / "performance" / "run_1"
     measured(log_folder, watts=1240.0)
     (row,) = read_index(tmp_path, tmp_path / "kept").rows
@@ -379,9 +356,7 @@ def test_figures_of_another_scenario_are_no_figures_of_an_inferred_result(
 
 
 @pytest.mark.parametrize(("place", "ran"), [("resnet50/Offline", "Offline"), ("llama2-70b-99/Interactive", "Server")])
-def test_the_log_of_loadgens_own_scenario_is_not_inferred(
-    any_scenario: Logs, tmp_path: Path, place: str, ran: str
-) -> None:
+def test_the_log_of_loadgens_own_scenario_is_not_inferred(any_scenario, tmp_path, place, ran):
     put(tmp_path, any_scenario, place, ran)
     (row,) = read_index(tmp_path, tmp_path / "kept").rows
     assert row.inferred_from == "" and row.value
@@ -400,7 +375,7 @@ NAMES = {
 }
 
 
-def made(root: Path, name: str, submitter: str = "Somebody") -> Path:
+def made(root, name, submitter="Somebody"):
     """Make a tree with one result of a system of this name, and hardly any file."""
     home = root / "closed" / submitter
     folder = home / "results" / name / "llama2-70b-99" / "Offline"
@@ -413,7 +388,7 @@ def made(root: Path, name: str, submitter: str = "Somebody") -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_name_forges_no_line_in_any_form(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_forges_no_line_in_any_form(tmp_path, name, capsys):
     root = made(tmp_path / "tree", name)
     with pytest.raises(SubmissionError) as error:
         report_checks(root, round_name="v6.0")
@@ -426,7 +401,7 @@ def test_a_name_forges_no_line_in_any_form(tmp_path: Path, name: str, capsys: py
     assert texts and all(text.isprintable() for text in texts)
 
 
-def test_the_name_of_a_submitter_forges_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_name_of_a_submitter_forges_no_line(tmp_path, capsys):
     root = made(tmp_path / "tree", "box", submitter=f"Somebody\n{FORGED}")
     with pytest.raises(SubmissionError):
         report_checks(root, round_name="v6.0")
@@ -435,7 +410,7 @@ def test_the_name_of_a_submitter_forges_no_line(tmp_path: Path, capsys: pytest.C
     assert row.submitter == f"Somebody\\n{FORGED}"
 
 
-def _texts(value: object) -> list[str]:
+def _texts(value):
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):

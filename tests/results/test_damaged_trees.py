@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import good_tree
@@ -14,14 +13,13 @@ import pytest
 from test_power_checks import GOOD, tree_of
 
 from cm4vllm.common.checking.checks import Check, Fault, Stage, whole
-from cm4vllm.common.checking.findings import Finding, Rule, Severity
+from cm4vllm.common.checking.findings import Rule, Severity
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.report.comparison_texts import report_comparison
 from cm4vllm.results import file_listing
 from cm4vllm.results.check_command.tree_check import check_tree, report_checks
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.checks.subjects import results
-from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.result_index import read_index
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
 from cm4vllm.submission.capsule.rerun_file import as_yaml
@@ -30,32 +28,32 @@ RESULT = Path("results", good_tree.SYSTEM, good_tree.MODEL)
 
 
 @pytest.fixture
-def home(neural_magic: Path, tmp_path: Path) -> Path:
+def home(neural_magic, tmp_path):
     """A good tree with one finding of its own, which must stay."""
     home = good_tree.make(tmp_path / "closed" / "Somebody", neural_magic)
     (home / RESULT / "Offline" / "README.md").write_text("TO BE FILLED\n")
     return home
 
 
-def found_in(home: Path) -> dict[str, Finding]:
+def found_in(home):
     by_code = {finding.code: finding for finding in check_tree(home.parents[1]).findings}
     assert "README-UNFILLED" in by_code
     return by_code
 
 
-def reported(home: Path) -> Mapping[str, object]:
+def reported(home):
     try:
         return report_checks(home.parents[1])
     except SubmissionError as error:
         return error.state
 
 
-def explored(home: Path, kept: Path) -> int:
+def explored(home, kept):
     return len(read_index(home.parents[1], kept).rows)
 
 
 @pytest.mark.parametrize("text", ['"\u00b2"', f'"{"9" * 5000}"', '"eight"', '"-1"', "-1"])
-def test_a_count_that_is_none_is_a_finding(home: Path, tmp_path: Path, text: str) -> None:
+def test_a_count_that_is_none_is_a_finding(home, tmp_path, text):
     path = home / "systems" / f"{good_tree.SYSTEM}.json"
     stated = json.loads(path.read_text())
     for key in ("number_of_nodes", "accelerators_per_node", "host_processor_core_count"):
@@ -66,7 +64,7 @@ def test_a_count_that_is_none_is_a_finding(home: Path, tmp_path: Path, text: str
         assert explored(home, tmp_path / "kept") == 2
 
 
-def test_a_number_too_long_for_json_makes_the_file_unreadable(home: Path, tmp_path: Path) -> None:
+def test_a_number_too_long_for_json_makes_the_file_unreadable(home, tmp_path):
     path = home / "systems" / f"{good_tree.SYSTEM}.json"
     path.write_text(path.read_text().replace('"number_of_nodes": ', f'"n": {"9" * 5000}, "number_of_nodes": ', 1))
     by_code = found_in(home)
@@ -75,7 +73,7 @@ def test_a_number_too_long_for_json_makes_the_file_unreadable(home: Path, tmp_pa
 
 
 @pytest.mark.parametrize("place", ["src", str(RESULT / "Server" / "accuracy"), "systems", "measurements", "."])
-def test_a_name_that_is_not_utf8_is_a_finding(home: Path, tmp_path: Path, place: str) -> None:
+def test_a_name_that_is_not_utf8_is_a_finding(home, tmp_path, place):
     (home / place).mkdir(exist_ok=True)
     Path(os.fsdecode(os.fsencode(home / place / "caf") + b"\xe9.json")).write_text("{}")
     state = json.loads(json.dumps(reported(home), ensure_ascii=False).encode())
@@ -85,7 +83,7 @@ def test_a_name_that_is_not_utf8_is_a_finding(home: Path, tmp_path: Path, place:
     assert explored(home, tmp_path / "kept") == 2
 
 
-def test_names_of_systems_and_submitters_that_are_not_utf8_are_checked(home: Path, tmp_path: Path) -> None:
+def test_names_of_systems_and_submitters_that_are_not_utf8_are_checked(home, tmp_path):
     other = os.fsdecode(os.fsencode(home.with_name("Z")) + b"\xfcrich")
     system = os.fsdecode(b"Syst\xe8me")
     shutil.copytree(home, other)
@@ -99,7 +97,7 @@ def test_names_of_systems_and_submitters_that_are_not_utf8_are_checked(home: Pat
     assert "Syst\\udce8me" in (tmp_path / "page.html").read_text()
 
 
-def test_a_score_without_an_end_is_compared(home: Path, tmp_path: Path) -> None:
+def test_a_score_without_an_end_is_compared(home, tmp_path):
     other = shutil.copytree(home, tmp_path / "closed" / "Other")
     path = other / RESULT / "Offline" / "accuracy" / "accuracy.txt"
     path.write_text(path.read_text().replace("44.5491", "1e999"))
@@ -125,9 +123,7 @@ def test_a_score_without_an_end_is_compared(home: Path, tmp_path: Path) -> None:
     ids=lambda name: name.name,
 )
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to itself", "bytes"])
-def test_a_file_that_is_none_is_a_finding_and_the_rest_is_checked(
-    home: Path, tmp_path: Path, name: Path, kind: str
-) -> None:
+def test_a_file_that_is_none_is_a_finding_and_the_rest_is_checked(home, tmp_path, name, kind):
     path = home / name
     path.unlink(missing_ok=True)
     if kind == "folder":
@@ -143,7 +139,7 @@ def test_a_file_that_is_none_is_a_finding_and_the_rest_is_checked(
     assert all(map(as_yaml, capsules_at(home.parents[1])))
 
 
-def test_a_readme_of_many_dots_is_read(home: Path) -> None:
+def test_a_readme_of_many_dots_is_read(home):
     readme = home / RESULT / "Server" / "README.md"
     command = "cm run script --tags=run-mlperf,inference --scenario=Server --server_target_qps=1.2.3"
     readme.write_text(f"```\n{command}\n```\nROUGE1: 1.2.3 >= 4.5.6.\nSamples per second: 1.2.3\n")
@@ -152,11 +148,11 @@ def test_a_readme_of_many_dots_is_read(home: Path) -> None:
     assert "CHECK-FAILED" not in found_in(home)
 
 
-def test_a_check_that_fails_names_itself_and_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_fails_names_itself_and_the_file(home, monkeypatch):
     shutil.copytree(home / RESULT.parent, home / "results" / "Another")
     shutil.copy(home / "systems" / f"{good_tree.SYSTEM}.json", home / "systems" / "Another.json")
 
-    def broken(result: Result) -> Iterator[Fault]:
+    def broken(result):
         if result.system != "Another" and result.scenario == "Offline":
             raise ValueError("no such\nthing")
         yield Fault("it was checked", result.folder)
@@ -176,8 +172,8 @@ def test_a_check_that_fails_names_itself_and_the_file(home: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("refuses", ["subjects", "check"])
-def test_a_file_that_a_check_may_not_read_is_named(home: Path, monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
-    def refused(submission: Submission) -> Iterator[Fault]:
+def test_a_file_that_a_check_may_not_read_is_named(home, monkeypatch, refuses):
+    def refused(submission):
         raise PermissionError(13, "Permission denied", str(submission.home / "code" / "a.py"))
         yield
 
@@ -188,10 +184,10 @@ def test_a_file_that_a_check_may_not_read_is_named(home: Path, monkeypatch: pyte
     assert (failed.file, failed.value) == ("closed/Somebody/code/a.py", "Permission denied")
 
 
-def test_a_folder_that_cannot_be_listed_is_a_finding(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_a_finding(home, monkeypatch):
     scan = os.scandir
 
-    def refusing(path: str) -> object:
+    def refusing(path):
         if str(path).endswith("/documentation"):
             raise PermissionError(13, "Permission denied", path)
         return scan(path)

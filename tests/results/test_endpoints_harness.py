@@ -1,9 +1,7 @@
 """Results of the endpoints harness: files of the form that published ones of round v6.1 have, with small numbers."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,7 +21,7 @@ MEASURED = tuple(
 )
 
 
-def times(scale: float) -> dict[str, Any]:
+def times(scale):
     percentiles = {"50.0": 205e6, "90.0": 253e6, "95.0": 267e6, "97.0": 277e6, "99.0": 303e6, "99.9": 1874e6}
     return {
         "min": 101e6 * scale,
@@ -35,7 +33,7 @@ def times(scale: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     seeds = round_terms("v6.1").seeds
     put(
         tmp_path,
@@ -73,13 +71,13 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def put(tree: Path, name: str, content: dict[str, Any]) -> None:
+def put(tree, name, content):
     path = tree / FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(content) if name == CONFIG else json.dumps(content))
 
 
-def codes_of(tree: Path, round_name: str = "v6.1") -> set[str]:
+def codes_of(tree, round_name="v6.1"):
     return {
         finding.code
         for finding in check_tree(tree, round_name=round_name).findings
@@ -87,7 +85,7 @@ def codes_of(tree: Path, round_name: str = "v6.1") -> set[str]:
     }
 
 
-def test_a_result_of_the_endpoints_harness_is_read(tree: Path) -> None:
+def test_a_result_of_the_endpoints_harness_is_read(tree):
     (submission,) = read_tree(tree)
     (result,) = submission.results
     run = result.performance
@@ -110,12 +108,12 @@ def test_a_result_of_the_endpoints_harness_is_read(tree: Path) -> None:
     }
 
 
-def test_a_good_result_has_no_findings_of_what_was_measured(tree: Path) -> None:
+def test_a_good_result_has_no_findings_of_what_was_measured(tree):
     assert codes_of(tree, "") == set()
 
 
-def change(name: str, edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def apply(tree: Path) -> None:
+def change(name, edit):
+    def apply(tree):
         content = yaml.safe_load((tree / FOLDER / name).read_text())
         edit(content)
         put(tree, name, content)
@@ -147,13 +145,13 @@ def change(name: str, edit: Callable[[dict[str, Any]], object]) -> Callable[[Pat
         (lambda tree: (tree / FOLDER / CONFIG).write_text("a: [1"), "FILE-UNREADABLE"),
     ],
 )
-def test_each_fault_of_such_a_result_is_found(tree: Path, apply: Callable[[Path], None], code: str) -> None:
+def test_each_fault_of_such_a_result_is_found(tree, apply, code):
     apply(tree)
     assert code in codes_of(tree)
 
 
 @pytest.mark.parametrize("value", ["a text", None, -1, True, [], {}, 1e400, [[]]])
-def test_values_of_other_types_are_left_out_and_no_crash(tree: Path, value: object) -> None:
+def test_values_of_other_types_are_left_out_and_no_crash(tree, value):
     """Reading raises nothing; which findings there are depends on the key."""
     for name in (PERFORMANCE, ACCURACY, CONFIG):
         content = yaml.safe_load((tree / FOLDER / name).read_text())

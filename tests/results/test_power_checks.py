@@ -17,7 +17,6 @@ from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase
 from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.figures import Figure
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.rules import round_terms
@@ -26,7 +25,7 @@ GOOD, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-l
 FORMAT = "%m-%d-%Y %H:%M:%S.%f"
 
 
-def tree_of(published: Path, name: str, root: Path) -> Path:
+def tree_of(published, name, root):
     """Make a tree with one session; return its performance folder."""
     home = root / "closed" / "Somebody"
     folder = home / "results" / "a_system" / "resnet50" / "Offline"
@@ -38,12 +37,12 @@ def tree_of(published: Path, name: str, root: Path) -> Path:
     return folder / "performance"
 
 
-def found_in(session: Path) -> set[str]:
+def found_in(session):
     return {finding.code for finding in check_tree(session.parents[6]).findings if finding.code.startswith("POWER-")}
 
 
 @pytest.fixture
-def session(published_power: Path, tmp_path: Path) -> Path:
+def session(published_power, tmp_path):
     return tree_of(published_power, GOOD, tmp_path)
 
 
@@ -57,122 +56,14 @@ def session(published_power: Path, tmp_path: Path) -> Path:
         ("v5.1-gateoverflow-mobilenet-offline", {"POWER-COVERAGE", "POWER-UNCERTAINTY"}),
     ],
 )
-def test_the_findings_of_published_sessions(published_power: Path, tmp_path: Path, name: str, codes: set[str]) -> None:
+def test_the_findings_of_published_sessions(published_power, tmp_path, name, codes):
     assert found_in(tree_of(published_power, name, tmp_path)) == codes
 
 
-# --- the changes ------------------------------------------------------------------------------------------------------
+# --- the changes: each takes the performance folder
 
 
-def restate(session: Path) -> None:
-    """Have server.json and client.json state the digests and the means of the files as they are now."""
-    restate_digests(session)
-    for part in ("client", "server"):
-        path = session / "power" / f"{part}.json"
-        content = json.loads(path.read_text())
-        watts = [listed for listed in content.get("ptd_messages", ()) if listed["cmd"] == "Watts"]
-        for message, phase in zip(watts, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
-            mean = mean_watts(samples_of((session / phase / "spl.txt").read_text()).samples)
-            message["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{mean:.6f}", message["reply"])
-        path.write_text(json.dumps(content))
-
-
-def restate_digests(session: Path) -> None:
-    for part in ("client", "server"):
-        path = session / "power" / f"{part}.json"
-        content = json.loads(path.read_text())
-        for name in content["results"]:
-            if name in FILES and (session / name).is_file():
-                content["results"][name] = hashlib.sha1((session / name).read_bytes()).hexdigest()
-        path.write_text(json.dumps(content))
-
-
-def of_samples(session: Path, change: Callable[[list[str]], list[str]], *phases: Phase) -> None:
-    for phase in phases:
-        path = session / phase / "spl.txt"
-        path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
-    restate(session)
-
-
-def shifted(line: str) -> str:
-    words = line.split(",")
-    if words[0] == "Time":
-        words[1] = (datetime.strptime(words[1], FORMAT) + timedelta(seconds=2)).strftime(FORMAT)[:-3]
-    return ",".join(words)
-
-
-def scaled(line: str, factor: float) -> str:
-    words = line.split(",")
-    if words[0] == "Time":
-        words[3] = f"{float(words[3]) * factor:.6f}"
-    return ",".join(words)
-
-
-def the_clock_is_two_seconds_ahead(session: Path) -> None:
-    of_samples(session, lambda lines: [shifted(line) for line in lines], *Phase)
-
-
-def the_window_is_cut(session: Path) -> None:
-    of_samples(session, lambda lines: lines[:-42], Phase.TESTING)
-
-
-def ten_seconds_are_missing(session: Path) -> None:
-    of_samples(session, lambda lines: [*lines[:700], *lines[710:]], Phase.TESTING)
-
-
-def samples_are_not_positive(session: Path) -> None:
-    """Change the sign of 7 of 663 samples in the window."""
-    of_samples(
-        session,
-        lambda lines: [*lines[:700], *(scaled(line, -1) for line in lines[700:707]), *lines[707:]],
-        Phase.TESTING,
-    )
-
-
-def a_line_is_cut(session: Path) -> None:
-    of_samples(session, lambda lines: [*lines[:700], lines[700][:70] + "\n", *lines[701:]], Phase.TESTING)
-
-
-def testing_is_lower(session: Path) -> None:
-    of_samples(session, lambda lines: [scaled(line, 0.88) for line in lines], Phase.TESTING)
-
-
-def a_sample_is_uncertain(session: Path) -> None:
-    path = session / "power" / "ptd_logs.txt"
-    warning = "07-25-2024 11:30:00.000: WARNING: Uncertainty 1.52%, which is above 1.00% limit for the last sample!\n"
-    path.write_text(f"{path.read_text()}\n{warning}")
-    restate(session)
-
-
-def the_mean_is_another(session: Path) -> None:
-    path = session / "power" / "server.json"
-    path.write_text(path.read_text().replace("Watts,826.755926", "Watts,820.000000"))
-
-
-def one_byte_is_changed(session: Path) -> None:
-    path = session / "power" / "client.log"
-    path.write_text(path.read_text().replace("Successful", "successful", 1).replace("ranging", "Ranging", 1))
-
-
-def a_file_is_missing(session: Path) -> None:
-    (session / "ranging" / "mlperf_log_summary.txt").unlink()
-
-
-def server_json_is_empty(session: Path) -> None:
-    (session / "power" / "server.json").write_text("{}")
-
-
-def client_json_states_no_digests(session: Path) -> None:
-    path = session / "power" / "client.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "results": {}}))
-
-
-def ptdaemon_was_never_asked(session: Path) -> None:
-    path = session / "power" / "server.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "ptd_messages": []}))
-
-
-def of_json(session: Path, part: str, **changes: object) -> None:
+def json_of(session, part, **changes):
     """Change parts of client.json or server.json: a value, or a function of the value before."""
     path = session / "power" / f"{part}.json"
     content = json.loads(path.read_text())
@@ -180,155 +71,163 @@ def of_json(session: Path, part: str, **changes: object) -> None:
     path.write_text(json.dumps(content))
 
 
-def emptied(name: str) -> Callable[[Path], None]:
-    def change(session: Path) -> None:
-        (session / name).write_text("")
-        restate_digests(session)
+def restate(session, *, means=True):
+    """Have server.json and client.json state the digests, and the means, of the files as they are now."""
+    watts = {phase: mean_watts(samples_of((session / phase / "spl.txt").read_text()).samples) for phase in Phase}
 
-    return change
+    def messages(listed):
+        stated = [each for each in listed if each["cmd"] == "Watts"]
+        for message, phase in zip(stated, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
+            message["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{watts[phase]:.6f}", message["reply"])
+        return listed
 
+    def digests(stated):
+        own = [name for name in stated if name in FILES and (session / name).is_file()]
+        return stated | {name: hashlib.sha1((session / name).read_bytes()).hexdigest() for name in own}
 
-def without(name: str, pattern: str) -> Callable[[Path], None]:
-    """Remove the lines of a file that match."""
-
-    def change(session: Path) -> None:
-        lines = (session / name).read_text().splitlines(keepends=True)
-        kept = [line for line in lines if not re.search(pattern, line)]
-        assert len(kept) < len(lines)
-        (session / name).write_text("".join(kept))
-        restate_digests(session)
-
-    return change
-
-
-def stated(part: str, **changes: object) -> Callable[[Path], None]:
-    return lambda session: of_json(session, part, **changes)
-
-
-def results_of_another_kind(session: Path) -> None:
     for part in ("client", "server"):
-        of_json(session, part, results={"x": "y"})
+        json_of(session, part, results=digests, **({"ptd_messages": messages} if means and part == "server" else {}))
 
 
-def the_log_of_ptdaemon_is_of_another_day(session: Path) -> None:
-    path = session / "power" / "ptd_logs.txt"
-    path.write_text(path.read_text().replace("07-25-2024", "07-24-2024"))
-    restate_digests(session)
+def of_samples(change, *phases):
+    def apply(session):
+        for phase in phases or [Phase.TESTING]:
+            path = session / phase / "spl.txt"
+            path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+        restate(session)
+
+    return apply
 
 
-def with_watts(session: Path, watts: str) -> None:
+def shifted(line):
+    words = line.split(",")
+    if words[0] == "Time":
+        words[1] = (datetime.strptime(words[1], FORMAT) + timedelta(seconds=2)).strftime(FORMAT)[:-3]
+    return ",".join(words)
+
+
+def scaled(line, factor):
+    words = line.split(",")
+    if words[0] == "Time":
+        words[3] = f"{float(words[3]) * factor:.6f}"
+    return ",".join(words)
+
+
+def edited(name, edit, *, again=False):
+    """Edit a file, and state its new digest with `again`."""
+
+    def change(session):
+        before = (session / name).read_text()
+        assert edit(before) != before, name
+        (session / name).write_text(edit(before))
+        if again:
+            restate(session, means=False)
+
+    return change
+
+
+def emptied(name):
+    return edited(name, lambda text: "", again=True)
+
+
+def without(name, pattern):
+    """Remove the lines of a file that match."""
+    lines = re.compile(rf"^.*(?:{pattern}).*\n", re.MULTILINE)
+    return edited(name, lambda text: lines.sub("", text), again=True)
+
+
+def stated(part, **changes):
+    return lambda session: json_of(session, part, **changes)
+
+
+def messages(kept):
+    return stated("server", ptd_messages=lambda listed: [each for each in listed if kept(each)])
+
+
+def watts(value):
     """Have one sample of the window state another power, and the means be those of before."""
-    path = session / Phase.TESTING / "spl.txt"
-    lines = path.read_text().splitlines(keepends=True)
-    lines[700] = re.sub(r"Watts,[^,]+", f"Watts,{watts}", lines[700])
-    path.write_text("".join(lines))
-    restate_digests(session)
+
+    def other(text):
+        lines = text.splitlines(keepends=True)
+        return "".join([*lines[:700], re.sub(r"(?<=Watts,)[^,]+", value, lines[700]), *lines[701:]])
+
+    return edited("run_1/spl.txt", other, again=True)
 
 
-def a_sample_is_infinite(session: Path) -> None:
-    with_watts(session, "inf")
+def results_of_another_kind(session):
+    for part in ("client", "server"):
+        json_of(session, part, results={"x": "y"})
 
 
-def a_sample_is_an_overflow(session: Path) -> None:
-    with_watts(session, "9.9e13")
-
-
-def a_sample_is_the_greatest_float(session: Path) -> None:
-    with_watts(session, "9.9e37")
-
-
-def a_fetched_file_is_left(session: Path) -> None:
-    (session / FETCHED_ONLY).write_text("Power: Watts,826\n")
-
-
-def the_log_of_ptdaemon_is_cut(session: Path) -> None:
-    path = session / "power" / "ptd_logs.txt"
-    text = path.read_text()
-    path.write_text(text[: text.rindex("Completed test")])
-    restate(session)
-
-
-def settings_are_not_stated(session: Path) -> None:
-    (session.parent / "power_settings.md").unlink()
-
-
-def the_wiring_is_not_stated(session: Path) -> None:
-    (session.parent / "analyzer_table.md").unlink()
-
-
-def two_analyzers_are_configured(session: Path) -> None:
-    path = session / "power" / "server.json"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "ptd_config": [content["ptd_config"]] * 2}))
-
-
-def the_analyzer_is_simulated(session: Path) -> None:
-    path = session / "power" / "server.json"
-    path.write_text(path.read_text().replace("YokogawaWT210,", f"{SIMULATED},"))
-
-
-CHANGES: dict[Callable[[Path], None], str] = {
-    the_clock_is_two_seconds_ahead: "POWER-CLOCK",
-    the_window_is_cut: "POWER-WINDOW",
-    ten_seconds_are_missing: "POWER-COVERAGE",
-    samples_are_not_positive: "POWER-COVERAGE",
-    a_line_is_cut: "POWER-COVERAGE",
-    testing_is_lower: "POWER-RANGING",
-    a_sample_is_uncertain: "POWER-UNCERTAINTY",
-    the_mean_is_another: "POWER-MEAN",
-    one_byte_is_changed: "POWER-HASH",
-    a_file_is_missing: "POWER-FILES",
-    a_fetched_file_is_left: "POWER-FILES",
-    server_json_is_empty: "POWER-FILES",
-    client_json_states_no_digests: "POWER-FILES",
-    ptdaemon_was_never_asked: "POWER-FILES",
-    a_sample_is_infinite: "POWER-IMPOSSIBLE",
-    a_sample_is_an_overflow: "POWER-IMPOSSIBLE",
-    a_sample_is_the_greatest_float: "POWER-IMPOSSIBLE",
-    the_log_of_ptdaemon_is_cut: "POWER-PTD-LOG-CUT",
-    settings_are_not_stated: "POWER-SETTINGS",
-    the_wiring_is_not_stated: "POWER-SETTINGS",
-    two_analyzers_are_configured: "POWER-TWO-ANALYZERS",
-    the_analyzer_is_simulated: "POWER-SIMULATED",
-}
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
-def test_a_change_has_exactly_its_finding(session: Path, change: Callable[[Path], None]) -> None:
-    change(session)
-    assert found_in(session) == {CHANGES[change]}
-
-
-FILE, ONE = {"POWER-FILES"}, {"POWER-ONE-SESSION"}
-PTD_LOG, SERVER_LOG = "power/ptd_logs.txt", "power/server.log"
-#: Parts that are missing or of another form, by which a check would have nothing to compare.
-PARTS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
-    "no log of PTDaemon": (emptied(PTD_LOG), FILE | {"POWER-PTD-LOG-CUT", "POWER-UNCERTAINTY"}),
+FILE, ONE, CUT = {"POWER-FILES"}, {"POWER-ONE-SESSION"}, {"POWER-PTD-LOG-CUT"}
+PTD_LOG, SERVER_LOG, SERVER = "power/ptd_logs.txt", "power/server.log", "power/server.json"
+OTHER_ID = "0966d6b9-1913-428c-99e7-cd64b9b536ef"
+UNCERTAIN = "07-25-2024 11:30:00.000: WARNING: Uncertainty 1.52%, which is above 1.00% limit for the last sample!"
+#: Each change with its codes; the last ones are of parts by which a check would have nothing to compare.
+CHANGES: dict[str, tuple[Callable[[Path], object], set[str]]] = {
+    "the clock is two seconds ahead": (of_samples(lambda lines: [*map(shifted, lines)], *Phase), {"POWER-CLOCK"}),
+    "the window is cut": (of_samples(lambda lines: lines[:-42]), {"POWER-WINDOW"}),
+    "ten seconds are missing": (of_samples(lambda lines: [*lines[:700], *lines[710:]]), {"POWER-COVERAGE"}),
+    "7 of 663 samples are not positive": (
+        of_samples(lambda lines: [*lines[:700], *(scaled(line, -1) for line in lines[700:707]), *lines[707:]]),
+        {"POWER-COVERAGE"},
+    ),
+    "a line is cut": (
+        of_samples(lambda lines: [*lines[:700], lines[700][:70] + "\n", *lines[701:]]),
+        {"POWER-COVERAGE"},
+    ),
+    "testing is lower": (of_samples(lambda lines: [scaled(line, 0.88) for line in lines]), {"POWER-RANGING"}),
+    "a sample is uncertain": (
+        edited(PTD_LOG, lambda text: f"{text}\n{UNCERTAIN}\n", again=True),
+        {"POWER-UNCERTAINTY"},
+    ),
+    "the mean is another": (
+        edited(SERVER, lambda text: text.replace("Watts,826.755926", "Watts,820.000000")),
+        {"POWER-MEAN"},
+    ),
+    "one byte is changed": (
+        edited("power/client.log", lambda text: text.replace("ranging", "Ranging", 1)),
+        {"POWER-HASH"},
+    ),
+    "a file is missing": (lambda session: (session / "ranging/mlperf_log_summary.txt").unlink(), FILE),
+    "a fetched file is left": (lambda session: (session / FETCHED_ONLY).write_text("Power: Watts,826\n"), FILE),
+    "server.json is empty": (edited(SERVER, lambda text: "{}"), FILE),
+    "client.json states no digests": (stated("client", results={}), FILE),
+    "PTDaemon was never asked": (stated("server", ptd_messages=[]), FILE),
+    "a sample is infinite": (watts("inf"), {"POWER-IMPOSSIBLE"}),
+    "a sample is an overflow": (watts("9.9e13"), {"POWER-IMPOSSIBLE"}),
+    "the log of PTDaemon is cut": (
+        edited(PTD_LOG, lambda text: text[: text.rindex("Completed test")], again=True),
+        CUT,
+    ),
+    "settings are not stated": (lambda session: (session.parent / "power_settings.md").unlink(), {"POWER-SETTINGS"}),
+    "the wiring is not stated": (lambda session: (session.parent / "analyzer_table.md").unlink(), {"POWER-SETTINGS"}),
+    "two analyzers": (stated("server", ptd_config=lambda config: [config, config]), {"POWER-TWO-ANALYZERS"}),
+    "the analyzer is simulated": (
+        edited(SERVER, lambda text: text.replace("YokogawaWT210,", f"{SIMULATED},")),
+        {"POWER-SIMULATED"},
+    ),
+    "no log of PTDaemon": (emptied(PTD_LOG), FILE | CUT | {"POWER-UNCERTAINTY"}),
     "no log of the server": (emptied(SERVER_LOG), FILE),
-    "no log of the client": (emptied("power/client.log"), FILE),
     "no samples of ranging": (emptied("ranging/spl.txt"), FILE | {"POWER-WINDOW"}),
-    "no summary of ranging": (emptied("ranging/mlperf_log_summary.txt"), FILE),
     "no log of ranging": (emptied("ranging/mlperf_log_detail.txt"), FILE),
     "no window of ranging": (without("ranging/mlperf_log_detail.txt", "power_end"), FILE),
     "no Go in the log of the server": (without(SERVER_LOG, "to ptd: 'Go,.*_testing"), FILE),
-    "no begin in the log of PTDaemon": (without(PTD_LOG, "Go with mark .*_testing"), {"POWER-PTD-LOG-CUT"}),
-    "no end of ranging in the log of PTDaemon": (without(PTD_LOG, "11:18:37.*Completed"), {"POWER-PTD-LOG-CUT"}),
+    "no begin in the log of PTDaemon": (without(PTD_LOG, "Go with mark .*_testing"), CUT),
+    "no end of ranging in the log of PTDaemon": (without(PTD_LOG, "11:18:37.*Completed"), CUT),
     "no check of the uncertainty": (without(PTD_LOG, "Uncertainty checking"), {"POWER-UNCERTAINTY"}),
-    "the log of PTDaemon of another day": (the_log_of_ptdaemon_is_of_another_day, {"POWER-PTD-LOG-CUT"}),
+    "the log of PTDaemon of another day": (
+        edited(PTD_LOG, lambda text: text.replace("07-25-2024", "07-24-2024"), again=True),
+        CUT,
+    ),
     "messages of no form": (stated("server", ptd_messages=[{}]), FILE),
-    "no messages of the power": (
-        stated("server", ptd_messages=lambda listed: [each for each in listed if each["cmd"] != "Watts"]),
-        FILE,
-    ),
-    "no identity of the analyzer": (
-        stated("server", ptd_messages=lambda listed: [each for each in listed if each["cmd"] != "Identify"]),
-        FILE,
-    ),
+    "no messages of the power": (messages(lambda each: each["cmd"] != "Watts"), FILE),
+    "no identity of the analyzer": (messages(lambda each: each["cmd"] != "Identify"), FILE),
     "a reply of no power": (
         stated(
             "server",
             ptd_messages=lambda listed: [
-                {**each, "reply": "Watts"} if each["cmd"] == "Watts" else each for each in listed
+                each | {"reply": "Watts"} if each["cmd"] == "Watts" else each for each in listed
             ],
         ),
         FILE,
@@ -345,14 +244,8 @@ PARTS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "phases of other names": (stated("server", phases={"x": 1}), FILE),
     "a phase without moments": (stated("client", phases=lambda listed: {**listed, "testing": []}), FILE),
     "no identifiers": (stated("server", uuid={"client": "", "server": ""}), FILE),
-    "another server": (
-        stated("server", uuid=lambda listed: {**listed, "server": "0966d6b9-1913-428c-99e7-cd64b9b536ef"}),
-        ONE,
-    ),
-    "another client": (
-        stated("client", uuid=lambda listed: {**listed, "client": "0966d6b9-1913-428c-99e7-cd64b9b536ef"}),
-        ONE,
-    ),
+    "another server": (stated("server", uuid=lambda listed: {**listed, "server": OTHER_ID}), ONE),
+    "another client": (stated("client", uuid=lambda listed: {**listed, "client": OTHER_ID}), ONE),
     "another session": (stated("client", session_name="2024-07-25_06-58-24"), ONE),
     "a message less": (stated("client", messages=lambda listed: listed[:-1]), ONE),
     "another reply": (stated("client", messages=lambda listed: [{**listed[0], "reply": "no"}, *listed[1:]]), ONE),
@@ -363,26 +256,21 @@ PARTS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_a_part_that_a_check_reads_is_never_missing_without_a_finding(session: Path, name: str) -> None:
-    change, codes = PARTS[name]
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_has_exactly_its_findings(session, name):
+    change, codes = CHANGES[name]
     change(session)
     assert found_in(session) == codes
 
 
-def test_a_removed_channel_is_found(published_power: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [lambda line: re.sub(r",Ch3,.*", "", line), lambda line: scaled(line, 1.01)])
+def test_channels_are_all_there_and_add_up(published_power, tmp_path, change):
     session = tree_of(published_power, CHANNELS, tmp_path)
-    of_samples(session, lambda lines: [re.sub(r",Ch3,.*", "", line) for line in lines], Phase.TESTING)
+    of_samples(lambda lines: [change(line) for line in lines])(session)
     assert found_in(session) == {"POWER-FILES", "POWER-CHANNELS"}
 
 
-def test_channels_that_do_not_add_up_are_found(published_power: Path, tmp_path: Path) -> None:
-    session = tree_of(published_power, CHANNELS, tmp_path)
-    of_samples(session, lambda lines: [scaled(line, 1.01) for line in lines], Phase.TESTING)
-    assert found_in(session) == {"POWER-FILES", "POWER-CHANNELS"}
-
-
-def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session: Path) -> None:
+def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session):
     (session / "power" / "server.json").rename(session / "power" / "renamed.json")
     the_log = session / "ranging" / "spl.txt"
     the_log.write_text(the_log.read_text().replace("PF,0.994000,", f"PF,0.994000,{SIMULATED},", 1))
@@ -393,22 +281,22 @@ def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session: 
     assert {"POWER-SIMULATED", "POWER-FILES"} <= found_in(session)
 
 
-def test_every_check_of_power_is_shown_by_a_change() -> None:
-    shown = {*CHANGES.values(), "POWER-CHANNELS", *ONE}
-    assert {code for code in CHECKS if code.startswith("POWER-")} == shown
+def test_every_check_of_power_is_shown_by_a_change():
+    shown = set().union(*(codes for _, codes in CHANGES.values()))
+    assert {code for code in CHECKS if code.startswith("POWER-")} == shown | {"POWER-CHANNELS"}
 
 
 # --- the published figure of power of each kind of result: W, and mJ/query where results are compared by a latency
 
 
-def figures(root: Path, name: str) -> tuple[Figure, Figure]:
+def figures(root, name):
     part = Reader(root).performance(root / name / "run_1", None)
     power = recorded_power(part) if part else None
     assert power is not None
     return power.mean, power.metric
 
 
-def test_a_rate_has_watts_and_a_latency_has_energy(published_power: Path) -> None:
+def test_a_rate_has_watts_and_a_latency_has_energy(published_power):
     """The figures are those that mlcommons/cm4mlperf-results has as Result_Power."""
     power, metric = figures(published_power, "v4.1-untether-r760-resnet50-offline")
     assert power == metric and power.unit == "W" and power.value == pytest.approx(1021.358974)
@@ -426,9 +314,7 @@ print(json.dumps(get_power_metric(None, scenario, folder, True, float(result))))
 """
 
 
-def test_the_figures_of_published_sessions_are_those_of_the_official_checker(
-    published_power: Path, tmp_path: Path, inference_git: Path
-) -> None:
+def test_the_figures_of_published_sessions_are_those_of_the_official_checker(published_power, tmp_path, inference_git):
     extract(inference_git, round_terms("v6.1").checkers[0].commit, ["tools/submission/submission_checker"], tmp_path)
     for session in sorted(published_power.iterdir()):
         part = Reader(published_power).performance(session / "run_1", None)
@@ -447,7 +333,7 @@ def test_the_figures_of_published_sessions_are_those_of_the_official_checker(
         assert (power.metric.value, power.efficiency.value) == pytest.approx((metric, efficiency), rel=1e-12), session
 
 
-def test_a_run_without_an_analyzer_has_no_power(neural_magic: Path) -> None:
+def test_a_run_without_an_analyzer_has_no_power(neural_magic):
     folder = next(neural_magic.glob("results/*/*/*/performance/run_1"))
     part = Reader(neural_magic).performance(folder, None)
     assert part is not None and recorded_power(part) is None

@@ -3,34 +3,33 @@
 import os
 import random
 import string
-from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.checking.findings import Finding, Severity
+from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.secrets.secret_forms import keys_in
 from cm4vllm.results.checks import CHECKS
+from cm4vllm.results.checks.of_texts.private_text import LARGEST_TEXT
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submitted_names import is_a_person
-from cm4vllm.results.text_files import LARGEST_TEXT
 
 #: Not whole in this file: the program that is published with a submission is searched for it.
 KEY = " ".join(["PRIVATE", "KEY"])
 
 
-def made_up(length: int) -> str:
+def made_up(length):
     """Return letters and digits that no file of the project holds."""
     return "".join(random.Random(7).choices(string.ascii_letters + string.digits, k=length))
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path):
     home = tmp_path / "closed" / "Somebody"
     (home / "src" / "llama").mkdir(parents=True)
     return home
 
 
-def findings_of(home: Path) -> list[Finding]:
+def findings_of(home):
     submission = Submission(home.parents[1], "v6.0", home.parent.name, home.name, (), ())
     return list(CHECKS["PRIVATE-TEXT"].findings(submission))
 
@@ -46,7 +45,7 @@ def findings_of(home: Path) -> list[Finding]:
     ],
     ids=["Hugging Face", "GitHub", "NVIDIA", "private key"],
 )
-def test_a_credential_is_found_in_programs_and_never_shown(home: Path, folder: str, secret: str) -> None:
+def test_a_credential_is_found_in_programs_and_never_shown(home, folder, secret):
     (home / folder).mkdir(parents=True, exist_ok=True)
     (home / folder / "start.sh").write_text(f"#!/bin/sh\nexport TOKEN={secret}\n")
     (finding,) = findings_of(home)
@@ -67,12 +66,12 @@ def test_a_credential_is_found_in_programs_and_never_shown(home: Path, folder: s
         "begins with -----BEGIN and ends",
     ],
 )
-def test_what_only_shows_where_a_secret_belongs_is_none(home: Path, text: str) -> None:
+def test_what_only_shows_where_a_secret_belongs_is_none(home, text):
     (home / "src" / "llama" / "main.py").write_text(f'token = "{text}"\n')
     assert findings_of(home) == []
 
 
-def test_a_name_in_many_files_of_programs_is_one_finding(home: Path) -> None:
+def test_a_name_in_many_files_of_programs_is_one_finding(home):
     for number in range(3):
         (home / "src" / "llama" / f"{number}.py").write_text(f"{number}, /home/scratch.jdoe/x\n")
     (finding,) = findings_of(home)
@@ -80,7 +79,7 @@ def test_a_name_in_many_files_of_programs_is_one_finding(home: Path) -> None:
     assert (finding.file, finding.value) == ("closed/Somebody/src/llama/0.py", "scratch.jdoe")
 
 
-def test_what_was_not_read_is_said(home: Path) -> None:
+def test_what_was_not_read_is_said(home):
     (home / "src" / "llama" / "model.bin").write_bytes(b"\0\1" + f"hf_{made_up(34)}".encode())
     (home / "src" / "llama" / "long.txt").write_text("." * LARGEST_TEXT + f" hf_{made_up(34)}")
     (home / "src" / "llama" / "exact.txt").write_text("." * LARGEST_TEXT)
@@ -94,13 +93,13 @@ def test_what_was_not_read_is_said(home: Path) -> None:
     ]
 
 
-def test_links_and_what_is_no_file_are_left_out(home: Path) -> None:
+def test_links_and_what_is_no_file_are_left_out(home):
     (home / "src" / "llama" / "link.txt").symlink_to("/etc/hostname")
     os.mkfifo(home / "src" / "llama" / "pipe.txt")
     assert findings_of(home) == []
 
 
-def test_a_key_is_found_only_where_a_word_begins() -> None:
+def test_a_key_is_found_only_where_a_word_begins():
     key = f"hf_{made_up(34)}"
     assert list(keys_in(f"a {key} b {key}")) == [key, key]
     assert list(keys_in(f"half_{key}")) == []
@@ -123,5 +122,5 @@ def test_a_key_is_found_only_where_a_word_begins() -> None:
         ("amdahl", True),
     ],
 )
-def test_accounts_that_are_no_persons_are_known_by_their_words(name: str, person: bool) -> None:
+def test_accounts_that_are_no_persons_are_known_by_their_words(name, person):
     assert is_a_person(name, "somebody") is person

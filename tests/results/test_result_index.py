@@ -19,16 +19,16 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture(scope="session")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(tmp_path_factory):
     return tmp_path_factory.mktemp("kept")
 
 
 @pytest.fixture(scope="session")
-def published(neural_magic: Path, kept: Path) -> Index:
+def published(neural_magic, kept):
     return read_index(neural_magic.parents[1], kept)
 
 
-def test_every_value_is_the_one_of_its_file_and_field(published: Index, neural_magic: Path) -> None:
+def test_every_value_is_the_one_of_its_file_and_field(published, neural_magic):
     assert len(published.rows) == 10 and (published.read, published.kept) == (1, 0)
     for row in published.rows:
         log = read_detail_log(neural_magic.parents[1] / row.file)
@@ -37,12 +37,12 @@ def test_every_value_is_the_one_of_its_file_and_field(published: Index, neural_m
         assert row.tokens_per_sample == pytest.approx(row.value / row.samples_per_second, rel=1e-4)
 
 
-def test_accelerators_of_one_product_have_one_name_and_are_counted(published: Index) -> None:
+def test_accelerators_of_one_product_have_one_name_and_are_counted(published):
     names = {row.accelerator: row.accelerators for row in published.rows}
     assert names[H100] == 4 and names["NVIDIA L40S"] == 8 and len(names) == 3
 
 
-def test_a_result_has_the_findings_of_its_own_files_alone(published: Index) -> None:
+def test_a_result_has_the_findings_of_its_own_files_alone(published):
     doubled = [row for row in published.rows if "error TOKENS-DOUBLED" in row.codes]
     assert [(row.scenario, "GPTQ" in row.system) for row in doubled] == [("Offline", True)]
     assert all(
@@ -51,7 +51,7 @@ def test_a_result_has_the_findings_of_its_own_files_alone(published: Index) -> N
     assert sum(row.errors for row in published.rows) > 10
 
 
-def test_what_has_not_changed_is_not_read_again(neural_magic: Path, kept: Path, published: Index, tmp_path) -> None:
+def test_what_has_not_changed_is_not_read_again(neural_magic, kept, published, tmp_path):
     again = read_index(neural_magic.parents[1], kept)
     assert (again.read, again.kept) == (0, 1) and again.rows == published.rows
     copy = tmp_path / "round" / "open" / "NeuralMagic"
@@ -70,9 +70,7 @@ def test_what_has_not_changed_is_not_read_again(neural_magic: Path, kept: Path, 
     assert read_index(tmp_path, kept).rows == changed.rows
 
 
-def test_files_that_may_still_change_and_links_to_folders_elsewhere_prove_no_state(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_may_still_change_and_links_to_folders_elsewhere_prove_no_state(tree, tmp_path, monkeypatch):
     home = tree / "open" / "NeuralMagic"
     (home / "documentation" / "inside").symlink_to(home / "code")
     assert list_files(tree, home).state
@@ -84,7 +82,7 @@ def test_files_that_may_still_change_and_links_to_folders_elsewhere_prove_no_sta
     assert not list_files(tree, home).state
 
 
-def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index, tree: Path, tmp_path: Path) -> None:
+def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published, tree, tmp_path):
     log = tree / published.rows[0].file
     begin, end = (
         datetime.strptime(read_detail_log(log).text(f"power_{name}"), "%m-%d-%Y %H:%M:%S.%f")
@@ -111,7 +109,7 @@ def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index,
     assert below.power_file == f"one/{row.power_file}"
 
 
-def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(SubmissionError, match="no published results"):
         read_index(tmp_path, tmp_path / "kept")
     for wrong in (tmp_path, tmp_path / "none"):
@@ -120,8 +118,8 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_in_a_file_is_read_as_its_repository_and_each_result_counts_once(
-    neural_magic: Path, kept: Path, published: Index, tmp_path: Path
-) -> None:
+    neural_magic, kept, published, tmp_path
+):
     file = tmp_path / "results.index.json"
     write_record(file, IndexPart(rows=published.rows))
     require_published([file, neural_magic.parents[1]])
@@ -133,7 +131,7 @@ def test_an_index_in_a_file_is_read_as_its_repository_and_each_result_counts_onc
             read()
 
 
-def made(value: float | None, **more: object) -> IndexRow:
+def made(value, **more):
     fields: dict[str, object] = {
         "round": "v5.1",
         "division": "closed",
@@ -163,7 +161,7 @@ def made(value: float | None, **more: object) -> IndexRow:
     return IndexRow(**fields)
 
 
-def test_an_outlier_is_far_from_the_median_of_its_like() -> None:
+def test_an_outlier_is_far_from_the_median_of_its_like():
     rows = [made(value) for value in (800, 820, 780, 1700, 790)]
     index = Index((*rows, made(8000, scenario="Server"), made(9000, valid=False)), 1, 0)
     assert [index.outlier(row) for row in rows] == ["", "", "", f"2.1 times the median of 5 on {H100}", ""]

@@ -3,18 +3,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.results.checks import findings
-from cm4vllm.results.figures import Figure
 from cm4vllm.results.log_folders import Reader
-from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import read_tree
 
 H100 = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
@@ -22,22 +17,22 @@ RTX = "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"
 FP8_7B = "neuralmagic_Llama-2-7b-chat-hf-FP8"
 
 
-def log_of(path: Path) -> dict[str, Any]:
+def log_of(path):
     """Read a detail log as simply as can be: independently of the package."""
     lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
     return {line["key"]: line["value"] for line in lines}
 
 
-def logged(figure: Figure, log: dict[str, Any]) -> float:
+def logged(figure, log):
     return log[figure.source.field] / (1e6 if figure.unit == "ms" else 1)
 
 
-def only(submissions: tuple[Submission, ...]) -> Submission:
+def only(submissions):
     (submission,) = submissions
     return submission
 
 
-def test_every_figure_of_the_published_tree_is_loadgens_own(neural_magic: Path) -> None:
+def test_every_figure_of_the_published_tree_is_loadgens_own(neural_magic):
     root = neural_magic.parents[1]
     submission = only(read_tree(root))
     assert len(submission.results) == 10
@@ -68,38 +63,8 @@ def test_every_figure_of_the_published_tree_is_loadgens_own(neural_magic: Path) 
 #: Rates that no rule compares.
 OTHERS = {"result_token_throughput", "result_token_throughput_with_loadgen_overhead"}
 
-SUMMARY = {
-    "Samples per second": "samples_per_second",
-    "Tokens per second": "tokens_per_second",
-    "Completed tokens per second": "tokens_per_second",
-    "Completed samples per second": "samples_per_second",
-    "Scheduled samples per second": "scheduled_samples_per_second",
-    "Mean First Token latency (ns)": "ttft_mean",
-    "99.00 percentile first token latency (ns)": "ttft_p99",
-    "Mean Time to Output Token (ns)": "tpot_mean",
-    "99.00 percentile time to output token (ns)": "tpot_p99",
-    "Max latency (ns)": "latency_max",
-    "99.90 percentile latency (ns)": "latency_p99.9",
-}
 
-
-def test_the_figures_are_those_of_loadgens_summary_too(neural_magic: Path) -> None:
-    for result in only(read_tree(neural_magic.parents[1])).results:
-        assert result.performance
-        lines = (result.performance.folder / "mlperf_log_summary.txt").read_text().splitlines()
-        pairs = [
-            (key.strip(), float(value))
-            for key, colon, value in (line.partition(":") for line in lines)
-            if key.strip() in SUMMARY and colon
-        ]
-        assert len(pairs) >= 4
-        for key, value in pairs:
-            figure = result.performance.figures[SUMMARY[key]]
-            ours = figure.value * (1e6 if figure.unit == "ms" else 1)
-            assert ours == pytest.approx(value, rel=1e-5, abs=0.006), key
-
-
-def test_scores_and_hashes_are_those_of_accuracy_txt(neural_magic: Path) -> None:
+def test_scores_and_hashes_are_those_of_accuracy_txt(neural_magic):
     for result in only(read_tree(neural_magic.parents[1])).results:
         assert result.accuracy
         text = (result.accuracy.folder / "accuracy.txt").read_text()
@@ -109,11 +74,11 @@ def test_scores_and_hashes_are_those_of_accuracy_txt(neural_magic: Path) -> None
         assert re.findall(r"hash=(\w+)", text) == [result.accuracy.hash]
 
 
-def by_name(submission: Submission) -> dict[tuple[str, str, str], Result]:
+def by_name(submission):
     return {(result.system, result.model, result.scenario): result for result in submission.results}
 
 
-def test_a_result_has_its_round_benchmark_limits_and_weights(neural_magic: Path) -> None:
+def test_a_result_has_its_round_benchmark_limits_and_weights(neural_magic):
     submission = only(read_tree(neural_magic.parents[1]))
     assert (submission.round, submission.division, submission.submitter) == ("v4.1", "open", "NeuralMagic")
     assert submission.problems == ()
@@ -131,11 +96,7 @@ def test_a_result_has_its_round_benchmark_limits_and_weights(neural_magic: Path)
     assert (mapped.benchmark, mapped.mapped) == ("llama2-70b-99.9", True)
 
 
-def test_no_check_finds_an_error_in_the_published_tree(neural_magic: Path) -> None:
-    assert [str(finding) for finding in findings(only(read_tree(neural_magic.parents[1])))] == []
-
-
-def test_a_tree_may_be_named_by_a_folder_in_it(neural_magic: Path) -> None:
+def test_a_tree_may_be_named_by_a_folder_in_it(neural_magic):
     whole = only(read_tree(neural_magic.parents[1]))
     for folder in (neural_magic.parent, neural_magic):
         part = only(read_tree(folder))
@@ -144,7 +105,7 @@ def test_a_tree_may_be_named_by_a_folder_in_it(neural_magic: Path) -> None:
         read_tree(neural_magic / "systems")
 
 
-def test_divisions_and_submitters_are_submissions_of_their_own(tree: Path) -> None:
+def test_divisions_and_submitters_are_submissions_of_their_own(tree):
     shutil.copytree(tree / "open", tree / "closed")
     shutil.copytree(tree / "open", tree / "network")
     shutil.copytree(tree / "open" / "NeuralMagic", tree / "open" / "Another")
@@ -157,7 +118,7 @@ def test_divisions_and_submitters_are_submissions_of_their_own(tree: Path) -> No
     ]
 
 
-def test_the_layout_of_later_rounds_is_read(tree: Path) -> None:
+def test_the_layout_of_later_rounds_is_read(tree):
     home = tree / "open" / "NeuralMagic"
     before = only(read_tree(tree))
     for result in before.results:
@@ -174,7 +135,7 @@ def test_the_layout_of_later_rounds_is_read(tree: Path) -> None:
         assert other.compliance == ("TEST06",)
 
 
-def spoil(home: Path) -> Iterator[tuple[Path, str]]:
+def spoil(home):
     """Spoil one file after the other; give each with the code of the finding."""
     run = home / "results" / RTX / FP8_7B / "server" / "performance" / "run_1" / "mlperf_log_detail.txt"
     text = run.read_text()
@@ -196,27 +157,13 @@ def spoil(home: Path) -> Iterator[tuple[Path, str]]:
     yield home / "results" / RTX / FP8_7B / "elsewhere", "SCENARIO-UNKNOWN"
 
 
-def test_what_cannot_be_read_is_a_finding_and_the_rest_is_read(tree: Path) -> None:
+def test_what_cannot_be_read_is_a_finding_and_the_rest_is_read(tree):
     for path, code in spoil(tree / "open" / "NeuralMagic"):
         submission = only(read_tree(tree))
         assert (code, path.relative_to(tree).as_posix()) in {
             (problem.code, problem.file) for problem in submission.problems
         }
         assert len(submission.results) == 10
-
-
-def test_a_tree_without_any_one_file_is_read(tree: Path) -> None:
-    files = [path for path in sorted(tree.rglob("*")) if path.is_file() and f"{RTX}/{FP8_7B}/server" in str(path)]
-    for path in files:
-        content = path.read_bytes()
-        for spoiled in (None, b"", content[: len(content) // 2], content + b"\0" * 7):
-            path.unlink()
-            if spoiled is not None:
-                path.write_bytes(spoiled)
-            submission = only(read_tree(tree))
-            findings(submission)
-            assert len(submission.results) == 10, (path, spoiled)
-            path.write_bytes(content)
 
 
 METRICS = {
@@ -231,9 +178,7 @@ METRICS = {
 }
 
 
-def test_any_scenario_is_read_with_tokens_and_without(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
-) -> None:
+def test_any_scenario_is_read_with_tokens_and_without(any_scenario, tmp_path):
     accuracy = any_scenario["Offline", "accuracy"]
     for (scenario, kind), logs in any_scenario.items():
         if kind == "accuracy":
@@ -256,7 +201,7 @@ def test_any_scenario_is_read_with_tokens_and_without(
         assert bool(performance.reasons) is not performance.loadgen_valid
 
 
-def results_of(root: Path, logs: Path, accuracy: Path, folders: Iterable[str], system_type: str) -> set[str]:
+def results_of(root, logs, accuracy, folders, system_type):
     """Put one pair of runs into results of a closed v6.0 tree and return what is found of logs and scores."""
     home = root / "closed" / "Someone"
     for folder in folders:
@@ -271,9 +216,7 @@ def results_of(root: Path, logs: Path, accuracy: Path, folders: Iterable[str], s
     return {f"{finding.code} {finding.severity}" for finding in all_findings if finding.code in codes}
 
 
-def test_an_edge_system_may_infer_a_result_from_another_scenario(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
-) -> None:
+def test_an_edge_system_may_infer_a_result_from_another_scenario(any_scenario, tmp_path):
     logs, accuracy = any_scenario["SingleStream", "samples"], any_scenario["Offline", "accuracy"]
     folders = ["resnet50/singlestream", "resnet50/multistream", "resnet50/offline"]
     assert results_of(tmp_path / "edge", logs, accuracy, folders, "edge") == {"LOG-TWICE note"}
@@ -288,9 +231,7 @@ def test_an_edge_system_may_infer_a_result_from_another_scenario(
     }
 
 
-def test_variants_of_a_benchmark_may_share_a_run_however_they_are_called(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
-) -> None:
+def test_variants_of_a_benchmark_may_share_a_run_however_they_are_called(any_scenario, tmp_path):
     logs, accuracy = any_scenario["Offline", "samples"], any_scenario["Offline", "accuracy"]
     for name, folders, code in (
         ("yolo", ("yolo-95/Offline", "yolo-99/Offline"), "ONE-RUN-TWO-VARIANTS note"),
@@ -299,9 +240,7 @@ def test_variants_of_a_benchmark_may_share_a_run_however_they_are_called(
         assert results_of(tmp_path / name, logs, accuracy, folders, "edge") == {code}
 
 
-def test_a_score_with_only_an_upper_bound_may_be_left_out(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
-) -> None:
+def test_a_score_with_only_an_upper_bound_may_be_left_out(any_scenario, tmp_path):
     logs, accuracy = any_scenario["Offline", "tokens"], any_scenario["Offline", "accuracy"]
     assert results_of(tmp_path / "one", logs, accuracy, ["gpt-oss-120b/Offline"], "datacenter") == set()
     assert results_of(tmp_path / "two", logs, accuracy, ["llama2-70b-99/Offline"], "datacenter") == {
@@ -325,9 +264,7 @@ def test_a_score_with_only_an_upper_bound_may_be_left_out(
         ("", {}),
     ],
 )
-def test_scores_are_read_as_each_reference_script_prints_them(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path, text: str, scores: dict[str, float]
-) -> None:
+def test_scores_are_read_as_each_reference_script_prints_them(any_scenario, tmp_path, text, scores):
     folder = tmp_path / "accuracy"
     shutil.copytree(any_scenario["Server", "samples"], folder)
     (folder / "accuracy.txt").write_text(text)
@@ -336,16 +273,14 @@ def test_scores_are_read_as_each_reference_script_prints_them(
     assert accuracy.hash == ("ab12" if "hash" in text else "")
 
 
-def test_an_accuracy_log_of_several_parts_of_the_samples_is_one_log(
-    any_scenario: dict[tuple[str, str], Path], tmp_path: Path
-) -> None:
+def test_an_accuracy_log_of_several_parts_of_the_samples_is_one_log(any_scenario, tmp_path):
     folder = any_scenario["Offline", "accuracy"]
     assert (folder / "mlperf_log_detail.txt").read_text().count('"power_begin"') == 4
     reader = Reader(folder)
     assert reader.accuracy(folder, None) and reader.problems == []
 
 
-def test_the_official_sample_of_a_closed_v6_tree_is_read(tmp_path: Path) -> None:
+def test_the_official_sample_of_a_closed_v6_tree_is_read(tmp_path):
     git = os.environ.get("INFERENCE_GIT")
     if not git:
         pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")

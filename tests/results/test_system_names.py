@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,9 +30,7 @@ RESULT = Result(
 )
 
 
-def submission(
-    root: Path = Path(), *, name: str = "box", described: dict[str, Any] | None = None, **result: Any
-) -> Submission:
+def submission(root=Path(), *, name="box", described=None, **result):
     system = System(name, DESCRIBED | (described or {}), f"systems/{name}.json")
     named = replace(RESULT, system=name, **result)
     return Submission(root, "v4.1", "closed", "Somebody", (system,), (named,))
@@ -62,11 +59,11 @@ def submission(
         ("RTX4090", set()),
     ],
 )
-def test_a_name_states_a_number_of_accelerators(name: str, count: set[int]) -> None:
+def test_a_name_states_a_number_of_accelerators(name, count):
     assert accelerators_named(name) == count
 
 
-def test_each_name_is_compared_by_itself() -> None:
+def test_each_name_is_compared_by_itself():
     described = {"system_name": "XE8640 (1xH100-SXM-80GB, vLLM)", "accelerator_model_name": "NVIDIA H100-SXM-80GB"}
     made = submission(name="XE8640_4xH100_vLLM", described=described)
     (finding,) = CHECKS["SYSTEM-ACCELERATORS"].findings(made)
@@ -86,7 +83,7 @@ def test_each_name_is_compared_by_itself() -> None:
         ("4xH100", "an accelerator that the table does not have", ""),
     ],
 )
-def test_a_name_states_the_accelerator_that_is_described(name: str, model: str, expected: str) -> None:
+def test_a_name_states_the_accelerator_that_is_described(name, model, expected):
     made = submission(name=name, described={"accelerator_model_name": model})
     faults = [
         fault for fault in CHECKS["SYSTEM-ACCELERATORS"].findings(made) if fault.field == "accelerator_model_name"
@@ -94,7 +91,7 @@ def test_a_name_states_the_accelerator_that_is_described(name: str, model: str, 
     assert [fault.expected for fault in faults] == ([expected] if expected else [])
 
 
-def test_a_count_of_one_node_is_right_too() -> None:
+def test_a_count_of_one_node_is_right_too():
     described = {"accelerators_per_node": 8, "number_of_nodes": 2, "system_name": "XE9680 (8x MI300X)"}
     described |= {"accelerator_model_name": "AMD MI300X"}
     assert not list(CHECKS["SYSTEM-ACCELERATORS"].findings(submission(described=described)))
@@ -116,12 +113,12 @@ COMMAND = "```\ncm run script --tags=run-mlperf --vllm_model_name=org/Llama-2-7b
         ("box", "PyTorch 2.3", "", ""),
     ],
 )
-def test_the_software_that_served_is_named(name: str, framework: str, readme: str, fault: str) -> None:
+def test_the_software_that_served_is_named(name, framework, readme, fault):
     made = submission(name=name, described={"framework": framework}, readme=readme)
     assert [finding.what for finding in CHECKS["SYSTEM-SOFTWARE"].findings(made)] == ([fault] if fault else [])
 
 
-def test_what_lies_below_a_framework_is_none() -> None:
+def test_what_lies_below_a_framework_is_none():
     assert is_no_framework("CUDA 12.2") and is_no_framework("ROCm 6.10.5, driver version 3")
     assert not any(map(is_no_framework, ("vLLM 0.5, CUDA 12.2", "TensorRT", "", "N/A")))
 
@@ -137,7 +134,7 @@ def test_what_lies_below_a_framework_is_none() -> None:
         (("fp16", "pruning", "Llama"), "", ""),
     ],
 )
-def test_weights_are_of_the_type_that_their_names_say(stated: tuple[str, ...], readme: str, expected: str) -> None:
+def test_weights_are_of_the_type_that_their_names_say(stated, readme, expected):
     keys = ("weight_data_types", "weight_transformations", "starting_weights_filename")
     made = submission(measurements=dict(zip(keys, stated, strict=True)), readme=readme)
     assert [finding.expected for finding in CHECKS["WEIGHTS-TYPES"].findings(made)] == ([expected] if expected else [])
@@ -158,9 +155,7 @@ The GPTQ model.
     ("other", "after", "expected"),
     [("Open Division", "", ["fp8"]), ("Open Division", "# Another page\nINT8\n", []), ("Further", "", [])],
 )
-def test_calibration_of_another_division_is_left_out(
-    tmp_path: Path, other: str, after: str, expected: list[str]
-) -> None:
+def test_calibration_of_another_division_is_left_out(tmp_path, other, after, expected):
     page = tmp_path / "closed" / "Somebody" / "documentation" / "calibration.md"
     page.parent.mkdir(parents=True)
     page.write_text(CALIBRATION.format(other=other, after=after))
@@ -178,7 +173,7 @@ def test_calibration_of_another_division_is_left_out(
         ("", ""),
     ],
 )
-def test_what_is_said_of_a_scenario_in_lower_case_is_true_of_the_round(round_name: str, words: str) -> None:
+def test_what_is_said_of_a_scenario_in_lower_case_is_true_of_the_round(round_name, words):
     made = submission(folder=f"{RESULT.folder[:-7]}offline", round=round_name)
     (finding,) = CHECKS["SCENARIO-SPELLING"].findings(made)
     assert words in finding.what and ("inferred" in finding.what) is bool(words)
@@ -195,5 +190,5 @@ def test_what_is_said_of_a_scenario_in_lower_case_is_true_of_the_round(round_nam
         ("The `model` is licensed under MIT.", False),
     ],
 )
-def test_a_command_is_known_by_its_form(page: str, command: bool) -> None:
+def test_a_command_is_known_by_its_form(page, command):
     assert shows_a_command(page) is command

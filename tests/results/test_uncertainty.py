@@ -6,13 +6,13 @@ import pytest
 from cm4vllm.records.sample_times import FIELDS
 from cm4vllm.results.comparing import uncertainty
 from cm4vllm.results.comparing.uncertainty import Verdict, shift
-from cm4vllm.results.figures import Basis, Figure, Interval, Source
+from cm4vllm.results.figures import Basis, Figure, Source
 
 #: Repetitions of each trial, and samples of each run.
 TRIALS, SAMPLES = 40, 12_000
 
 
-def latencies(seed: int, *, correlation: float = 0.9) -> np.ndarray:
+def latencies(seed, *, correlation=0.9):
     """Latencies of about 100 ms whose logarithms follow each other as a queue's do: the next depends on the last."""
     draw = np.random.default_rng(seed)
     noise = draw.normal(0, 0.3 * np.sqrt(1 - correlation**2), SAMPLES)
@@ -23,12 +23,12 @@ def latencies(seed: int, *, correlation: float = 0.9) -> np.ndarray:
     return 100 * np.exp(np.array(values))
 
 
-def figure(value: float, interval: Interval | None) -> Figure:
+def figure(value, interval):
     return Figure("ttft_p50", value, "ms", Source("log", ""), interval, "" if interval else "no samples")
 
 
 @pytest.fixture(scope="session")
-def runs() -> list[np.ndarray]:
+def runs():
     return [latencies(seed) for seed in range(TRIALS)]
 
 
@@ -36,7 +36,7 @@ TRUE = {0.5: 100.0, 0.99: 100 * float(np.exp(0.3 * 2.3263))}
 
 
 @pytest.mark.parametrize("share", [0.5, 0.99])
-def test_the_interval_of_a_percentile_holds_the_true_one(runs, share: float) -> None:
+def test_the_interval_of_a_percentile_holds_the_true_one(runs, share):
     intervals = [
         uncertainty.percentile(float(np.quantile(values, share)), values, share, seed=seed)
         for seed, values in enumerate(runs)
@@ -56,8 +56,8 @@ def test_the_interval_of_a_percentile_holds_the_true_one(runs, share: float) -> 
     assert sum(interval is not None and interval.low <= TRUE[share] <= interval.high for interval in narrow) < held
 
 
-def test_runs_of_the_same_latency_hardly_ever_differ_and_another_one_does(runs) -> None:
-    def verdict(first_run: np.ndarray, other: np.ndarray, seed: int) -> Verdict:
+def test_runs_of_the_same_latency_hardly_ever_differ_and_another_one_does(runs):
+    def verdict(first_run, other, seed):
         first, second = (
             uncertainty.mean(float(values.mean()), values, seed=seed + place)
             for place, values in enumerate((first_run, other))
@@ -73,7 +73,7 @@ def test_runs_of_the_same_latency_hardly_ever_differ_and_another_one_does(runs) 
     assert slower.count(Verdict.REAL) >= 0.9 * len(slower)
 
 
-def test_the_interval_of_a_rate_follows_the_spread_of_the_run() -> None:
+def test_the_interval_of_a_rate_follows_the_spread_of_the_run():
     ends = np.cumsum(np.random.default_rng(1).exponential(0.01, SAMPLES))
     steady = uncertainty.rate(100.0, ends, np.ones(SAMPLES), seed=1)
     # A server that stops for a while each time: the same mean rate, in lumps.
@@ -94,13 +94,13 @@ def test_the_interval_of_a_rate_follows_the_spread_of_the_run() -> None:
         (100, 0.5, ""),
     ],
 )
-def test_too_few_samples_give_no_interval_and_say_how_many_would(samples: int, share: float, words: str) -> None:
+def test_too_few_samples_give_no_interval_and_say_how_many_would(samples, share, words):
     assert uncertainty.too_few(samples, share) == words
     made = uncertainty.percentile(1.0, np.random.default_rng(0).uniform(0.5, 1.5, samples), share, seed=1)
     assert (made is None) is bool(words)
 
 
-def test_a_change_is_unknown_without_intervals_and_likely_by_percentiles_alone() -> None:
+def test_a_change_is_unknown_without_intervals_and_likely_by_percentiles_alone():
     known = {0.0: 10.0, 0.5: 100.0, 0.9: 150.0, 0.97: 180.0, 0.99: 200.0, 0.999: 300.0, 1.0: 400.0}
     interval = uncertainty.from_percentiles(200.0, known, 24576, 0.99)
     far = uncertainty.from_percentiles(260.0, {share: 1.3 * value for share, value in known.items()}, 24576, 0.99)
@@ -113,7 +113,7 @@ def test_a_change_is_unknown_without_intervals_and_likely_by_percentiles_alone()
     assert shift(figure(0, interval), figure(5, far)).change is None
 
 
-def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
+def test_the_samples_of_a_run_give_the_interval_of_each_figure():
     random = np.random.default_rng(1)
     rows = np.zeros(2000, FIELDS)
     rows["tokens"] = 11
@@ -121,7 +121,7 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
     rows["first_ns"] = rows["issued_ns"] + random.uniform(10e6, 20e6, 2000)
     rows["last_ns"] = rows["first_ns"] + 100e6
 
-    def interval_of(name: str, value: float, unit: str) -> Interval:
+    def interval_of(name, value, unit):
         estimate, why = uncertainty.from_samples(Figure(name, value, unit, Source("log", name)), rows)
         assert estimate is not None and not why
         return estimate
@@ -145,7 +145,7 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
     )
 
 
-def test_the_interval_of_a_change_is_that_of_its_bootstrap() -> None:
+def test_the_interval_of_a_change_is_that_of_its_bootstrap():
     draw = np.random.default_rng(3)
     samples = [draw.lognormal(np.log(value), 0.5, 4000) for value in (100.0, 120.0)]
     first, other = (

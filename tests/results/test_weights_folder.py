@@ -4,8 +4,6 @@ import hashlib
 import json
 import shutil
 import struct
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import good_tree
@@ -32,7 +30,7 @@ SMALL = {
 }
 
 
-def save(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
+def save(path, tensors):
     header: dict[str, Any] = {}
     at = 0
     for name, (kind, shape) in tensors.items():
@@ -46,7 +44,7 @@ def save(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
 
 
-def model(folder: Path, kind: str = "F8_E4M3", count: int = 78, config: dict[str, Any] | None = None) -> Path:
+def model(folder, kind="F8_E4M3", count=78, config=None):
     """A model of `count` parameters in two files."""
     save(folder / "model-00001-of-00002.safetensors", {"a.weight": (kind, [count - 8]), "a.weight_scale": ("F32", [3])})
     save(folder / "model-00002-of-00002.safetensors", {"b.weight": ("BF16", [2, 4])})
@@ -56,12 +54,12 @@ def model(folder: Path, kind: str = "F8_E4M3", count: int = 78, config: dict[str
 
 
 @pytest.fixture(scope="module")
-def made(neural_magic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(neural_magic, tmp_path_factory):
     return good_tree.make(tmp_path_factory.mktemp("good") / "closed" / "Somebody", neural_magic)
 
 
 @pytest.fixture
-def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(made, tmp_path, monkeypatch):
     """A good tree whose benchmark's own model is of 78 parameters."""
     home = tmp_path / "tree" / made.parent.name / made.name
     shutil.copytree(made, home)
@@ -69,26 +67,26 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with_config = msgspec.structs.replace(entry, config=SMALL)
     known = catalogue()
     changed = msgspec.structs.replace(known, models={**known.models, "llama-2-70b-chat": with_config})
-    monkeypatch.setattr("cm4vllm.results.weights_folder.catalogue", lambda: changed)
+    monkeypatch.setattr("cm4vllm.results.checks.served_weights.catalogue", lambda: changed)
     assert read_architecture(SMALL).parameters == 78
     return home
 
 
-def codes_of(home: Path, weights: Path, of: str = "") -> set[str]:
+def codes_of(home, weights, of=""):
     checked = check_tree(home.parents[1], weights=weights, weights_of=of).findings
     return {f"{finding.code} {finding.severity}" for finding in checked}
 
 
-def state(home: Path, **values: str) -> None:
+def state(home, **values):
     for path in home.rglob("measurements.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_weights_that_are_as_claimed_leave_nothing_to_say(home: Path, tmp_path: Path) -> None:
+def test_weights_that_are_as_claimed_leave_nothing_to_say(home, tmp_path):
     assert codes_of(home, model(tmp_path / "w")) == set()
 
 
-def test_weights_are_only_those_of_the_results_that_are_named(home: Path, tmp_path: Path) -> None:
+def test_weights_are_only_those_of_the_results_that_are_named(home, tmp_path):
     shutil.copytree(home / "results/4xH100_vLLM/llama2-70b-99", home / "results/4xH100_vLLM/another")
     weights = model(tmp_path / "w")
     with pytest.raises(UsageError, match="several models"):
@@ -112,19 +110,17 @@ def test_weights_are_only_those_of_the_results_that_are_named(home: Path, tmp_pa
         ("BF16", "as served", ""),
     ],
 )
-def test_the_type_in_the_headers_is_compared_with_the_stated_one(
-    home: Path, tmp_path: Path, kind: str, stated: str, finding: str
-) -> None:
+def test_the_type_in_the_headers_is_compared_with_the_stated_one(home, tmp_path, kind, stated, finding):
     state(home, weight_data_types=stated)
     assert {text for text in codes_of(home, model(tmp_path / "w", kind)) if "SERVED" in text} == ({finding} - {""})
 
 
 @pytest.mark.parametrize(("count", "wrong"), [(78, False), (80, False), (88, True), (40, True)])
-def test_parameters_are_those_of_the_benchmarks_model(home: Path, tmp_path: Path, count: int, wrong: bool) -> None:
+def test_parameters_are_those_of_the_benchmarks_model(home, tmp_path, count, wrong):
     assert ("SERVED-PARAMETERS error" in codes_of(home, model(tmp_path / "w", count=count))) is wrong
 
 
-def test_parameters_of_a_mapped_model_are_those_of_its_name(home: Path, tmp_path: Path) -> None:
+def test_parameters_of_a_mapped_model_are_those_of_its_name(home, tmp_path):
     home = home.rename(home.parents[1] / "open")
     (home / "Somebody").mkdir()
     for part in ("results", "systems", "src", "documentation"):
@@ -160,9 +156,7 @@ def test_parameters_of_a_mapped_model_are_those_of_its_name(home: Path, tmp_path
         (None, {"e.weight": ("BF16", [6])}, 6, "bf16"),
     ],
 )
-def test_packed_weights_are_counted_by_their_bits(
-    tmp_path: Path, config: dict[str, Any] | None, tensors: dict[str, Any], parameters: int | None, kind: str
-) -> None:
+def test_packed_weights_are_counted_by_their_bits(tmp_path, config, tensors, parameters, kind):
     save(tmp_path / "w" / "model.safetensors", tensors)
     if config is not None:
         (tmp_path / "w" / "config.json").write_text(json.dumps(config))
@@ -170,7 +164,7 @@ def test_packed_weights_are_counted_by_their_bits(
     assert (read.parameters, read.data_type) == (parameters, kind)
 
 
-def test_weights_stated_by_their_digest_are_those(home: Path, tmp_path: Path) -> None:
+def test_weights_stated_by_their_digest_are_those(home, tmp_path):
     weights = model(tmp_path / "w")
     state(home, model_sha256=sha256_of_tree(weights))
     assert codes_of(home, weights) == {"SERVED-DIGESTS note"}
@@ -178,9 +172,7 @@ def test_weights_stated_by_their_digest_are_those(home: Path, tmp_path: Path) ->
     assert codes_of(home, weights) == {"SERVED-DIGESTS error"}
 
 
-def test_weights_stated_as_the_references_have_the_published_digests(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_stated_as_the_references_have_the_published_digests(home, tmp_path, monkeypatch):
     weights = model(tmp_path / "w", "F16")
     state(home, weight_data_types="fp16", weight_transformations="none")
     published = {path.name: f"md5:{hashlib.md5(path.read_bytes()).hexdigest()}" for path in weights.iterdir()}
@@ -194,8 +186,8 @@ def test_weights_stated_as_the_references_have_the_published_digests(
     assert "SERVED-DIGESTS warning" in codes_of(home, weights)
 
 
-def tamper(old: str, new: str) -> Callable[[bytes], bytes]:
-    def change(content: bytes) -> bytes:
+def tamper(old, new):
+    def change(content):
         (length,) = struct.unpack("<Q", content[:8])
         text = content[8 : 8 + length].decode().replace(old, new).encode()
         return struct.pack("<Q", len(text)) + text + content[8 + length :]
@@ -225,7 +217,7 @@ def tamper(old: str, new: str) -> Callable[[bytes], bytes]:
         tamper("[0, 16]", "[0, 1" + "0" * 400 + "]"),
     ],
 )
-def test_a_malformed_file_is_a_finding_and_no_crash(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_malformed_file_is_a_finding_and_no_crash(tmp_path, damage):
     path = model(tmp_path / "w") / "model-00002-of-00002.safetensors"
     before = path.read_bytes()
     path.write_bytes(damage(before))
@@ -237,7 +229,7 @@ def test_a_malformed_file_is_a_finding_and_no_crash(tmp_path: Path, damage: Call
     assert caught.value.cause and caught.value.remedy
 
 
-def test_weights_that_cannot_be_read_are_a_finding(home: Path, tmp_path: Path) -> None:
+def test_weights_that_cannot_be_read_are_a_finding(home, tmp_path):
     assert "SERVED-UNREADABLE error" in codes_of(home, tmp_path / "none")
     weights = model(tmp_path / "w")
     (weights / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"c": "model-3.safetensors"}}))

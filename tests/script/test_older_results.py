@@ -1,19 +1,19 @@
 """A rehearsal of an earlier version, read by this one: the same findings, figures, and the same job again.
 
-`recorded/results-b4ec8435.tar.xz` is the results folder of a rehearsal that commit b4ec8435 (23 November 2026) made on
+`recorded/results-b4ec8435.tar.gz` is the results folder of a rehearsal that commit b4ec8435 (23 November 2026) made on
 two cores: runs, ledger, capsule, and its tree without the program. The JSON file beside it is what b4ec8435 itself said
 of that folder.
 """
 
 import json
-import tarfile
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from cm4vllm.common.errors import SubmissionError
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "results-b4ec8435.tar.xz"
+RECORDED = Path(__file__).parents[1] / "recorded" / "results-b4ec8435.tar.gz"
 SAID = json.loads(RECORDED.with_suffix("").with_suffix(".json").read_text())
 
 
@@ -21,8 +21,8 @@ SAID = json.loads(RECORDED.with_suffix("").with_suffix(".json").read_text())
 def ask(start_cm):
     """Return a function that gives a recipe's exit code and JSON, asked in the folder that holds `results/`."""
     cm = start_cm()
-    with tarfile.open(RECORDED) as archive:
-        archive.extractall(cm.cwd / "results", filter="data")
+    (cm.cwd / "results").mkdir()
+    subprocess.run(["tar", "-xzf", RECORDED, "-C", "results"], cwd=cm.cwd, check=True)
 
     def answer(*words):
         done = cm("run", "script", *words, "--out=json", "--quiet")
@@ -35,8 +35,8 @@ def test_its_tree_has_the_findings_that_it_had(ask):
     code, answer = ask("--tags=check,mlperf,results", "--input=results/submission")
     assert code == SubmissionError.exit_code
     findings = answer["new_state"]["findings"]
-    found = sorted([finding[key] for key in ("severity", "code", "file")] for finding in findings)
-    assert found == SAID["findings"]
+    codes = sorted([finding[key] for key in ("severity", "code", "file")] for finding in findings)
+    assert codes == SAID["findings"]
 
 
 def test_its_runs_and_its_capsule_give_its_figures(ask):

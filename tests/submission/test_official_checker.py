@@ -10,7 +10,7 @@ from cm4vllm.common.errors import CheckerFailed, SourceUnavailable, SubmissionEr
 from cm4vllm.common.records import read_record
 from cm4vllm.records.checker import CheckerRecord, CheckerRun
 from cm4vllm.results.checks import CHECKS
-from cm4vllm.results.judgement.expected_findings import unexpected_findings
+from cm4vllm.results.judgement.campaign_verdict import unexpected_findings
 from cm4vllm.results.log_folders import PROBLEMS
 from cm4vllm.submission.checker import source
 from cm4vllm.submission.checker.checker_explanations import _MEANINGS, codes_of, disagreements, explained

@@ -20,7 +20,7 @@ from cm4vllm.records.assets import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.records.compliance import CheckResult, ComplianceRecord
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.results.judgement.expected_findings import unexpected_findings
+from cm4vllm.results.judgement.campaign_verdict import unexpected_findings
 from cm4vllm.rules import Division, Scenario, tree_layout
 from cm4vllm.submission import published_program
 from cm4vllm.submission import tree as tree_module

@@ -47,7 +47,7 @@ from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.run import RUN_FILE
 from cm4vllm.records.searches.rate_search import SEARCH_FILE
-from cm4vllm.report.run_table import run_table
+from cm4vllm.report.final_table import run_table
 from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, Terms, audit, benchmark_terms, round_terms
 from cm4vllm.serving.installation.vllm_choice import Choice
 from cm4vllm.serving.launch import LaunchExports

@@ -15,7 +15,7 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, official_report
-from cm4vllm.results.check_command.findings_output import as_objects, ordered, summary
+from cm4vllm.results.check_command.check_summary import as_objects, ordered, summary
 from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import Curve, read_curves
 

@@ -121,8 +121,7 @@ def verdict(row: Row, moved: Shift | None) -> str:
 
 def as_text(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the comparison: who is who, the figures, the settings that differ."""
-    for side in comparison.sides:
-        yield f"{side.name}: {side.capsule.title} ({side.path})"
+    yield from (f"{side.name}: {side.capsule.title} ({side.path})" for side in comparison.sides)
     yield from (f"WARNING {text}" for text in comparison.warnings)
     for block in comparison.blocks:
         yield ""

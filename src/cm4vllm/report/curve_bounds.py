@@ -26,7 +26,11 @@ class Bound:
 
 def bounds(curve: Curve) -> dict[Path, Bound]:
     """Return the limit of each point at fixed concurrency, by its folder; the highest point is set against the last."""
-    points = [point for point in curve.fixed if point.concurrency and (point.figures.value("system_tps") or 0) > 0]
+    points = [
+        point
+        for point in curve.concurrency_points
+        if point.concurrency and (point.figures.value("system_tps") or 0) > 0
+    ]
     by_folder = {}
     for place, point in enumerate(points):
         low, high = (point, points[place + 1]) if place + 1 < len(points) else (points[max(place - 1, 0)], point)

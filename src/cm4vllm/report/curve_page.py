@@ -146,9 +146,9 @@ def curve_table(curves: Sequence[Curve]) -> str:
 
 def changes(first: Curve, second: Curve) -> list[Row]:
     """Return the points at a concurrency of both curves: tokens/s and tokens/s per user of each, and their changes."""
-    others = {point.concurrency: point for point in second.fixed}
+    others = {point.concurrency: point for point in second.concurrency_points}
     rows = []
-    for point in first.fixed:
+    for point in first.concurrency_points:
         if (other := others.get(point.concurrency)) is None:
             continue
         cells = [_concurrency_of(point)]
@@ -168,9 +168,11 @@ def _title(curve: Curve) -> str:
 
 def _names(curves: Sequence[Curve]) -> list[str]:
     """Return the names of curves: letters before those of several."""
-    if len(curves) == 1:
-        return [_title(curves[0])]
-    return [f"{chr(ord('A') + place)}: {_title(curve)}" for place, curve in enumerate(curves)]
+    return (
+        [_title(curves[0])]
+        if len(curves) == 1
+        else [f"{chr(ord('A') + place)}: {_title(curve)}" for place, curve in enumerate(curves)]
+    )
 
 
 def _concurrency_of(point: Point) -> str:
@@ -180,7 +182,7 @@ def _concurrency_of(point: Point) -> str:
 
 def _regions(curve: Curve) -> Regions | None:
     """Return the regions of a curve; None for one that the rules do not allow: the checks name the reason."""
-    values = [point.concurrency for point in curve.fixed if point.concurrency is not None]
+    values = [point.concurrency for point in curve.concurrency_points if point.concurrency is not None]
     return if_known(regions, c_min=min(values), c_max=curve.c_max or max(values)) if values else None
 
 
@@ -348,7 +350,7 @@ def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, 
 
 def _line(curve: Curve, figure: str) -> Iterator[tuple[str, float, float]]:
     """Yield concurrency, tokens/s per user and a figure of each point at fixed concurrency, in the curve's order."""
-    for point in curve.fixed:
+    for point in curve.concurrency_points:
         x, y = point.figures.value(PER_USER), point.figures.value(figure)
         if x is not None and y is not None:
             yield _concurrency_of(point), x, y

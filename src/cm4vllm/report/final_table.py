@@ -1,4 +1,4 @@
-"""The last lines of a campaign: details, the table of the measured results, the page's address, and the next step.
+"""The last lines of a campaign, or of one run: details, the table of results, the page's address, the next step.
 
 On a terminal it has colour, elsewhere it is aligned plain text.
 """
@@ -8,14 +8,17 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TextIO
 
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.number_texts import ms, number, rate
+from cm4vllm.common.records import read_record
 from cm4vllm.common.terminal_text import columns, printable
-from cm4vllm.records.accuracy import AccuracyRecord
-from cm4vllm.report.energy_words import energy_words
-from cm4vllm.report.pictures.power_pictures import power_words
+from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.records.doubts import client_doubts
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.report.pictures.power_pictures import energy_words, power_words
 from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figure_texts import counting_words, headroom, result_figure
@@ -27,8 +30,10 @@ from cm4vllm.results.judgement.campaign_verdict import (
     score_in_words,
     unchecked,
 )
+from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.recorded_power import recorded_power
+from cm4vllm.rules import Mode
 
 _COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
 _COLOURS = {"valid": "green", "INVALID": "bold red"}
@@ -125,8 +130,7 @@ def _lines_above(report: Report) -> list[str]:
         lines.append(f"model:   {report.model.name}, mapped to the benchmark {report.benchmark.name}, which it is not")
     checker = findings(report)[-1]
     lines.append(f"checker: {checker.what}")
-    shown = report.checker.runs if report.checker and checker.severity is Severity.ERROR else ()
-    for run in shown:
+    for run in report.checker.runs if report.checker and checker.severity is Severity.ERROR else ():
         lines += [f"  {run.name}: {error}" for error in run.errors[:5]]
         if len(run.errors) > 5:
             lines.append(f"  {run.name}: {len(run.errors) - 5} more errors")
@@ -197,8 +201,7 @@ def one_line(text: str) -> str:
 def align(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return the lines of a table whose first row is its head."""
     table = [[one_line(cell) for cell in row] for row in rows]
-    rule = ["-" * max(map(len, column)) for column in zip(*table, strict=True)]
-    return columns([table[0], rule, *table[1:]])
+    return columns([table[0], ["-" * max(map(len, column)) for column in zip(*table, strict=True)], *table[1:]])
 
 
 def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
@@ -219,9 +222,12 @@ def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
         """Print lines below the table, wrapped to its width, with a colour for warnings and invalid runs."""
         for line in lines:
             style = "red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else ""
-            inside = " " * (len(line) - len(line.lstrip()) + 2)
             parts = textwrap.wrap(  # a path stays whole, so that it can be copied
-                line, console.width, subsequent_indent=inside, break_long_words=False, break_on_hyphens=False
+                line,
+                console.width,
+                subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+                break_long_words=False,
+                break_on_hyphens=False,
             )
             for part in parts or [""]:
                 console.print(Text(part, style=checked if line.startswith("checker:") else style), soft_wrap=True)
@@ -232,3 +238,48 @@ def _coloured_table(report: Report, rows: list[tuple[str, ...]]) -> str:
     console.print(table)
     show(_lines_below(report))
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]
+
+
+def run_table(folder: Path) -> str:
+    """Return the table of the run in a folder, and what is to be known beside it. Raises CmError."""
+    run = read_record(folder / RUN_FILE, RunRecord)
+    terms, name = run.settings.terms, run.settings.compliance_test or str(run.settings.mode)
+    performance = Reader(folder).performance(folder, terms, run) if run.settings.mode is Mode.PERFORMANCE else None
+    title = f"{terms.scenario} {name}"
+    row = (
+        (title, *performance_cells(performance))
+        if performance
+        # An accuracy run, whose answers are complete and not scored yet.
+        else (title, f"{run.settings.samples:,} answers", rate(run.samples_per_second), "not scored", "", "")
+    )
+    lines = [
+        *([f"*** {run.notice} ***"] if run.notice else []),
+        *align([("run", *_COLUMNS[1:-1]), row]),
+        "",
+        *(f"{title} is INVALID: {reason}" for reason in (performance.reasons if performance else run.faults)),
+        *([f"{title} is shortened: {run.settings.shortened}"] if run.settings.shortened else []),
+        *([] if run.settings.rehearsal else [f"WARNING: {doubt}" for doubt in client_doubts(run)]),
+        f"logs:    {folder}",
+        *_next_command(run, folder),
+    ]
+    return "\n".join(map(one_line, lines))
+
+
+def score_table(folder: Path) -> str:
+    """Return the scores of the run in a folder, as `process,mlperf,accuracy` left them. Raises CmError."""
+    run, record = read_record(folder / RUN_FILE, RunRecord), read_record(folder / ACCURACY_FILE, AccuracyRecord)
+    lines = [
+        *([f"*** {run.notice} ***"] if run.notice else []),
+        *score_lines(str(run.settings.scenario), record, run.settings.dataset.whole(run.settings.terms.samples)),
+        f"scores:  {folder / ACCURACY_TEXT}",
+    ]
+    return "\n".join(map(one_line, lines))
+
+
+def _next_command(run: RunRecord, folder: Path) -> list[str]:
+    """Return the command that scores or verifies a run; none for a performance run."""
+    if run.settings.compliance_test:
+        return [f"next:    cm run script --tags=process,mlperf,compliance --test_dir={folder}"]
+    if run.settings.mode is Mode.ACCURACY:
+        return [f"next:    cm run script --tags=process,mlperf,accuracy --result_dir={folder}"]
+    return []

@@ -1,8 +1,12 @@
-"""The steps to repeat the runs: the commands that install the same program, and the versions that it ran with."""
+"""The steps to repeat the runs: the commands that install the program and start the server, and their versions."""
 
 from collections.abc import Mapping
 
+from cm4vllm.common.secrets.command_lines import published_command, published_words, shell_line
+from cm4vllm.common.secrets.redaction import variable
+from cm4vllm.records.published_server import container_words, hosts_of, server_words
 from cm4vllm.records.run import RunRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.results.campaign_results import Report
 from cm4vllm.rules import tree_layout
@@ -84,3 +88,24 @@ def versions(report: Report, run: RunRecord) -> dict[str, dict[str, str]]:
             container.engine: container.engine_version,
         }
     return {where: known for where, known in (("Harness", harness), ("Server", server)) if known}
+
+
+def server_command(server: ServerRecord, model_path: str) -> str:
+    """Return the server's command, one flag a line; empty for a server that was running already."""
+    env, words = server_words(server, model_path)
+    return shell_line(words, env)
+
+
+def container_command(server: ServerRecord, model_path: str) -> str:
+    """Return the container engine's command that ran the server, with the same variables."""
+    if server.container is None:
+        return ""
+    words = container_words(server.container, server.argv)
+    if model_path:  # in a mount it is not a word of its own
+        words = [word.replace(model_path, variable("MODEL")) for word in words]
+    return shell_line(published_words(words, {model_path: "MODEL"}, hosts_of(server)))
+
+
+def typed_command(command: str, server: ServerRecord) -> str:
+    """Return the typed command, one flag a line, with variables for paths, servers and secrets."""
+    return published_command(command, hosts=hosts_of(server))

@@ -34,8 +34,7 @@ def _curve(record: SearchRecord, points: list[tuple[ProbeRecord, LimitRecord]], 
     """Return the picture of p99 as a share of its limit, so that the limits of TTFT and TPOT are one line."""
     names = list(dict.fromkeys(limit.name for _, limit in points))
     shares = [100 * (limit.p99_ms or 0.0) / limit.limit_ms for _, limit in points]
-    rates = [probe.rate for probe, _ in points]
-    canvas = Canvas.over([*rates, record.rate], [110.0, min(max(shares), MOST)], rows=2)
+    canvas = Canvas.over([*[probe.rate for probe, _ in points], record.rate], [110.0, min(max(shares), MOST)], rows=2)
     canvas.y = Axis(0, canvas.y.high, canvas.y.begin, canvas.y.end)
     canvas.axes("queries/s", "p99, % of its limit" + (f"; above {MOST:g} at the edge" if max(shares) > MOST else ""))
     canvas.level(100, "mark-limit", "limit")
@@ -63,12 +62,11 @@ def _curve(record: SearchRecord, points: list[tuple[ProbeRecord, LimitRecord]], 
     true = f"; interval of the true rate: {qps(interval.low)} to {qps(interval.high)}" if interval else ""
     words = f"{len(record.probes)} probes found {qps(record.rate)} queries/s{true}; {record.stopped}"
     words += f"; {record.drift}" if record.drift else ""
-    head = ("queries/s", "limit", "p99, ms", "limit, ms", "of it", "queries", "verdict")
     return Picture(
         "Search for the target rate",
         words,
         tuple(canvas.shapes),
-        (Table(head, rows),),
+        (Table(("queries/s", "limit", "p99, ms", "limit, ms", "of it", "queries", "verdict"), rows),),
         f"{file}: probes",
         tuple((f"line-{place}", f"{name} p99") for place, name in enumerate(names[:2], 1)),
     )
@@ -98,10 +96,9 @@ def tried_settings(out: Path) -> TriedSettings | None:
     ordered = sorted(
         last.values(), key=lambda evaluation: (evaluation.score is None, -evaluation.round, -(evaluation.score or 0.0))
     )
-    head = ("Options of vLLM", "Round", "Seconds each", "Start, s", *record.scenarios, "")
     return TriedSettings(
         _words(record),
-        head,
+        ("Options of vLLM", "Round", "Seconds each", "Start, s", *record.scenarios, ""),
         tuple(_row(record, evaluation, standing.get(evaluation.number, "")) for evaluation in ordered),
         SETTINGS_PATH,
     )

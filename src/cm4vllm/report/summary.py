@@ -1,22 +1,30 @@
 """summary.html: all that is known of a campaign, on a page that loads nothing; and its data for programs."""
 
 import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
+from cm4vllm.records.described_system import LABELS, TITLES, label
 from cm4vllm.records.doubts import headroom as client_headroom
+from cm4vllm.records.machine import MachineFacts
 from cm4vllm.records.metrics import METRICS_FILE, read_samples
 from cm4vllm.records.software import read_software
-from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.report.pictures import charts
-from cm4vllm.report.pictures.power_pictures import power_words
+from cm4vllm.report.pictures.canvas import Trace, latency_bar, score_bar, trace
+from cm4vllm.report.pictures.power_pictures import energy_notes, energy_table, energy_words, power_words
 from cm4vllm.report.pictures.scenario_pictures import pictures
-from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
+from cm4vllm.report.reproduction import (
+    platform_rows,
+    published_recipe,
+    server_command,
+    setup_lines,
+    typed_command,
+    versions,
+)
 from cm4vllm.report.searches import search_curves, tried_settings
-from cm4vllm.report.server_commands import server_command, typed_command
 from cm4vllm.report.summary_exports import KINDS, summary_csv, summary_record
-from cm4vllm.report.system_tables import groups, machine_group
 from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.judgement.bottlenecks import why
 from cm4vllm.results.judgement.campaign_verdict import (
@@ -35,6 +43,10 @@ MAX_BYTES = 300_000
 
 #: The number of findings of a checker that are shown; the rest is counted, and is in the checker's own log.
 MAX_FINDINGS = 40
+#: The text where nothing was stated: none, the words themselves, or the submitter's name in folders.
+_NOT_STATED = ("", "not stated", "not-stated")
+#: Remarks: optional, and not listed as missing.
+_REMARKS = ("hw_notes", "sw_notes", "system_type_detail")
 
 
 def write_summary(report: Report) -> None:
@@ -72,7 +84,8 @@ def render(report: Report, *, published: bool = False) -> str:
         versions=versions(report, report.run),
         confs=_confs(report),
         unexpected=unexpected(report),
-        charts=charts,
+        latency_bar=latency_bar,
+        score_bar=score_bar,
         traces=_traces(report),
         client_headroom=client_headroom,
         max_findings=MAX_FINDINGS,
@@ -95,17 +108,16 @@ def render(report: Report, *, published: bool = False) -> str:
     )
 
 
-def _traces(report: Report) -> list[charts.Trace]:
+def _traces(report: Report) -> list[Trace]:
     """Return the work of the server in each run for which it reported metrics."""
-    parts = [
-        (m.scenario, part.folder, part.run)
-        for m in report.results
-        for part in (m.performance, m.accuracy)
-        if part is not None and part.run is not None
-    ]
     return [
-        charts.trace(f"{scenario} {run.settings.mode}", run.server_metrics, read_samples(folder / METRICS_FILE))
-        for scenario, folder, run in parts
+        trace(f"{scenario} {run.settings.mode}", run.server_metrics, read_samples(folder / METRICS_FILE))
+        for scenario, folder, run in [
+            (m.scenario, part.folder, part.run)
+            for m in report.results
+            for part in (m.performance, m.accuracy)
+            if part is not None and part.run is not None
+        ]
         if run.server_metrics is not None
     ]
 
@@ -115,6 +127,56 @@ def _confs(report: Report) -> dict[str, list[str]]:
     confs: dict[str, list[str]] = {}
     for measurement in report.results:
         for run in measurement.runs:
-            name = f"{measurement.scenario} {run.settings.mode}"
-            confs.setdefault(run.settings.user_conf.strip(), []).append(name)
+            confs.setdefault(run.settings.user_conf.strip(), []).append(f"{measurement.scenario} {run.settings.mode}")
     return confs
+
+
+@dataclass(frozen=True)
+class Group:
+    """A titled table of the description: label, value, and whether anybody stated it."""
+
+    title: str
+    rows: tuple[tuple[str, str, bool], ...]
+    note: str = ""
+
+
+def groups(description: Mapping[str, str]) -> tuple[Group, ...]:
+    """Return the description as tables; keys without a title here are in the last table."""
+    tables = [_group(title, list(rows), description) for title, rows in TITLES.items()]
+    others = [key for key in description if key not in LABELS]
+    if others:
+        tables.append(_group("Further keys", others, description))
+    return tuple(group for group in tables if group.rows or group.note)
+
+
+def machine_group(machine: MachineFacts) -> Group:
+    """Return the facts of the machine that ran LoadGen; the server may run elsewhere."""
+    host, cpu = machine.host, machine.cpu
+    rows = [
+        (
+            "Logical CPUs",
+            f"{cpu.logical_cpus}: {cpu.sockets} x {cpu.cores_per_socket} cores x {cpu.threads_per_core} threads",
+        ),
+        ("NUMA nodes", "unknown" if cpu.numa_nodes is None else str(cpu.numa_nodes)),
+        ("Virtual machine", "unknown" if host.virtualised is None else "yes" if host.virtualised else "no"),
+        ("Memory", f"{machine.memory.total_bytes / 2**30:.1f} GiB"),
+        ("Kernel", f"{host.kernel}, {host.machine}"),
+        ("Python", host.python),
+        ("GPUs", ", ".join(gpu.name for gpu in machine.gpus) or "none"),
+    ]
+    return Group("The machine that ran LoadGen", tuple((name, value, value != "unknown") for name, value in rows))
+
+
+def _group(title: str, keys: list[str], description: Mapping[str, str]) -> Group:
+    """Return a table of the system's description: its keys with their values, `not stated` for empty ones."""
+    if title == "Accelerators" and description.get("accelerators_per_node") == "0":
+        row = label("accelerators_per_node"), "0", True
+        return Group(title, (row,), "None: the model is served by the processor.")
+    shown = {key: description[key] for key in keys if key in description and (description[key] or key not in _REMARKS)}
+    return Group(
+        title,
+        tuple(
+            (label(key), "not stated", False) if value in _NOT_STATED else (label(key), value, True)
+            for key, value in shown.items()
+        ),
+    )

@@ -19,8 +19,15 @@ from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.doubts import headroom as client_headroom
 from cm4vllm.records.software import SCRIPTS_FILE, read_software
 from cm4vllm.report.page_templates import environment
-from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
-from cm4vllm.report.server_commands import container_command, server_command, typed_command
+from cm4vllm.report.reproduction import (
+    container_command,
+    platform_rows,
+    published_recipe,
+    server_command,
+    setup_lines,
+    typed_command,
+    versions,
+)
 from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_results import Report, load
 from cm4vllm.results.judgement.campaign_verdict import missing
@@ -125,8 +132,11 @@ def code(value: Any) -> str:
 
 def escape(value: Any) -> str:
     """Return a text with everything escaped that Markdown or HTML would take for markup."""
-    text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
+    return re.sub(
+        r"([\\`*_\[\]|])",
+        r"\\\1",
+        " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"),
+    )
 
 
 def block(value: Any) -> str:

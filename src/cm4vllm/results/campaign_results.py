@@ -171,5 +171,4 @@ def _checker(out: Path, submission: Submission) -> CheckerRecord | None:
     last = max(datetime.fromisoformat(run.ended_at).timestamp() for run in submission.runs)
     if record is None or path.stat().st_mtime < last:
         return None
-    changed = record.tree_sha256 and tree.is_dir() and sha256_of_tree(tree) != record.tree_sha256
-    return None if changed else record
+    return None if record.tree_sha256 and tree.is_dir() and sha256_of_tree(tree) != record.tree_sha256 else record

@@ -121,9 +121,11 @@ def unknown_fields(capsule: Capsule, *, expected: Mapping[str, tuple[str, ...]])
 
 def _unknown(result: Result, part: Performance | Accuracy, keys: tuple[str, ...]) -> Iterator[str]:
     name = f"{result.scenario} {part.mode}"
-    for key in ("sampling", "client", "logs", *(["answers"] if isinstance(part, Accuracy) else [])):
-        if key in keys and not getattr(part.conditions, key):
-            yield f"{name}.{key}"
+    yield from (
+        f"{name}.{key}"
+        for key in ("sampling", "client", "logs", *(["answers"] if isinstance(part, Accuracy) else []))
+        if key in keys and not getattr(part.conditions, key)
+    )
     if isinstance(part, Performance):
         lacking = [figure.name for figure in part.figures.values() if figure.why_no_interval]
         if len(lacking) > 1 and not any(figure.interval for figure in part.figures.values()):

@@ -46,8 +46,11 @@ def _figures(part: Performance, energy: RunEnergy, scope: Scope) -> list[Figure]
     if (work := _work(part, energy.seconds)) is not None and joules > 0:
         amount, unit, source = work
         source = Source(file, f"{field}; {source}")
-        name = f"{_NAMES[scope]}_efficiency"
-        figures.append(Figure(name, amount / joules, f"{unit}/J", source, why_no_interval=_WHY_NO_INTERVAL))
+        figures.append(
+            Figure(
+                f"{_NAMES[scope]}_efficiency", amount / joules, f"{unit}/J", source, why_no_interval=_WHY_NO_INTERVAL
+            )
+        )
     return figures
 
 

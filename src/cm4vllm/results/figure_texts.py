@@ -22,9 +22,11 @@ def target_name(part: Performance) -> str:
 
 def target_value(part: Performance) -> str:
     """Write the target that LoadGen was given for a run: a rate, or the latency that it expects."""
-    if part.one_by_one and part.target_qps:
-        return f"{ms(1000 / part.target_qps)} ms"
-    return f"{qps(part.target_qps)} samples/s"
+    return (
+        f"{ms(1000 / part.target_qps)} ms"
+        if part.one_by_one and part.target_qps
+        else f"{qps(part.target_qps)} samples/s"
+    )
 
 
 def figure(measured: Figure | None) -> str:
@@ -34,9 +36,11 @@ def figure(measured: Figure | None) -> str:
 
 def result_figure(measured: Figure | None) -> str:
     """Write the figure by which results are compared, with its unit, and with its name where the unit does not tell."""
-    if measured is None or measured.unit.endswith("/s"):
-        return figure(measured)
-    return f"{figure(measured)} ({measured.name.replace('_', ' ')})"
+    return (
+        figure(measured)
+        if measured is None or measured.unit.endswith("/s")
+        else f"{figure(measured)} ({measured.name.replace('_', ' ')})"
+    )
 
 
 def metric_words(name: str, unit: str) -> str:

@@ -204,8 +204,9 @@ class Reader:
     def _unreadable(self, folder: Path, error: CmError) -> None:
         path = folder / DETAIL_LOG
         if path.exists():
-            fault = error.what.replace(str(path), path.name)
-            self.problem("LOG-UNREADABLE", fault, path, value=error.cause, remedy=error.remedy)
+            self.problem(
+                "LOG-UNREADABLE", error.what.replace(str(path), path.name), path, value=error.cause, remedy=error.remedy
+            )
         else:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
 
@@ -234,8 +235,7 @@ def head_and_tail(path: Path, most: int = _MAX_TEXT) -> bytes:
 
 def scores_of(path: Path) -> dict[str, float]:
     """Return the scores in a file that a scorer wrote, by their labels; none where it cannot be read."""
-    lines = text_at(path, _MAX_TEXT).splitlines()
-    return {score.name: float(score.value) for score in _scores(lines, path.name)}
+    return {score.name: float(score.value) for score in _scores(text_at(path, _MAX_TEXT).splitlines(), path.name)}
 
 
 def _settings(log: DetailLog) -> Mapping[str, Any]:
@@ -249,9 +249,9 @@ def _settings(log: DetailLog) -> Mapping[str, Any]:
 
 
 def _scores(lines: list[str], file: str) -> Iterator[Figure]:
-    for line in lines:
-        pairs = _IN_DICTIONARY.findall(line) or [
-            match.groups() for pattern in (_ON_A_LINE, _IN_A_LOG) for match in pattern.finditer(line)
-        ]
-        for label, number in pairs:
-            yield Figure(label, float(number), SCORE_UNITS.get(label, ""), Source(file, label))
+    return (
+        Figure(label, float(number), SCORE_UNITS.get(label, ""), Source(file, label))
+        for line in lines
+        for label, number in _IN_DICTIONARY.findall(line)
+        or [match.groups() for pattern in (_ON_A_LINE, _IN_A_LOG) for match in pattern.finditer(line)]
+    )

@@ -193,16 +193,17 @@ class Performance(_Run):
         for name in ("TTFT", "TPOT", *(limits.keys() - {"TTFT", "TPOT"})):
             p99, mean = (self._typed(f"{name.lower()}_{part}", Milliseconds) for part in ("p99", "mean"))
             if p99 is not None:
-                limit = Milliseconds(limits[name]) if name in limits else None
-                latencies.append(Latency(name, p99, mean, limit))
+                latencies.append(Latency(name, p99, mean, Milliseconds(limits[name]) if name in limits else None))
         return tuple(latencies)
 
     @property
     def target_source(self) -> str:
         """The source of the target QPS of our run."""
-        if self.run is None or not self.run.settings.target_qps:
-            return "LoadGen's default"
-        return self.run.settings.target_qps_source or "its source is not stated"
+        return (
+            "LoadGen's default"
+            if self.run is None or not self.run.settings.target_qps
+            else self.run.settings.target_qps_source or "its source is not stated"
+        )
 
     def _setting(self, name: str) -> float:
         value = self.settings.get(name)

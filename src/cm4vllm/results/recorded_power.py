@@ -58,9 +58,12 @@ def recorded_power(part: Performance) -> RecordedPower | None:
         return None
     mean = metric = Figure("power", watts, "W", _source(part, "Watts, mean of the run"))
     if one_by_one:
-        field = "Watts, mean of the run; power_begin, power_end, result_query_count of LoadGen's log"
-        energy = watts * window.seconds * 1000 / part.queries
-        metric = Figure("energy_per_query", energy, "mJ/query", _source(part, field))
+        metric = Figure(
+            "energy_per_query",
+            watts * window.seconds * 1000 / part.queries,
+            "mJ/query",
+            _source(part, "Watts, mean of the run; power_begin, power_end, result_query_count of LoadGen's log"),
+        )
     outside = [sample for sample in samples.samples if not window.begin < sample.at < window.end]
     before = session.window(Phase.RANGING)
     said = [
@@ -96,8 +99,12 @@ def _efficiency(part: Performance, mean: Figure, metric: Figure) -> Figure | Non
     rate = part.metric
     if rate is None or not rate.unit.endswith("/s"):
         return None
-    source = Source(mean.source.file, f"{mean.source.field}; {rate.source}")
-    return Figure("efficiency", rate.value / mean.value, f"{rate.unit.removesuffix('/s')}/J", source)
+    return Figure(
+        "efficiency",
+        rate.value / mean.value,
+        f"{rate.unit.removesuffix('/s')}/J",
+        Source(mean.source.file, f"{mean.source.field}; {rate.source}"),
+    )
 
 
 def _source(part: Performance, field: str) -> Source:

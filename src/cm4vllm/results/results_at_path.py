@@ -26,7 +26,6 @@ def open_results(path: Path) -> tuple[Submission, ...]:
             f"{path} is a file, not a folder" if path.exists() else f"{path} does not exist", remedy=f"give {_PLACES}"
         )
     base, system, model = _root(path)
-    submissions = [read_runs(base, folder) for folder in model_folders(base)] or _tree(base, path)
     chosen = [
         replace(
             submission,
@@ -34,7 +33,7 @@ def open_results(path: Path) -> tuple[Submission, ...]:
                 result for result in submission.results if system in ("", result.system) and model in ("", result.model)
             ),
         )
-        for submission in submissions
+        for submission in ([read_runs(base, folder) for folder in model_folders(base)] or _tree(base, path))
     ]
     if not any(submission.results for submission in chosen):
         raise SubmissionError(f"{path} holds no results", cause=f"read: {base}", remedy=f"give {_PLACES}")
@@ -44,8 +43,7 @@ def open_results(path: Path) -> tuple[Submission, ...]:
 def _root(path: Path) -> tuple[Path, str, str]:
     """Return the folder to read, and the system and the model that are meant; empty: all."""
     for up, above in enumerate((path, *path.parents)[:4]):
-        ours = above.name == "runs"
-        if up and (ours or (above.name == "results" and above.parents[1].name in list(Division))):
+        if up and (above.name == "runs" or (above.name == "results" and above.parents[1].name in list(Division))):
             below = path.relative_to(above).parts
             return above.parent, below[0], below[1] if len(below) > 1 else ""
     return path, "", ""

@@ -84,10 +84,9 @@ def read_submission(base: Path, home: Path, round_name: str = "", listing: Listi
         )
     mapping = _mapping(reader, home)
     systems = _readable(reader, home / "systems", lambda: tuple(_systems(reader, home))) or ()
-    folders = _readable(reader, home / "results", lambda: tuple(_folders(reader, home))) or ()
     opened = [
         _readable(reader, folder, partial(_Folder, reader, home, mapping, folder, scenario))
-        for folder, scenario in folders
+        for folder, scenario in (_readable(reader, home / "results", lambda: tuple(_folders(reader, home))) or ())
     ]
     read = [result for result in opened if result is not None]
     rounds = Counter(filter(None, (round_of(result.performance) for result in read)))
@@ -184,8 +183,10 @@ class _Folder:
 
     def _settings(self) -> Iterator[tuple[TreeLayout, Path]]:
         """Yield the folder of this result's settings in each layout."""
-        for layout in tree_layouts():
-            yield layout, layout.settings_of(self.home, self.system, self.model, self.folder.name)
+        return (
+            (layout, layout.settings_of(self.home, self.system, self.model, self.folder.name))
+            for layout in tree_layouts()
+        )
 
     def _beside(self, name: str) -> Path | None:
         return next((path for _, folder in self._settings() if (path := folder / name).is_file()), None)
@@ -213,8 +214,7 @@ class _Folder:
 def compliance_folders(home: Path, folder: Path) -> Iterator[Path]:
     """Yield the folders in which the compliance tests of a result may lie, that of the newest layout first."""
     system, model, scenario = folder.parts[-3:]
-    for layout in tree_layouts():
-        yield layout.compliance_of(home, system, model, scenario)
+    yield from (layout.compliance_of(home, system, model, scenario) for layout in tree_layouts())
 
 
 def round_of(performance: Performance | None) -> str:

@@ -58,16 +58,14 @@ def accelerators_named(name: str) -> set[int]:
 
     A name may state them before the product and again after it; several products in one place are added up.
     """
-    counts = {sum(_counts(pattern, name)) for pattern in _words().accelerator_counts}
-    return counts - {0}
+    return {sum(_counts(pattern, name)) for pattern in _words().accelerator_counts} - {0}
 
 
 def _counts(pattern: str, name: str) -> Iterator[int]:
     for match in re.finditer(pattern, name, re.IGNORECASE):
         groups = match.groupdict()
         if not _not_accelerators().search(match["product"]):
-            factors = groups.get("factors") or groups["count"] or ""
-            yield prod(int(factor) for factor in re.findall(r"\d+", factors))
+            yield prod(int(factor) for factor in re.findall(r"\d+", groups.get("factors") or groups["count"] or ""))
 
 
 @cache

@@ -119,15 +119,13 @@ def slowest_samples(part: Performance, rows: Rows) -> Picture:
         )
     shapes, height = bar_rows(bars, float(latency.max()))
     head = ("sample", "issued at, s", "latency, ms", "TTFT, ms", "TPOT, ms", "prompt", "tokens", "open", "why")
-    legend = (("bar-2", "until its first token"), ("bar-1", "its other tokens")) if streamed else ()
-    words = f"sample {table[0][0]} took longest: {bars[0][2]}; the median is {ms(float(np.median(latency)))} ms"
     return Picture(
         f"The {len(bars)} slowest samples",
-        words,
+        f"sample {table[0][0]} took longest: {bars[0][2]}; the median is {ms(float(np.median(latency)))} ms",
         shapes,
         (Table(head, tuple(table)),),
         part.beside(SAMPLES_FILE),
-        legend,
+        (("bar-2", "until its first token"), ("bar-1", "its other tokens")) if streamed else (),
         height=height,
     )
 

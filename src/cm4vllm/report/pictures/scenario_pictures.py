@@ -54,8 +54,10 @@ def pictures(result: Result) -> list[Picture]:
 
 def _latencies(part: Performance, rows: Rows | None) -> Iterator[Picture]:
     """Yield the distribution of TTFT and TPOT, or of the latency of whole answers that were asked for one by one."""
-    for latency in part.latencies:
-        yield _distribution(part, latency.name, latency.name.lower(), client_values(latency.name, rows), latency)
+    yield from (
+        _distribution(part, latency.name, latency.name.lower(), client_values(latency.name, rows), latency)
+        for latency in part.latencies
+    )
     if not part.latencies and part.queries > 1:
         yield _distribution(part, "Latency", "latency", client_values("", rows), None)
 
@@ -89,17 +91,16 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     stated = {"median": part.figures.get(f"{key}_p50"), "p99": p99}
     said = [f"{title} {ms(figure.value)} ms" for title, figure in stated.items() if figure]
     words = f"{name}: {', '.join([*said, *([f'limit {number(limit)} ms'] if limit else [])])}"
-    whose = (
-        f"{part.beside(SAMPLES_FILE)}; percentiles: {part.log}"
-        if values is not None
-        else f"LoadGen's percentiles alone: {part.log}"
-    )
     return Picture(
         f"{name}: distribution",
         words,
         tuple(canvas.shapes),
         tuple(tables),
-        whose,
+        (
+            f"{part.beside(SAMPLES_FILE)}; percentiles: {part.log}"
+            if values is not None
+            else f"LoadGen's percentiles alone: {part.log}"
+        ),
         ((("bar-1", "samples"),) if values is not None else ()) + (("line-2", "cumulative"),),
     )
 

@@ -100,17 +100,13 @@ def _over_time(
 
 def _tokens(part: Performance, at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
     """Return the picture of the tokens/s that the server generated over the run."""
-    counts = np.array([sample.generation_tokens for sample in samples], float)
-    rates = np.diff(counts) / np.maximum(np.diff(at), 1e-3)
+    rates = np.diff(np.array([sample.generation_tokens for sample in samples], float)) / np.maximum(np.diff(at), 1e-3)
     mean = part.figures.get("tokens_per_second")
-    words = f"Tokens/s that the server generated, up to {rate(float(rates.max()))}" + (
-        f"; LoadGen's figure is {rate(mean.value)} tokens/s" if mean else ""
-    )
-    where = source + (f": generation_tokens; mean: {mean.source}" if mean else "")
     return _over_time(
         "Tokens per second",
-        words,
-        where,
+        f"Tokens/s that the server generated, up to {rate(float(rates.max()))}"
+        + (f"; LoadGen's figure is {rate(mean.value)} tokens/s" if mean else ""),
+        source + (f": generation_tokens; mean: {mean.source}" if mean else ""),
         "tokens/s",
         [("tokens/s", "line-1", at[1:], rates)],
         rate,
@@ -122,10 +118,9 @@ def _requests(at: Floats, samples: Sequence[MetricsSample], source: str) -> Pict
     """Return the picture of requests running and waiting in the server over the run."""
     running = np.array([sample.running for sample in samples], float)
     waiting = np.array([sample.waiting for sample in samples], float)
-    words = f"Requests in the server: up to {number(int(running.max()))} running, {number(int(waiting.max()))} waiting"
     return _over_time(
         "Requests running and waiting",
-        words,
+        f"Requests in the server: up to {number(int(running.max()))} running, {number(int(waiting.max()))} waiting",
         f"{source}: running, waiting",
         "requests",
         [("running", "line-1", at, running), ("waiting", "line-2", at, waiting)],
@@ -137,10 +132,9 @@ def _kv_cache(at: Floats, samples: Sequence[MetricsSample], source: str) -> Pict
     """Return the picture of the share of the KV cache in use over the run."""
     used = np.array([100 * sample.kv_cache_usage for sample in samples])
     preempted = samples[-1].preemptions - samples[0].preemptions
-    words = f"KV cache in use: up to {percent(float(used.max()) / 100)}; {number(preempted)} preemptions"
     return _over_time(
         "KV cache in use",
-        words,
+        f"KV cache in use: up to {percent(float(used.max()) / 100)}; {number(preempted)} preemptions",
         f"{source}: kv_cache_usage, preemptions",
         "% of the KV cache",
         [("in use", "line-1", at, used)],
@@ -218,8 +212,15 @@ def _first_tokens(part: Performance, rows: Rows, source: str) -> Picture:
     limit = next((latency.limit for latency in part.latencies if latency.name == "TTFT"), None)
     near = float(limit) if limit is not None and limit < 3 * ttft.max() else 0.0
     words = f"TTFT of the samples issued in each part of the run: mean and greatest; {ms(float(ttft.max()))} ms at most"
-    level = (near, "mark-limit", f"limit {number(near)} ms") if near else None
-    return _over_time("TTFT over the run", words, source, "ms", [("TTFT", "line-1", at, ttft)], ms, level=level)
+    return _over_time(
+        "TTFT over the run",
+        words,
+        source,
+        "ms",
+        [("TTFT", "line-1", at, ttft)],
+        ms,
+        level=(near, "mark-limit", f"limit {number(near)} ms") if near else None,
+    )
 
 
 def _open_requests(rows: Rows, source: str) -> Picture:
@@ -228,8 +229,14 @@ def _open_requests(rows: Rows, source: str) -> Picture:
     change = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
     order = np.lexsort((-change, times))
     open_ = np.cumsum(change[order])
-    words = f"Requests that were open, as the client saw them: up to {number(int(open_.max()))}"
-    return _over_time("Requests open", words, source, "requests", [("open", "line-1", times[order], open_)], rate)
+    return _over_time(
+        "Requests open",
+        f"Requests that were open, as the client saw them: up to {number(int(open_.max()))}",
+        source,
+        "requests",
+        [("open", "line-1", times[order], open_)],
+        rate,
+    )
 
 
 def _answered_samples(rows: Rows, source: str) -> Picture:

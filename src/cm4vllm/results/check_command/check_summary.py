@@ -7,10 +7,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from cm4vllm.common.checking.findings import FAULTS, Finding, Severity
 from cm4vllm.common.terminal_text import columns
-from cm4vllm.results.check_command.findings_output import ordered
 from cm4vllm.results.checks.copied_logs import LogMarks
 
 WIDTH = 120
@@ -135,8 +137,7 @@ def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
     """Yield the lines of a text; a word that is longer than a line is broken, a path after one of its slashes."""
     line, is_new = first, True
     for word in text.split():
-        whole = len(later) + len(word) <= WIDTH
-        for at, part in enumerate([word] if whole else re.findall(r"[^/]{1,80}/?|/", word)):
+        for at, part in enumerate([word] if len(later) + len(word) <= WIDTH else re.findall(r"[^/]{1,80}/?|/", word)):
             gap = "" if is_new or at else " "
             if len(line) + len(gap) + len(part) > WIDTH:
                 yield line
@@ -144,3 +145,23 @@ def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
             line += gap + part
             is_new = False
     yield line
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with errors first, then by code, file and field; each once."""
+    return sorted(
+        dict.fromkeys(findings),
+        key=lambda finding: (FAULTS.index(finding.severity), finding.code, finding.file, finding.field, finding.what),
+    )
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return how many errors, warnings and notes there are."""
+    counted = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{counted[severity]:,} {severity}{'' if counted[severity] == 1 else 's'}" for severity in FAULTS)
+
+
+def as_objects(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Return one object a finding, with the names of its fields."""
+    objects: list[dict[str, Any]] = msgspec.to_builtins(ordered(findings))
+    return [{name: value for name, value in entry.items() if name != "line"} for entry in objects]

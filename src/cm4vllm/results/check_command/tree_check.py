@@ -1,34 +1,96 @@
 """All checks of a submission tree, ours or anyone's, with one verdict."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import cm4vllm
 from cm4vllm.common.checking.checks import Fault, Stage
 from cm4vllm.common.checking.findings import FAULTS, Finding, Severity
-from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.errors import SubmissionError, UsageError, nearest
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results.check_command import check_summary
-from cm4vllm.results.check_command.check_summary import CheckedSubmission
-from cm4vllm.results.check_command.finding_filters import Filters, submission_name
-from cm4vllm.results.check_command.findings_output import as_objects, ordered, summary
+from cm4vllm.results.check_command.check_summary import CheckedSubmission, as_objects, ordered, summary
 from cm4vllm.results.check_command.submission_processes import each_submission
 from cm4vllm.results.checks import CHECKS, findings, findings_at
 from cm4vllm.results.checks.copied_logs import marks_of
+from cm4vllm.results.checks.served_weights import with_weights
 from cm4vllm.results.log_folders import PROBLEMS, text_at
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submission_trees import read_submission, submission_folders
-from cm4vllm.results.weights_folder import with_weights
 from cm4vllm.rules import round_terms
 
 #: The submissions whose pages are searched for the notice of a rehearsal.
 _SEARCHED = 6
 _NO_RULES = "no rules of their round, benchmark and scenario are known, or no performance log can be read"
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The requested filters; empty: all. `submitters` are names, or division/name; they are checked alone."""
+
+    submitters: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    severities: tuple[Severity, ...] = ()
+
+    @classmethod
+    def parse(cls, *, submitters: str = "", codes: str = "", severities: str = "") -> Self:
+        """Read lists separated by commas. Raises UsageError for an unknown code or severity."""
+        levels = [_one_of(word.lower().removesuffix("s"), list(FAULTS), "severity") for word in _listed(severities)]
+        known = [*CHECKS, *PROBLEMS]
+        return cls(
+            tuple(_listed(submitters)),
+            tuple(_one_of(word.upper(), known, "code") for word in _listed(codes)),
+            tuple(map(Severity, levels)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.submitters or self.codes or self.severities)
+
+    def chosen(self, homes: Sequence[Path]) -> list[Path]:
+        """Return the folders of the submitters. Raises UsageError for a submitter who has none."""
+        wanted = {submitter.lower().strip("/") for submitter in self.submitters}
+        names = {home: {submission_name(home).lower(), spelled_out(home.name).lower()} for home in homes}
+        for unknown in wanted - {name for both in names.values() for name in both}:
+            raise UsageError(
+                f"no submission of {unknown} in this tree",
+                cause=nearest(unknown, {home.name for home in homes}, f"it has {len(homes)} submissions"),
+                remedy="give a submitter as its folder is named, or DIVISION/SUBMITTER, with --submitter",
+            )
+        return [home for home, both in names.items() if not wanted or both & wanted]
+
+    def shown(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return the findings of the codes and severities that are asked for."""
+        return [
+            finding
+            for finding in findings
+            if (not self.codes or finding.code in self.codes)
+            and (not self.severities or finding.severity in self.severities)
+        ]
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _one_of(word: str, known: Sequence[str], kind: str) -> str:
+    if word not in known:
+        raise UsageError(
+            f"{word} is no {kind}",
+            cause=nearest(word, known, "docs/checks.md lists all codes"),
+            remedy=f"give one or more, separated by commas, with --{kind}",
+        )
+    return word
+
+
+def submission_name(home: Path) -> str:
+    """Return the name of the submission in a submitter's folder: DIVISION/SUBMITTER, as findings spell it."""
+    return spelled_out(f"{home.parent.name}/{home.name}")
 
 
 @dataclass(frozen=True)
@@ -64,9 +126,8 @@ class CheckedTree:
             self.submissions, key=lambda submission: (*(-number for number in submission.counts), submission.name)
         )
         own = {finding for submission in order for finding in submission.findings}
-        across = [finding for finding in self.findings if finding not in own]
         return {submission.name: filters.shown(submission.findings) for submission in order} | {
-            "": filters.shown(across)
+            "": filters.shown([finding for finding in self.findings if finding not in own])
         }
 
     @property
@@ -89,7 +150,7 @@ def check_tree(
     """Make every check on the submissions of a tree. Raises SubmissionError where there is none.
 
     Without `round_name` the seeds of the logs tell the round. `weights` is the folder of the weights that were served
-    for the results that `weights_of` names (results/weights_folder.py). Raises UsageError where it names none, or no
+    for the results that `weights_of` names (checks/served_weights.py). Raises UsageError where it names none, or no
     weights are given, for an unknown round, and where `filters` names a submitter who is not in the tree: of those that
     it names all findings are returned.
     """
@@ -109,8 +170,12 @@ def check_tree(
         checked = [by_home[home] for home in homes]
     across = findings_at(Stage.ACROSS, [mark for each in checked for mark in each.logs])
     all_findings = [*(finding for each in checked for finding in each.findings), *_several_rounds(checked), *across]
-    unchecked = tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None))
-    return CheckedTree(tuple(checked), tuple(ordered(all_findings)), base, unchecked)
+    return CheckedTree(
+        tuple(checked),
+        tuple(ordered(all_findings)),
+        base,
+        tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None)),
+    )
 
 
 def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
@@ -130,19 +195,21 @@ def _unchecked(
     with_weights: bool,
 ) -> Iterator[Unchecked]:
     """Yield the parts that were not checked: submitters, folders without results, results without rules, bad files."""
-    for home in all_homes:
-        if home not in homes:
-            yield Unchecked(submission_name(home), "--submitter names others")
-    for division in sorted({home.parent for home in all_homes} if root not in all_homes else ()):
-        for path in sorted(division.iterdir()):
-            if path.is_dir() and path not in all_homes:
-                yield Unchecked(submission_name(path), "it has no folder results/")
+    yield from (Unchecked(submission_name(home), "--submitter names others") for home in all_homes if home not in homes)
+    yield from (
+        Unchecked(submission_name(path), "it has no folder results/")
+        for division in sorted({home.parent for home in all_homes} if root not in all_homes else ())
+        for path in sorted(division.iterdir())
+        if path.is_dir() and path not in all_homes
+    )
     for submission in checked:
         if left := submission.results - submission.covered:
             yield Unchecked(f"{left} of {submission.results} results of {submission.name}", _NO_RULES)
-        for finding in submission.findings:
-            if finding.code in PROBLEMS and finding.code not in ("FILE-MISSING", "SCENARIO-UNKNOWN"):
-                yield Unchecked(finding.file, "; ".join(part for part in (finding.what, finding.value) if part))
+        yield from (
+            Unchecked(finding.file, "; ".join(part for part in (finding.what, finding.value) if part))
+            for finding in submission.findings
+            if finding.code in PROBLEMS and finding.code not in ("FILE-MISSING", "SCENARIO-UNKNOWN")
+        )
     if not with_weights:
         yield Unchecked("the weights that were served", "none are given with --weights")
 
@@ -152,14 +219,13 @@ def _check_folder(base: Path, round_name: str, home: Path) -> CheckedSubmission:
 
 
 def _checked(submission: Submission) -> CheckedSubmission:
-    own_findings = findings(submission, Stage.TREE)
     return CheckedSubmission(
         name=submission_name(submission.home),
         round=submission.round,
         results=len(submission.results),
         covered=sum(result.covered for result in submission.results),
         files=len(submission.listing.files),
-        findings=tuple(own_findings),
+        findings=tuple(findings(submission, Stage.TREE)),
         logs=marks_of(submission),
     )
 
@@ -260,9 +326,11 @@ def _rehearsal_words(checked: CheckedTree) -> str:
     """Return the note on a tree that calls itself a rehearsal; nothing for other trees."""
     homes = [checked.base / submission.name for submission in checked.submissions]
     pages = [page for home in homes[:_SEARCHED] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
-    if pages and all(cm4vllm.REHEARSAL_NOTICE in text_at(page) for page in pages):
-        return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
-    return ""
+    return (
+        "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
+        if pages and all(cm4vllm.REHEARSAL_NOTICE in text_at(page) for page in pages)
+        else ""
+    )
 
 
 def _heading(checked: CheckedTree) -> str:

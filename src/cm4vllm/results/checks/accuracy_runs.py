@@ -36,8 +36,7 @@ def targets(result: Result, part: Accuracy) -> Iterator[Fault]:
     """Scores reach the targets of the benchmark's variant and round: in the closed division all of them."""
     for target in part.terms.targets if part.terms else ():
         # The official checker compares every line that states a score.
-        stated = part.stated or part.figures.values()
-        values = [score.value for score in stated if score.name == target.label]
+        values = [score.value for score in (part.stated or part.figures.values()) if score.name == target.label]
         value = next((value for value in reversed(values) if target.met(value) is False), None)
         if value is not None:
             bounds = [

@@ -13,8 +13,6 @@ from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Accuracy, Result
 
-__all__: list[str] = []
-
 _SCRIPT = "evaluate-accuracy.py of the benchmark"
 _SCORE = "score the run's whole accuracy log again, and publish what the script prints"
 _SAMPLES, _LENGTH, _TOKENS, _EACH = "gen_num", "gen_len", "gen_tok_len", "tokens_per_sample"
@@ -51,16 +49,18 @@ def stated_once(result: Result, part: Accuracy) -> Iterator[Fault]:
     for figure in part.stated:
         if figure.name in asked | {_SAMPLES, _TOKENS}:
             by_name[figure.name].append(figure.value)
-    for label, values in by_name.items():
-        if len(set(values)) > 1:
-            yield Fault(
-                "a score is stated with several values",
-                part.beside(ACCURACY_TEXT),
-                label,
-                ", ".join(f"{value:g}" for value in values[:4]),
-                "one value",
-                severity=None if is_strict(result) else Severity.WARNING,
-            )
+    yield from (
+        Fault(
+            "a score is stated with several values",
+            part.beside(ACCURACY_TEXT),
+            label,
+            ", ".join(f"{value:g}" for value in values[:4]),
+            "one value",
+            severity=None if is_strict(result) else Severity.WARNING,
+        )
+        for label, values in by_name.items()
+        if len(set(values)) > 1
+    )
 
 
 @check("SCORE-IMPOSSIBLE", source=_SCRIPT, remedy=_SCORE, stage=Stage.TREE, each=scored)
@@ -185,8 +185,13 @@ def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
     width = next((width for width in _WIDTHS if any(size == width * count > 0 for size, count in answers)), 0)
     for size, count in answers:
         if size != width * count if width else size < count:
-            held = f"{size // width} tokens" if width else f"{size // 2} bytes"
-            yield Fault("an answer has another length than it states", name, "token_count", count, held)
+            yield Fault(
+                "an answer has another length than it states",
+                name,
+                "token_count",
+                count,
+                f"{size // width} tokens" if width else f"{size // 2} bytes",
+            )
             break
 
 

@@ -1,21 +1,26 @@
-"""The runs against what was asked for: the command line, the record of the campaign, the system description."""
+"""The runs against what was asked for, and before a submission tree is made of them."""
 
 import shlex
 from collections.abc import Iterator
 
-from cm4vllm import rules
+from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE, rules
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
+from cm4vllm.records.accuracy import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.records.assets import IDENTITY
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
-from cm4vllm.results.checks.subjects import Part, recorded, with_submission
-from cm4vllm.results.model import Submission
-from cm4vllm.rules import ExecutionMode
-
-__all__: list[str] = []
+from cm4vllm.results.checks.subjects import Part, recorded, systems, with_submission
+from cm4vllm.results.model import Accuracy, Submission, System
+from cm4vllm.rules import ExecutionMode, Mode
 
 _DESIGN = "docs/results.md"
 _MODEL = "inference_policies/inference_rules.adoc, Model"
+_LAYOUT = "tools/submission/submission_checker/constants.py, the paths of each round"
+_MODELS = "docs/models.md"
+_AGAIN = "run it again with --rerun"
+_SCORE = "score the run again: --tags=process,mlperf,accuracy"
 
 
 @check(
@@ -29,9 +34,11 @@ def one_campaign(submission: Submission) -> Iterator[Fault]:
     campaign = submission.campaign
     if campaign is None:
         return
-    for title, value, expected in _facts(submission, campaign):
-        if value is not None and str(value).lower() != str(expected).lower():
-            yield Fault(f"{title} is {value}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
+    yield from (
+        Fault(f"{title} is {value}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
+        for title, value, expected in _facts(submission, campaign)
+        if value is not None and str(value).lower() != str(expected).lower()
+    )
 
 
 def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
@@ -126,3 +133,134 @@ def _flags(command: str) -> dict[str, str]:
     except ValueError:
         return {}
     return {w[2:].partition("=")[0]: w.partition("=")[2] for w in words if w.startswith("--") and "=" in w}
+
+
+@check("RUN-MISSING", source=_LAYOUT, remedy=_AGAIN, stage=Stage.SUBMITTED, each=whole)
+def both_runs(submission: Submission) -> Iterator[Fault]:
+    """Each scenario has a performance run and an accuracy run."""
+    for result in submission.results:
+        for mode, part in ((Mode.PERFORMANCE, result.performance), (Mode.ACCURACY, result.accuracy)):
+            if part is None:
+                name = f"{result.folder}/{mode}/{RUN_FILE}"
+                yield Fault(f"no submission without {name}", name)
+    if not submission.results:
+        yield Fault(f"no recorded runs in {submission.root}", "", remedy="run the benchmark first")
+
+
+@check(
+    "WEIGHTS-DUMMY",
+    source=_MODELS,
+    remedy="measure the model itself; random weights (_dummy) are for rehearsals of its performance",
+    stage=Stage.SUBMITTED,
+    each=with_submission(recorded),
+)
+def real_weights(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    """A submission is of a model with weights, not of random numbers."""
+    if run.settings.model.is_dummy and run.settings.server.simulated is None:
+        yield Fault(
+            f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}",
+            part.beside(RUN_FILE),
+            "settings.model.source",
+            run.settings.model.source,
+            "the source of real weights",
+        )
+
+
+@check(
+    "SERVER-SIMULATED",
+    source="docs/rehearse.md",
+    remedy="measure the system itself, without --rehearse",
+    stage=Stage.SUBMITTED,
+    each=with_submission(recorded),
+)
+def measured_system(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    """A submission is of a system that was measured, not of a simulated one."""
+    if (simulation := run.settings.server.simulated) is not None:
+        yield Fault(
+            f"no submission of {simulation.title}: {SIMULATED_NOTICE}",
+            part.beside(RUN_FILE),
+            "settings.server.simulated.profile",
+            simulation.profile,
+            "no simulated server",
+        )
+
+
+@check("SCORES-MISSING", source=_LAYOUT, remedy=_SCORE, stage=Stage.SUBMITTED, each=with_submission(recorded))
+def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    """Each accuracy run is scored, over all of its samples."""
+    if not isinstance(part, Accuracy) or run.settings.server.simulated is not None:
+        return
+    name, text = part.beside(ACCURACY_FILE), part.beside(ACCURACY_TEXT)
+    if part.record is None:
+        yield Fault(f"no submission without {name}", name)
+    elif not run.settings.rehearsal and part.record.samples != part.record.samples_expected:
+        yield Fault(
+            f"the accuracy run in {name} is not whole",
+            name,
+            "samples",
+            part.record.samples,
+            part.record.samples_expected,
+            remedy=_AGAIN,
+        )
+    if not (part.folder / ACCURACY_TEXT).is_file():
+        yield Fault(f"{text} is missing", text)
+
+
+@check("LOG-MISSING", source=_LAYOUT, remedy=_AGAIN, stage=Stage.SUBMITTED, each=recorded)
+def logs_present(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """Each run has all its logs, and its record their digests."""
+    return (
+        Fault(f"{part.beside(name)} is missing", part.beside(name))
+        for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ()))
+        if name not in run.files or not (part.folder / name).is_file()
+    )
+
+
+@check(
+    "SYSTEM-DIFFERS",
+    source="docs/machine.md",
+    remedy="describe the system again: --tags=get,sut,description",
+    stage=Stage.SUBMITTED,
+    each=with_submission(systems),
+)
+def described(submission: Submission, system: System) -> Iterator[Fault]:
+    """The system's description is of the runs' server and of the submission that is asked for."""
+    yield from (
+        Fault(f"the system description has {key} {said!r}", system.file, key, said, wanted)
+        for key, wanted in (("submitter", submission.submitter), ("division", submission.division))
+        if wanted and (said := system.description.get(key)) != wanted
+    )
+    for run in submission.runs[:1]:
+        server, framework = run.settings.server, str(system.description.get("framework", ""))
+        if server.version not in framework:
+            yield Fault(
+                f"{system.file} describes a system with {framework}",
+                system.file,
+                "framework",
+                framework,
+                f"{server.named}, which served the runs",
+                remedy="measure again with --rerun, or correct `framework` in the system file",
+            )
+        marked = [key for key in ("hw_notes", "sw_notes") if REHEARSAL_NOTICE in str(system.description.get(key, ""))]
+        if marked and not run.settings.rehearsal:
+            yield Fault(
+                f"{system.file} is that of a rehearsal, the runs are not",
+                system.file,
+                marked[0],
+                REHEARSAL_NOTICE,
+                "nothing of a rehearsal",
+            )
+
+
+@check("MODEL-FOLDER", source="docs/results.md", remedy="measure again: --rerun", stage=Stage.SUBMITTED, each=recorded)
+def of_their_model(part: Part, run: RunRecord) -> Iterator[Fault]:
+    """The runs below a model's folder are those of that model."""
+    folder = part.folder.parents[1].name
+    if run.settings.model.name != folder:
+        yield Fault(
+            f"the runs of {folder} are those of {run.settings.model.name}",
+            part.beside(RUN_FILE),
+            "settings.model.name",
+            run.settings.model.name,
+            folder,
+        )

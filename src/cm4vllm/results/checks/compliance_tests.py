@@ -1,5 +1,6 @@
-"""The compliance tests of a written tree: whether the required ones are there, and prove that they passed."""
+"""The compliance tests of a written tree: whether the required ones are there and passed, and their figures."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +12,23 @@ from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import SUMMARY_LOG
-from cm4vllm.results.checks.of_logs import logs, performance_runs
+from cm4vllm.results.checks.of_logs import performance_runs as runs
 from cm4vllm.results.checks.subjects import results, strict_results, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
 from cm4vllm.results.log_folders import Reader, scores_of, terms_of, text_at
-from cm4vllm.results.model import Result, Submission
+from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
-from cm4vllm.rules import ComplianceRules, Mode, Terms, VerifiedFile
+from cm4vllm.rules import ComplianceRules, Mode, Terms, VerifiedFigure, VerifiedFile
 
 #: The scores of the answers that the performance run of a test logged, and of the same samples in the accuracy run.
 _SCORES = ("accuracy/compliance_accuracy.txt", "accuracy/baseline_accuracy.txt")
 _RUNS = ("accuracy", "performance")
 _LOGS = (f"performance/run_1/{DETAIL_LOG}", f"performance/run_1/{SUMMARY_LOG}")
+#: A longer verification is none.
+_MAX_TEXT = 2**22
+#: The difference allowed between a figure and that of the log: some scripts print two digits after the point.
+_DIGIT, _PART = 0.0051, 2e-3
+_NS = 1e9
 
 
 @check(
@@ -81,27 +87,28 @@ def _passed(
         yield from _verified(submission, folder, file, terms)
     if wanted.run_logs != "required":
         return
-    for name in _LOGS:
-        if not (folder / name).is_file():
-            yield Fault(f"{name} of {folder.name} is missing", (folder / name).relative_to(submission.root).as_posix())
+    yield from (
+        Fault(f"{name} of {folder.name} is missing", (folder / name).relative_to(submission.root).as_posix())
+        for name in _LOGS
+        if not (folder / name).is_file()
+    )
     if (folder / _LOGS[0]).is_file():
         yield from _run(submission, result, folder, terms)
 
 
 def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> Iterator[Fault]:
     """Yield the faults of the run of a test, which has to keep the rules of a performance run."""
-    seeds = rules.round_terms(terms.round).test_seeds.get(folder.name, terms.seeds)
     reader, place, terms = (
         Reader(submission.root),
         (folder / _LOGS[0]).parent,
-        msgspec.structs.replace(terms, seeds=seeds),
+        msgspec.structs.replace(terms, seeds=rules.round_terms(terms.round).test_seeds.get(folder.name, terms.seeds)),
     )
     read = result.test_runs.get(folder.name)
     part = replace(read, terms=terms) if read and read.folder == place else reader.performance(place, terms)
     if part is None:
         yield from (Fault(problem.what, problem.file, value=problem.value) for problem in reader.problems)
         return
-    for part_check in (logs.seeds, logs.min_duration, performance_runs.valid, performance_runs.performance_samples):
+    for part_check in (runs.seeds, runs.min_duration, runs.valid, runs.performance_samples):
         yield from part_check.function(result, part)
 
 
@@ -120,8 +127,10 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
         if file.scores:
             fault += f": other answers than in the accuracy run, and {apart[0]}"
         yield Fault(fault, name, "", _line_with(text, line), line)
-    for line in () if missing else file.forbidden_lines(text):
-        yield Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
+    yield from (
+        Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
+        for line in (() if missing else file.forbidden_lines(text))
+    )
 
 
 def _apart(folder: Path, terms: Terms) -> Iterator[str]:
@@ -138,3 +147,74 @@ def _apart(folder: Path, terms: Terms) -> Iterator[str]:
 def _line_with(text: str, line: str) -> str:
     start = line.partition(":")[0]
     return next((line.strip() for line in text.splitlines() if start in line), "no such line")
+
+
+@check(
+    "COMPLIANCE-FIGURES",
+    source="compliance, verify_performance.py of TEST01, TEST04 and TEST05; verify_output_len.py of TEST09",
+    remedy="verify the test again with the logs that are published",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+    each=with_submission(results),
+)
+def figures(submission: Submission, result: Result) -> Iterator[Fault]:
+    """The figures that verify a compliance test are those of the logs of the result and of the test, and within the
+    thresholds of the test.
+    """
+    for test in sorted(set(result.compliance) & set(rules.compliance_test_names())):
+        wanted = rules.compliance_rules(test)
+        if not wanted.figures or (folder := test_folder(submission, result, wanted)) is None:
+            continue
+        for path in (folder / file.name for file in wanted.files):
+            for figure, value in _stated(path, wanted.figures):
+                yield from _wrong(submission, result, test, path, figure, value)
+
+
+def _stated(path: Path, figures: tuple[VerifiedFigure, ...]) -> Iterator[tuple[VerifiedFigure, float]]:
+    text = text_at(path, _MAX_TEXT)  # where it cannot be read: COMPLIANCE
+    yield from (
+        (figure, float(number))
+        for figure in figures
+        for number in re.findall(rf"{figure.label}\s*[:=]\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text, re.IGNORECASE)
+    )
+
+
+def _wrong(
+    submission: Submission, result: Result, test: str, path: Path, figure: VerifiedFigure, value: float
+) -> Iterator[Fault]:
+    name = path.relative_to(submission.root).as_posix()
+    run = {"result": result.performance, "test": result.test_runs.get(test)}.get(figure.run)
+    if run is not None and run.metric is not None and not any(_close(value, figure) for figure in _figures(run)):
+        yield Fault(
+            f"the figure is not in the log of the {figure.run}",
+            name,
+            figure.label,
+            f"{value:g}",
+            f"{run.metric}, as in {run.log}",
+            # A result may be measured again, and its test stay: the figure is then that of the run before.
+            severity=None if figure.run == "result" else Severity.ERROR,
+        )
+    audit = rules.if_known(rules.audit, test, result.benchmark)
+    bounds = audit.thresholds if audit else {}
+    least, most = bounds.get(figure.least), bounds.get(figure.most)
+    if (least is not None and value < least) or (most is not None and value > most):
+        expected = " and ".join(
+            part for part, bound in ((f"{least} or more", least), (f"{most} or less", most)) if bound is not None
+        )
+        yield Fault(
+            f"the figure is not one of a passed {test}", name, figure.label, f"{value:g}", expected, Severity.ERROR
+        )
+
+
+def _figures(run: Performance) -> Iterator[float]:
+    """Yield the figures of a log, also as the rate that a latency makes, and the tokens of a sample."""
+    for value in run.detail.values.values() if run.detail else ():
+        if isinstance(value, int | float) and not isinstance(value, bool) and value:
+            yield float(value)
+            yield _NS / value
+    if run.tokens_per_second and run.samples_per_second:
+        yield run.tokens_per_second / run.samples_per_second
+
+
+def _close(value: float, other: float) -> bool:
+    return abs(value - other) <= max(_DIGIT, _PART * abs(other))

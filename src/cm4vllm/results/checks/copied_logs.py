@@ -61,15 +61,17 @@ def marks_of(submission: Submission) -> tuple[LogMarks, ...]:
 
 
 def _marks(submission: Submission, result: Result) -> Iterator[LogMarks]:
-    for part in result.logged:
-        if part.detail is not None:
-            yield LogMarks(
-                file=part.log,
-                submitter=submission.submitter,
-                system=result.system,
-                test=part is not result.performance and part is not result.accuracy,
-                marks=tuple(_marks_of_run(part.detail)),
-            )
+    yield from (
+        LogMarks(
+            file=part.log,
+            submitter=submission.submitter,
+            system=result.system,
+            test=part is not result.performance and part is not result.accuracy,
+            marks=tuple(_marks_of_run(part.detail)),
+        )
+        for part in result.logged
+        if part.detail is not None
+    )
     for name in result.compliance:
         for place in compliance_folders(submission.home, submission.root / result.folder):
             path = place / name / "accuracy" / ACCURACY_LOG
@@ -130,10 +132,12 @@ def alike(logs: Sequence[LogMarks]) -> Iterator[Fault]:
     for log in logs:
         if log.answers:
             answers[log.answers].append(log)
-    for first, *others in answers.values():
-        for copy in others:
-            if (copy.submitter, copy.system) != (first.submitter, first.system):
-                yield _fault("the test's answers are those of another system, too", copy, first)
+    yield from (
+        _fault("the test's answers are those of another system, too", copy, first)
+        for first, *others in answers.values()
+        for copy in others
+        if (copy.submitter, copy.system) != (first.submitter, first.system)
+    )
 
 
 def _fault(text: str, marks: LogMarks, other: LogMarks) -> Fault:

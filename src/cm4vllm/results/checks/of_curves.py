@@ -91,15 +91,17 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
             yield Fault("requests failed", point.name, "n_samples_failed", f"{failed:,}", "0")
         if point.summary and point.summary.get("complete") is not True:
             yield Fault("the run calls itself incomplete", point.name, "complete", point.summary.get("complete"), True)
-        for score in {score.dataset: score for score in point.scores}.values():
-            if score.answered is not None and score.answered < score.samples:
-                yield Fault(
-                    "samples of the accuracy run were not answered",
-                    score.source.file,
-                    "response_counts",
-                    f"{score.answered:,}",
-                    f"{score.samples:,}",
-                )
+        yield from (
+            Fault(
+                "samples of the accuracy run were not answered",
+                score.source.file,
+                "response_counts",
+                f"{score.answered:,}",
+                f"{score.samples:,}",
+            )
+            for score in {score.dataset: score for score in point.scores}.values()
+            if score.answered is not None and score.answered < score.samples
+        )
 
 
 @check(
@@ -111,9 +113,11 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
 )
 def possible_figures(curve: Curve) -> Iterator[Fault]:
     """The client's figures are those of a run: above 0, and each distribution in the order of its percentiles."""
-    for point in curve.points:
-        for value in impossible_in_summary(point.summary):
-            yield Fault(value.what, point.name, value.key, value.value, value.expected)
+    return (
+        Fault(value.what, point.name, value.key, value.value, value.expected)
+        for point in curve.points
+        for value in impossible_in_summary(point.summary)
+    )
 
 
 @check(
@@ -126,7 +130,7 @@ def possible_figures(curve: Curve) -> Iterator[Fault]:
 def claimed_window(curve: Curve) -> Iterator[Fault]:
     """A claimed window of the steady state has the passes, samples and seconds that its run has."""
     least, benchmark = endpoints_rules().window.passes, _benchmark(curve)
-    for point in curve.fixed:
+    for point in curve.concurrency_points:
         window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
         samples, size = count(window, "n_samples"), count(window, "super_pass_size")
         completed = count(point.summary, "n_samples_completed")
@@ -159,18 +163,20 @@ def claimed_window(curve: Curve) -> Iterator[Fault]:
 )
 def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
     """A dedicated Offline run fills no region."""
-    values = [point.concurrency for point in curve.fixed if point.concurrency is not None]
-    if len(curve.fixed) == len(curve.points) or not values or curve.c_max is None:
+    values = [point.concurrency for point in curve.concurrency_points if point.concurrency is not None]
+    if len(curve.concurrency_points) == len(curve.points) or not values or curve.c_max is None:
         return
-    for region in regions(c_min=min(values), c_max=curve.c_max).required:
-        if not any(value in region for value in values):
-            yield Fault(
-                "the dedicated Offline run alone lies in a region",
-                curve.name,
-                region.name,
-                ", ".join(map(str, values)),
-                f"a point from {region.start} to {region.end}",
-            )
+    yield from (
+        Fault(
+            "the dedicated Offline run alone lies in a region",
+            curve.name,
+            region.name,
+            ", ".join(map(str, values)),
+            f"a point from {region.start} to {region.end}",
+        )
+        for region in regions(c_min=min(values), c_max=curve.c_max).required
+        if not any(value in region for value in values)
+    )
 
 
 @check(
@@ -211,12 +217,14 @@ def seeds(curve: Curve) -> Iterator[Fault]:
     for point in curve.points:
         file, runtime = f"{point.name}/config.yaml", part(part(point.config, "settings"), "runtime")
         expected = sets.get(str(point.declared.get("seed_set", "")))
-        for key, value in (
-            ("scheduler_random_seed", expected.scheduler if expected else None),
-            ("dataloader_random_seed", expected.sample_index if expected else None),
-        ):
-            if value is not None and runtime and runtime.get(key) != value:
-                yield Fault("the client ran with another seed", file, key, runtime.get(key, "none"), value)
+        yield from (
+            Fault("the client ran with another seed", file, key, runtime.get(key, "none"), value)
+            for key, value in (
+                ("scheduler_random_seed", expected.scheduler if expected else None),
+                ("dataloader_random_seed", expected.sample_index if expected else None),
+            )
+            if value is not None and runtime and runtime.get(key) != value
+        )
         model_seed = part(point.config, "model_params").get("seed")
         if isinstance(model_seed, int) and model_seed > _LARGEST_SEED:
             yield Fault("the seed is too large for a server", file, "model_params.seed", model_seed, _LARGEST_SEED)
@@ -231,10 +239,12 @@ def seeds(curve: Curve) -> Iterator[Fault]:
 )
 def one_software(curve: Curve) -> Iterator[Fault]:
     """All points of a curve were measured with one client, one model and one software stack."""
-    for before, after in pairwise(curve.points):
-        for name, value in _software(after).items():
-            if (other := _software(before).get(name)) and value and value != other:
-                yield Fault(f"it was measured with another {name} than {before.name}", after.name, name, value, other)
+    return (
+        Fault(f"it was measured with another {name} than {before.name}", after.name, name, value, other)
+        for before, after in pairwise(curve.points)
+        for name, value in _software(after).items()
+        if (other := _software(before).get(name)) and value and value != other
+    )
 
 
 @check(
@@ -247,9 +257,11 @@ def one_software(curve: Curve) -> Iterator[Fault]:
 )
 def known_client(curve: Curve) -> Iterator[Fault]:
     """Each run was made by the reference client from a checkout, so that its commit is recorded."""
-    for point in curve.points:
-        if point.summary and not point.summary.get("git_sha"):
-            yield Fault("the commit of the client is not recorded", point.name, "git_sha", "none", "a commit")
+    return (
+        Fault("the commit of the client is not recorded", point.name, "git_sha", "none", "a commit")
+        for point in curve.points
+        if point.summary and not point.summary.get("git_sha")
+    )
 
 
 def _benchmark(curve: Curve) -> EndpointsBenchmark | None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
 from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.common.checking.findings import Finding, Severity
@@ -52,16 +51,18 @@ class _Measured:
     @property
     def phases(self) -> Iterator[tuple[Phase, Window, Samples]]:
         """The phases whose window is known."""
-        for phase in Phase:
-            if window := self.session.window(phase):
-                yield phase, window, self.session.samples(phase)
+        return (
+            (phase, window, self.session.samples(phase)) for phase in Phase if (window := self.session.window(phase))
+        )
 
 
 def _measured(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
     """Yield each result that has a power session, with it."""
-    for result in submission.results:
-        if session := submission.sessions.get(result.folder):
-            yield result, _Measured(session, f"{result.folder}/performance")
+    return (
+        (result, _Measured(session, f"{result.folder}/performance"))
+        for result in submission.results
+        if (session := submission.sessions.get(result.folder))
+    )
 
 
 @check(
@@ -88,11 +89,17 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
     """A power session has all of its files, each with what the official programs write in it, and no file that only the
     client needs.
     """
-    for name in measured.session.missing:
-        yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
-    for file, keys in measured.session.missing_parts.items():
-        fault = "a file of the power session lacks parts, or has them in another form"
-        yield Fault(fault, f"{measured.place}/{file}", ", ".join(keys))
+    yield from (
+        Fault("a file of the power session is missing", f"{measured.place}/{name}") for name in measured.session.missing
+    )
+    yield from (
+        Fault(
+            "a file of the power session lacks parts, or has them in another form",
+            f"{measured.place}/{file}",
+            ", ".join(keys),
+        )
+        for file, keys in measured.session.missing_parts.items()
+    )
     if (measured.session.folder / FETCHED_ONLY).exists():
         yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
@@ -100,8 +107,10 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
 @check("POWER-HASH", source=f"{_CHECKER}, results_check", remedy=_AS_WRITTEN, stage=Stage.TREE, each=_measured)
 def digests(_: Result, measured: _Measured) -> Iterator[Fault]:
     """The files of a power session have the digests that client.json and server.json state."""
-    for name, own, stated in measured.session.changed_files():
-        yield Fault("a file of the power session was changed", f"{measured.place}/{name}", "SHA-1", own, stated)
+    return (
+        Fault("a file of the power session was changed", f"{measured.place}/{name}", "SHA-1", own, stated)
+        for name, own, stated in measured.session.changed_files()
+    )
 
 
 @check(
@@ -116,8 +125,13 @@ def one_session(_: Result, measured: _Measured) -> Iterator[Fault]:
     apart = list(contradictions(measured.session.client, measured.session.server))
     for field, client, server in apart[:1]:
         more = f"; {len(apart) - 1} more parts differ" if len(apart) > 1 else ""
-        fault = f"client and server do not state the same session{more}"
-        yield Fault(fault, f"{measured.place}/{SERVER_JSON}", field, server, client)
+        yield Fault(
+            f"client and server do not state the same session{more}",
+            f"{measured.place}/{SERVER_JSON}",
+            field,
+            server,
+            client,
+        )
 
 
 @check("POWER-WINDOW", source=_OWN, remedy=_AGAIN, stage=Stage.TREE, each=_measured)
@@ -128,18 +142,20 @@ def window(_: Result, measured: _Measured) -> Iterator[Fault]:
         if not inside:
             yield Fault("no sample lies in the measured window", measured.file(phase), "Time")
             continue
-        for end, late in (
-            ("begin", (inside[0].at - span.begin).total_seconds()),
-            ("end", (span.end - inside[-1].at).total_seconds()),
-        ):
-            if late > _EDGE_S:
-                yield Fault(
-                    f"the samples do not reach the {end} of the run",
-                    measured.file(phase),
-                    "Time",
-                    f"{late:.1f} s",
-                    f"{_EDGE_S:g} s or less",
-                )
+        yield from (
+            Fault(
+                f"the samples do not reach the {end} of the run",
+                measured.file(phase),
+                "Time",
+                f"{late:.1f} s",
+                f"{_EDGE_S:g} s or less",
+            )
+            for end, late in (
+                ("begin", (inside[0].at - span.begin).total_seconds()),
+                ("end", (span.end - inside[-1].at).total_seconds()),
+            )
+            if late > _EDGE_S
+        )
 
 
 @check(
@@ -321,8 +337,13 @@ def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
             which = "the begin" if begin is None else "the end"
             yield Fault(f"PTDaemon's log lacks {which} of {phase.key}", file, field, "none", "one of each measurement")
         elif span and not begin - edge <= span.begin <= span.end <= end + edge:
-            fault = f"PTDaemon's log is of other times than the run of {phase.key}"
-            yield Fault(fault, file, "Go with mark", f"{begin} to {end}", f"around {span.begin} to {span.end}")
+            yield Fault(
+                f"PTDaemon's log is of other times than the run of {phase.key}",
+                file,
+                "Go with mark",
+                f"{begin} to {end}",
+                f"around {span.begin} to {span.end}",
+            )
 
 
 @check(
@@ -335,13 +356,15 @@ def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
 def settings(submission: Submission, result: Result, _: _Measured) -> Iterator[Fault]:
     """The settings of the measured system and the analyzer and its wiring are stated."""
     folder = submission.root / result.folder
-    places: list[Path] = [folder, *list(folder.parents)[:3]]
-    places += [
+    of_layouts = (
         layout.settings_of(submission.home, result.system, result.model, folder.name) for layout in tree_layouts()
-    ]
-    for name in _STATED:
-        if not any(path.is_file() for place in places for path in place.glob(f"{name}.*")):
-            yield Fault(f"no {name} of the power session", result.folder, "", "", f"{name}.*")
+    )
+    places = [folder, *folder.parents[:3], *of_layouts]
+    yield from (
+        Fault(f"no {name} of the power session", result.folder, "", "", f"{name}.*")
+        for name in _STATED
+        if not any(path.is_file() for place in places for path in place.glob(f"{name}.*"))
+    )
 
 
 @check(
@@ -357,24 +380,9 @@ def analyzers(_: Result, measured: _Measured) -> Iterator[Fault]:
         yield Fault("power was measured with several analyzers", f"{measured.place}/{SERVER_JSON}", "ptd_config", count)
 
 
-#: The checks that need no tree: what they find is known when the session has ended.
-_OF_A_SESSION = (
-    files,
-    digests,
-    one_session,
-    window,
-    impossible,
-    coverage,
-    clock,
-    uncertainty,
-    channels,
-    mean,
-    ranging,
-    ptd_log,
-)
-
-
 def session_findings(session: PowerSession) -> list[Finding]:
     """Return what the checks of a tree will find in a session that has just ended. Files are named from its folder."""
+    # Those that need no tree.
+    known = (files, digests, one_session, window, impossible, coverage, clock, uncertainty, channels, mean, ranging)
     measured = _Measured(session, ".")
-    return [each.finding(fault) for each in _OF_A_SESSION for fault in each.function(None, measured)]
+    return [each.finding(fault) for each in (*known, ptd_log) for fault in each.function(None, measured)]

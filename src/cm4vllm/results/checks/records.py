@@ -1,19 +1,20 @@
-"""Our own records against each other: that they are of one campaign, in their places, and honest on rehearsals."""
+"""Our own records against each other, and scores against their log, their client's count and their targets."""
 
+import math
 from collections.abc import Callable, Iterator
 
+from cm4vllm import rules
 from cm4vllm.common.checking.checks import Fault, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.files import sha256_of
-from cm4vllm.records.accuracy import ACCURACY_FILE
+from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.server import counting
 from cm4vllm.results.checks.subjects import Part, recorded, with_submission
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Submission
 from cm4vllm.rules import Division
-
-__all__: list[str] = []
 
 _DESIGN = "docs/results.md"
 _AGAIN = "remove the run's folder and run it again"
@@ -31,6 +32,8 @@ _SUBJECTS: dict[str, Callable[[RunRecord], object]] = {
     "server packages": lambda run: run.settings.server.packages,
     "LoadGen version": lambda run: run.loadgen_version,
 }
+#: The difference allowed between the scored tokens per sample and the received ones; a wrong width doubles them.
+WIDTH_TOLERANCE = 0.05
 
 
 @check("RUNS-DIFFER", source=_DESIGN, remedy=_TOGETHER, each=whole)
@@ -59,15 +62,17 @@ def _same_dataset(run: RunRecord, other: RunRecord) -> bool:
 def one_style(submission: Submission) -> Iterator[Fault]:
     """A page or a tree is either that of a rehearsal or that of results."""
     pairs = list(recorded(submission))
-    for part, run in pairs[1:]:
-        if run.settings.rehearsal != pairs[0][1].settings.rehearsal:
-            yield Fault(
-                "the runs do not belong together: this mixes rehearsals with full runs",
-                part.beside(RUN_FILE),
-                "settings.rehearsal",
-                run.settings.rehearsal,
-                pairs[0][1].settings.rehearsal,
-            )
+    yield from (
+        Fault(
+            "the runs do not belong together: this mixes rehearsals with full runs",
+            part.beside(RUN_FILE),
+            "settings.rehearsal",
+            run.settings.rehearsal,
+            pairs[0][1].settings.rehearsal,
+        )
+        for part, run in pairs[1:]
+        if run.settings.rehearsal != pairs[0][1].settings.rehearsal
+    )
 
 
 @check("REHEARSAL-NOTICE", source=_DESIGN, remedy=_AGAIN, each=recorded)
@@ -166,4 +171,90 @@ def one_piece(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fa
             len(run.pieces),
             1,
             severity=Severity.NOTE if submission.division == Division.OPEN else Severity.ERROR,
+        )
+
+
+def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, AccuracyRecord]]:
+    return (
+        (part, part.run, part.record)
+        for result in submission.results
+        if (part := result.accuracy) and part.run and part.record
+    )
+
+
+@check(
+    "SCORES-LOG", source="docs/results.md", remedy="score the run again: --tags=process,mlperf,accuracy", each=_scored
+)
+def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    """Scores are those of the log beside them."""
+    log = run.files.get(ACCURACY_LOG)
+    if log is not None and log != record.log_sha256:
+        yield Fault(
+            f"the scores in {part.beside(ACCURACY_FILE)} are those of another log",
+            part.beside(ACCURACY_FILE),
+            "log_sha256",
+            record.log_sha256,
+            log,
+        )
+
+
+@check(
+    "TOKEN-WIDTH",
+    source="evaluate-accuracy.py of the benchmark, --dtype",
+    remedy="remove the run's folder and run it again",
+    each=_scored,
+)
+def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    """Tokens are scored with the width that they were written with: a 64-bit token read as two 32-bit ones doubles the
+    tokens of a sample.
+    """
+    if not record.samples or not run.client.completed:
+        return
+    scored, received = record.tokens / record.samples, run.client.completion_tokens / run.client.completed
+    if not math.isclose(scored, received, rel_tol=WIDTH_TOLERANCE):
+        yield Fault(
+            f"the scores in {part.beside(ACCURACY_FILE)} count {scored:,.1f} tokens a sample, the client "
+            f"received {received:,.1f}",
+            part.beside(ACCURACY_FILE),
+            "tokens",
+            f"{scored:,.1f} a sample",
+            f"{received:,.1f} a sample",
+        )
+
+
+@check(
+    "SCORES-TARGETS",
+    source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
+    remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy",
+    each=_scored,
+)
+def targets(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    """Scores are compared with the targets of their round, benchmark and scenario."""
+    terms = run.settings.terms
+    if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
+        return
+    known = rules.accuracy_targets(terms.round, terms.benchmark, terms.scenario)
+    expected = sorted(
+        (target.metric, target.label, target.lower, target.upper)
+        for target in known
+        if target.metric not in record.unscored
+    )
+    stated = sorted((score.metric, score.label, score.lower, score.upper) for score in record.scores)
+    whole = record.samples == rules.benchmark_terms(terms.round, terms.benchmark).samples
+    by_metric = {target.metric: target for target in known}
+    wrong = [
+        score.metric
+        for score in record.scores
+        if score.metric in by_metric and score.met != by_metric[score.metric].met(score.value, whole=whole)
+    ]
+    fault = f"the accuracy targets are not those of {terms.benchmark}"
+    if stated != expected:
+        yield Fault(fault, part.beside(ACCURACY_FILE), "scores", stated, expected)
+    elif wrong:
+        yield Fault(
+            f"{fault}: scores are judged wrongly",
+            part.beside(ACCURACY_FILE),
+            "scores",
+            ", ".join(wrong),
+            "what the rules say of these values",
         )

@@ -1,22 +1,22 @@
-"""Weights that are at hand against what a tree claims of them: type, number of parameters, digests of whole files."""
+"""Weights that are at hand: for which results they are, and whether they are what a tree claims of them."""
 
+import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
-from cm4vllm.common.errors import CmError
+from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import digest_of, sha256_of_tree
 from cm4vllm.common.progress import step
-from cm4vllm.records.weights.checkpoint import Weights
+from cm4vllm.records.weights.checkpoint import Weights, read_weights
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.results.checks.subjects import is_strict
 from cm4vllm.results.model import Result, ServedWeights, Submission
-from cm4vllm.results.weights_folder import published_model
-
-__all__: list[str] = []
+from cm4vllm.rules import CatalogueModel, catalogue, published_digests
 
 _MODEL = "inference_policies/inference_rules.adoc, Model"
 _GIVE = "give the folder of the weights that were served, or correct what the tree claims"
@@ -63,9 +63,11 @@ def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, R
 )
 def readable(submission: Submission) -> Iterator[Fault]:
     """The weights at hand are whole safetensors files, all that their index names."""
-    for served in submission.weights:
-        if served.weights is None:
-            yield Fault(served.problem, str(served.folder), "", served.cause, "weights")
+    return (
+        Fault(served.problem, str(served.folder), "", served.cause, "weights")
+        for served in submission.weights
+        if served.weights is None
+    )
 
 
 @check(
@@ -190,3 +192,50 @@ def _published(where: str, count: int, unknown: list[str], others: list[str], *,
         # The same weights can be saved in other files, and the open division may serve any.
         severity=None if others and strict else Severity.WARNING,
     )
+
+
+def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str = "") -> tuple[Submission, ...]:
+    """Return the submissions with the weights in `folder` at hand for the results that `pattern` names.
+
+    `pattern` is that of <system>/<model> or of <model>, with * and ?; empty for all results, which then are of one
+    model. Raises UsageError where it names none, and where the results are of several models.
+    """
+    named = {
+        id(submission): [result for result in submission.results if _is_named(result, pattern)]
+        for submission in submissions
+    }
+    results = [result for group in named.values() for result in group]
+    models = sorted({result.model for result in results})
+    if not results:
+        raise UsageError(
+            f"no result is named by {pattern!r}" if pattern else "the tree has no results",
+            remedy="name a model's folder of the tree: --tags=check,mlperf,results --weights_of=MODEL",
+        )
+    if len({re.sub(r"-99(?:\.9)?$", "", name) for name in models}) > 1 and not pattern:
+        raise UsageError(
+            "one folder of weights cannot be that of several models",
+            cause=", ".join(models),
+            remedy="name its results: --tags=check,mlperf,results --weights_of=SYSTEM/MODEL",
+        )
+    try:
+        served = ServedWeights(folder, (), read_weights(folder))
+    except CmError as error:
+        served = ServedWeights(folder, (), None, error.what, error.cause)
+    return tuple(
+        replace(submission, weights=(replace(served, results=tuple(named[id(submission)])),))
+        if named[id(submission)]
+        else submission
+        for submission in submissions
+    )
+
+
+def published_model(result: Result) -> tuple[CatalogueModel, dict[str, str]] | None:
+    """Return the reference model of a result's benchmark, and the digests published for its files; None for none."""
+    assets = catalogue().benchmarks.get(result.benchmark)
+    if assets is None or result.mapped:
+        return None
+    return catalogue().model(assets.model), published_digests(assets.model)
+
+
+def _is_named(result: Result, pattern: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern or "*") for name in (result.model, f"{result.system}/{result.model}"))

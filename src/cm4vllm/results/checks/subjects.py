@@ -29,8 +29,7 @@ def with_submission(
 
 def results(submission: Submission) -> Iterator[tuple[Result]]:
     """Yield each result."""
-    for result in submission.results:
-        yield (result,)
+    return ((result,) for result in submission.results)
 
 
 def strict_results(submission: Submission) -> Iterator[tuple[Result]]:
@@ -40,47 +39,34 @@ def strict_results(submission: Submission) -> Iterator[tuple[Result]]:
 
 def parts(submission: Submission) -> Iterator[tuple[Result, Part]]:
     """Yield each performance run and each accuracy run, after its result."""
-    for result in submission.results:
-        for part in result.parts.values():
-            yield result, part
+    return ((result, part) for result in submission.results for part in result.parts.values())
 
 
 def measured(submission: Submission) -> Iterator[tuple[Result, Performance]]:
     """Yield each result that has a performance log, with it."""
-    for result in submission.results:
-        if result.performance is not None:
-            yield result, result.performance
+    return ((result, result.performance) for result in submission.results if result.performance is not None)
 
 
 def scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
     """Yield each result that has an accuracy run, with it."""
-    for result in submission.results:
-        if result.accuracy is not None:
-            yield result, result.accuracy
+    return ((result, result.accuracy) for result in submission.results if result.accuracy is not None)
 
 
 def with_tests(submission: Submission) -> Iterator[tuple[Part]]:
     """Yield the runs of the results and those of their compliance tests."""
-    for result in submission.results:
-        for part in result.logged:
-            yield (part,)
+    return ((part,) for result in submission.results for part in result.logged)
 
 
 def recorded(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
     """Yield each of our runs with its record."""
-    for _, part in parts(submission):
-        if part.run is not None:
-            yield part, part.run
+    return ((part, part.run) for _, part in parts(submission) if part.run is not None)
 
 
 def systems(submission: Submission) -> Iterator[tuple[System]]:
     """Yield each system."""
-    for system in submission.systems:
-        yield (system,)
+    return ((system,) for system in submission.systems)
 
 
 def described(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
     """Yield each system that has a description, and the description."""
-    for system in submission.systems:
-        if system.description:
-            yield system, system.description
+    return ((system, system.description) for system in submission.systems if system.description)

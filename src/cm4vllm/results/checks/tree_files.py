@@ -1,5 +1,6 @@
-"""The files of a written tree: what must be there, what may not, and what the closed division asks for beside."""
+"""The files of a written tree: what must be there, what may not; and whether rules can be applied to its results."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,12 @@ from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
-from cm4vllm.results.checks.subjects import is_strict, results, strict_results, with_submission
+from cm4vllm.results.checks.subjects import is_strict, measured, results, strict_results, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
 from cm4vllm.results.file_listing import ListedFile
 from cm4vllm.results.model import Result, Submission
-
-__all__: list[str] = []
+from cm4vllm.results.submission_trees import round_of
+from cm4vllm.rules import round_names
 
 _PATHS = "tools/submission/submission_checker/constants.py, the paths of each round"
 _OLD_CHECKER = "tools/submission/submission_checker_old.py"
@@ -35,6 +36,7 @@ _OF_LOADGEN = (
     f"accuracy/{SUMMARY_LOG}",
     f"performance/run_1/{SUMMARY_LOG}",
 )
+_CONSTANTS = "tools/submission/submission_checker/constants.py"
 
 
 @check(
@@ -48,9 +50,11 @@ def present(submission: Submission, result: Result) -> Iterator[Fault]:
     """A result has its logs, scores, settings and README."""
     folder = submission.root / result.folder
     by_endpoints = is_endpoints(folder)
-    for name in () if by_endpoints else _OF_LOADGEN:
-        if not (folder / name).is_file():
-            yield Fault(f"{name} is missing", f"{result.folder}/{name}")
+    yield from (
+        Fault(f"{name} is missing", f"{result.folder}/{name}")
+        for name in (() if by_endpoints else _OF_LOADGEN)
+        if not (folder / name).is_file()
+    )
     for key, name in (("user_conf", "user.conf"), ("readme", "README.md")):
         if by_endpoints and key == "user_conf":
             continue  # its settings are those of config.yaml
@@ -75,10 +79,10 @@ def empty(submission: Submission) -> Iterator[Fault]:
         if listed.size or listed.missing_target or listed.name in (ACCURACY_LOG, ".gitkeep", "__init__.py"):
             continue
         if listed.path not in required and listed.path.split("/")[2] in _MEASURED:
-            fault = (
-                "an empty trace, as LoadGen leaves where tracing is off" if listed.name == _TRACE else "an empty file"
+            yield Fault(
+                "an empty trace, as LoadGen leaves where tracing is off" if listed.name == _TRACE else "an empty file",
+                listed.path,
             )
-            yield Fault(fault, listed.path)
 
 
 @check(
@@ -89,12 +93,8 @@ def unexpected(submission: Submission) -> Iterator[Fault]:
     files above 50 MB.
     """
     listing = submission.listing
-    for folder in listing.folders:
-        if folder.endswith("/__pycache__"):
-            yield Fault("a folder of bytecode", folder)
-    for folder in listing.empty_folders:
-        if _BYTECODE not in f"{folder}/":
-            yield Fault("an empty folder", folder)
+    yield from (Fault("a folder of bytecode", folder) for folder in listing.folders if folder.endswith("/__pycache__"))
+    yield from (Fault("an empty folder", folder) for folder in listing.empty_folders if _BYTECODE not in f"{folder}/")
     for file in listing.files:
         yield from _unexpected(file)
     yield from _beside_logs(submission)
@@ -112,21 +112,31 @@ def _unexpected(file: ListedFile) -> Iterator[Fault]:
         if file.missing_target:
             yield Fault("a link to nothing", file.path, "", file.missing_target)
     if file.size > _MAX_FILE:
-        size = f"{file.size / 2**20:.0f} MB"
-        yield Fault("the file is too large", file.path, "", size, "50 MB or less", severity=Severity.ERROR)
+        yield Fault(
+            "the file is too large",
+            file.path,
+            "",
+            f"{file.size / 2**20:.0f} MB",
+            "50 MB or less",
+            severity=Severity.ERROR,
+        )
 
 
 def _beside_results(submission: Submission) -> Iterator[Fault]:
     """Yield folders beside models that hold no scenario, and in a tree of one submitter files that are no pages."""
-    for folder in sorted((submission.home / "results").glob("*/*")):
-        if folder.is_dir() and any(folder.iterdir()) and not any(path.is_dir() for path in folder.iterdir()):
-            yield Fault("a folder in the place of a model, without a scenario", _name(submission, folder))
+    yield from (
+        Fault("a folder in the place of a model, without a scenario", _name(submission, folder))
+        for folder in sorted((submission.home / "results").glob("*/*"))
+        if folder.is_dir() and any(folder.iterdir()) and not any(path.is_dir() for path in folder.iterdir())
+    )
     root = submission.root
     if len(list(root.glob("*/*/results"))) != 1:
         return  # the root of a whole round is a repository's
-    for path in sorted(root.iterdir()):
-        if path.is_file() and path.suffix not in (".md", ".pdf") and not path.name.startswith("."):
-            yield Fault("an unexpected file beside the folders of the divisions", _name(submission, path))
+    yield from (
+        Fault("an unexpected file beside the folders of the divisions", _name(submission, path))
+        for path in sorted(root.iterdir())
+        if path.is_file() and path.suffix not in (".md", ".pdf") and not path.name.startswith(".")
+    )
 
 
 def _beside_logs(submission: Submission) -> Iterator[Fault]:
@@ -134,14 +144,16 @@ def _beside_logs(submission: Submission) -> Iterator[Fault]:
         folder = submission.root / result.folder
         if is_endpoints(folder):
             continue
-        for place in (folder / "accuracy", folder / "performance" / "run_1"):
-            for path in sorted(place.iterdir()) if place.is_dir() else ():
-                if path.is_file() and path.name not in _BESIDE:
-                    yield Fault(
-                        "a file beside the logs that the official checkers do not know",
-                        _name(submission, path),
-                        severity=Severity.NOTE,
-                    )
+        yield from (
+            Fault(
+                "a file beside the logs that the official checkers do not know",
+                _name(submission, path),
+                severity=Severity.NOTE,
+            )
+            for place in (folder / "accuracy", folder / "performance" / "run_1")
+            for path in (sorted(place.iterdir()) if place.is_dir() else ())
+            if path.is_file() and path.name not in _BESIDE
+        )
 
 
 @check(
@@ -156,9 +168,11 @@ def ghosts(submission: Submission) -> Iterator[Fault]:
     """Each system description has results."""
     folder = submission.home / "systems"
     known = {system.name for system in submission.systems}
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        if path.stem not in known:
-            yield Fault("a system without results", _name(submission, path))
+    yield from (
+        Fault("a system without results", _name(submission, path))
+        for path in (sorted(folder.glob("*.json")) if folder.is_dir() else ())
+        if path.stem not in known
+    )
 
 
 @check("PROGRAM-MISSING", source=_PATHS, remedy="publish the program in that folder", stage=Stage.TREE, each=whole)
@@ -257,9 +271,92 @@ def scenarios(submission: Submission, group: list[Result]) -> Iterator[Fault]:
         yield Fault("scenarios are missing", place, "", ", ".join(sorted(given)), ", ".join(missing))
     known = [*required.all_of, *required.one_of]
     if other := sorted(given & set(terms.scenarios) - set(known)):  # of none at all: RULES-UNKNOWN
-        fault = f"{benchmark} has no such scenario on a system of this type"
-        yield Fault(fault, place, "system_type", f"{', '.join(other)} ({kind})", ", ".join(known))
+        yield Fault(
+            f"{benchmark} has no such scenario on a system of this type",
+            place,
+            "system_type",
+            f"{', '.join(other)} ({kind})",
+            ", ".join(known),
+        )
 
 
 def _name(submission: Submission, path: Path) -> str:
     return path.relative_to(submission.root).as_posix()
+
+
+@check(
+    "RESULTS-NONE",
+    source=f"{_CONSTANTS}, the paths of each round",
+    remedy="put each result into results/<system>/<benchmark>/<scenario>",
+    stage=Stage.TREE,
+    each=whole,
+)
+def some(submission: Submission) -> Iterator[Fault]:
+    """A submission has results."""
+    if not submission.results:
+        yield Fault("there is no result", f"{_home(submission)}/results", value="nothing to check")
+
+
+@check(
+    "ROUND-UNKNOWN",
+    source=f"{_CONSTANTS}, seeds",
+    remedy="name the round with --results_round of check,mlperf,results; the seeds are then compared with it",
+    stage=Stage.TREE,
+    each=whole,
+)
+def known_round(submission: Submission) -> Iterator[Fault]:
+    """The round of a submission is known: its logs have the seeds of one."""
+    if submission.round or not submission.results:
+        return
+    logs = [part for _, part in measured(submission)]
+    yield Fault(
+        f"no rule is applied to {len(submission.results)} results: "
+        + ("no log has the seeds of a round" if logs else "no performance log can be read"),
+        logs[0].log if logs else f"{_home(submission)}/results",
+        "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed" if logs else "",
+        logs[0].seeds if logs else "",
+        f"those of a round from {round_names()[0]} to {round_names()[-1]}",
+    )
+
+
+@check(
+    "ROUND-MIXED",
+    source=f"{_CONSTANTS}, seeds",
+    remedy="publish the results of each round in a tree of its own",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+    each=whole,
+)
+def one_round(submission: Submission) -> Iterator[Fault]:
+    """All logs of a submission, and all submissions of a tree, are of one round."""
+    rounds = Counter(name for _, part in measured(submission) if (name := round_of(part)))
+    if others := sorted(name for name in rounds if name != submission.round):
+        yield Fault(
+            f"logs have the seeds of other rounds than {submission.round}, whose rules are applied to all",
+            f"{_home(submission)}/results",
+            "",
+            ", ".join(f"{rounds[name]} of {name}" for name in others),
+            submission.round,
+        )
+
+
+@check(
+    "RULES-UNKNOWN",
+    source=f"{_CONSTANTS}, models and model_mapping",
+    remedy="name the folder as the benchmark is called, or map it in model_mapping.json (open division)",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+    each=results,
+)
+def covered(result: Result) -> Iterator[Fault]:
+    """The rules of a result's benchmark and scenario are known, and are applied."""
+    if result.round and result.uncovered:  # without a round: ROUND-UNKNOWN
+        yield Fault(
+            f"no rule of a benchmark is applied: {result.uncovered}",
+            result.folder,
+            severity=Severity.ERROR if is_strict(result) else None,
+        )
+
+
+def _home(submission: Submission) -> str:
+    return f"{submission.division}/{submission.submitter}"

@@ -14,8 +14,6 @@ from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import models_served
 from cm4vllm.rules import Division
 
-__all__: list[str] = []
-
 _CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_IMP_REQUIRED_FILES"
 _KEYS = ("input_data_types", "retraining", "starting_weights_filename", "weight_data_types", "weight_transformations")
 _STATE = "state in measurements.json the weights that were served, their types and how they were made"
@@ -172,8 +170,7 @@ def _calibrated(home: Path, result: Result) -> str:
 
 @cache
 def _methods(home: Path, division: str) -> frozenset[str]:
-    pages = [home / "calibration.md", home / "documentation" / "calibration.md"]
-    text = "\n".join(map(text_at, pages))
+    text = "\n".join(map(text_at, [home / "calibration.md", home / "documentation" / "calibration.md"]))
     return frozenset(method.lower() for method in _METHOD.findall(_of_division(text, division)))
 
 
@@ -219,21 +216,22 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
     at_hand = {result.folder for served in submission.weights for result in served.results}
     left = [] if submission.campaign else [result for result in submission.results if result.folder not in at_hand]
     stated = {result.model for result in left if result.measurements.get("model_sha256")}
-    for models, fault, remedy in (
-        (
-            {result.model for result in left} - stated,
-            "the tree holds no weights and no digests of them: which model was served cannot be verified",
-            None,
-        ),
-        (
-            stated,
-            "the tree states digests of the weights, which are not at hand: which model was served is not verified",
-            "compare them: --tags=check,mlperf,results --input=TREE --weights=FOLDER",
-        ),
-    ):
-        if models:
-            place = f"{submission.division}/{submission.submitter}"
-            yield Fault(fault, place, "", ", ".join(sorted(models)), remedy=remedy)
+    yield from (
+        Fault(fault, f"{submission.division}/{submission.submitter}", "", ", ".join(sorted(models)), remedy=remedy)
+        for models, fault, remedy in (
+            (
+                {result.model for result in left} - stated,
+                "the tree holds no weights and no digests of them: which model was served cannot be verified",
+                None,
+            ),
+            (
+                stated,
+                "the tree states digests of the weights, which are not at hand: which model was served is not verified",
+                "compare them: --tags=check,mlperf,results --input=TREE --weights=FOLDER",
+            ),
+        )
+        if models
+    )
 
 
 @check(

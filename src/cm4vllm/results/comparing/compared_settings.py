@@ -129,8 +129,10 @@ def settings_of(capsule: Capsule, result: Result | None, part: Performance | Acc
 
 
 def _measured(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
-    for name in ("round", "division", "submitter", "system", "benchmark"):
-        yield Group.MEASURED, name, getattr(capsule, name)
+    yield from (
+        (Group.MEASURED, name, getattr(capsule, name))
+        for name in ("round", "division", "submitter", "system", "benchmark")
+    )
     yield Group.MEASURED, "rehearsal", "yes" if capsule.rehearsal else "no"
     for subject, facts in (("model", capsule.model), ("dataset", capsule.dataset)):
         for name, value in facts.items():
@@ -144,20 +146,20 @@ def _measured(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
 
 def _server(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
     server = capsule.server
-    for name in ("software", "version", "max_model_len"):
-        yield Group.SERVER, name, getattr(server, name)
+    yield from ((Group.SERVER, name, getattr(server, name)) for name in ("software", "version", "max_model_len"))
     if server.software:
         yield Group.SERVER, "endpoints", server.endpoints
     if capsule.made_from == RUN_RECORDS:
         yield Group.SERVER, "started by cm4vllm", "yes" if server.command else "no"
-    for name, value in (server.container | server.env).items():
-        yield Group.SERVER, name, value
+    yield from ((Group.SERVER, name, value) for name, value in (server.container | server.env).items())
     if server.command:
         program = itertools.takewhile(lambda word: not word.startswith("--"), server.command)
         yield Group.OPTIONS, "command", " ".join(program)
-    for name, given in (given_options(server.command) | server.options).items():
-        if name not in _ADDRESS:
-            yield Group.OPTIONS, f"--{name}", value_text(given)
+    yield from (
+        (Group.OPTIONS, f"--{name}", value_text(given))
+        for name, given in (given_options(server.command) | server.options).items()
+        if name not in _ADDRESS
+    )
 
 
 def _run(part: Performance | Accuracy) -> Iterator[tuple[Group, str, Any]]:
@@ -169,9 +171,7 @@ def _run(part: Performance | Accuracy) -> Iterator[tuple[Group, str, Any]]:
         (Group.SAMPLING, part.conditions.sampling),
         (Group.CLIENT, part.conditions.client),
     ):
-        for name, value in values.items():
-            if not name.startswith(_NO_SETTINGS):
-                yield group, name, value
+        yield from ((group, name, value) for name, value in values.items() if not name.startswith(_NO_SETTINGS))
 
 
 def as_text(value: Any) -> str:

@@ -198,9 +198,9 @@ def _settings(sides: Sequence[Side], keys: Sequence[Key]) -> dict[str, list[dict
     for key in (name for name in keys if all(name in side.results for side in sides)):
         results = [side.results[key] for side in sides]
         for mode in (name for name in results[0].parts if all(name in result.parts for result in results)):
-            pairs = zip(sides, results, strict=True)
             by_run[f"{key[1]} {mode}"] = [
-                settings_of(side.capsule, result, result.parts[mode]) for side, result in pairs
+                settings_of(side.capsule, result, result.parts[mode])
+                for side, result in zip(sides, results, strict=True)
             ]
     return by_run or {"": [settings_of(side.capsule, next(iter(side.results.values()), None), None) for side in sides]}
 
@@ -299,5 +299,10 @@ def _row(name: str, figures: Sequence[Figure | None], *, score: bool = False) ->
         for place, figure in enumerate(figures)
     ]
     unit = before.unit if before else ""
-    better = "lower" if unit in _LOWER_IS_BETTER else "higher" if unit in _HIGHER_IS_BETTER else ""
-    return Row(name, unit, better, tuple(cells), score)
+    return Row(
+        name,
+        unit,
+        "lower" if unit in _LOWER_IS_BETTER else "higher" if unit in _HIGHER_IS_BETTER else "",
+        tuple(cells),
+        score,
+    )

@@ -90,11 +90,9 @@ def rate(value: float, ends: Values, amounts: Values, *, seed: int) -> Interval 
     parts = min(PARTS, len(ends) // _OF_A_PART)
     if too_few(len(ends)):
         return None
-    edges = np.linspace(0, float(ends.max()), parts + 1)
-    place = np.clip(np.searchsorted(edges, ends, "right") - 1, 0, parts - 1)
+    place = np.clip(np.searchsorted(np.linspace(0, float(ends.max()), parts + 1), ends, "right") - 1, 0, parts - 1)
     totals = np.bincount(place, amounts, parts)
-    drawn = _weights(parts, seed) @ totals / parts
-    return _interval(value, float(totals.mean()), drawn)
+    return _interval(value, float(totals.mean()), _weights(parts, seed) @ totals / parts)
 
 
 def mean(value: float, values: Values, *, seed: int) -> Interval | None:
@@ -122,8 +120,11 @@ def percentile(value: float, values: Values, share: float, *, seed: int) -> Inte
     weights = _weights(len(groups), seed)
     counts = weights @ below
     wanted = share * (weights @ np.array([len(group) for group in groups], float))
-    drawn = edges[np.minimum((counts < wanted[:, None]).sum(axis=1), len(edges) - 1)]
-    return _interval(value, float(ordered[int(share * len(ordered))]), drawn)
+    return _interval(
+        value,
+        float(ordered[int(share * len(ordered))]),
+        edges[np.minimum((counts < wanted[:, None]).sum(axis=1), len(edges) - 1)],
+    )
 
 
 def from_percentiles(value: float, known: Mapping[float, float], samples: int, share: float) -> Interval | None:
@@ -201,8 +202,13 @@ def shift(before: Figure, after: Figure) -> Shift:
     change = after.value / before.value - 1 if before.value > 0 else None
     first, other = before.interval, after.interval
     if first is None or other is None or change is None:
-        why = before.why_no_interval or after.why_no_interval or "no change can be given from zero"
-        return Shift(change, None, None, Verdict.UNKNOWN, why)
+        return Shift(
+            change,
+            None,
+            None,
+            Verdict.UNKNOWN,
+            before.why_no_interval or after.why_no_interval or "no change can be given from zero",
+        )
     if first.basis is other.basis is Basis.SAMPLES and min(first.low, other.low) > 0:
         reach = math.exp(math.hypot(*(math.log(each.high / each.low) / 2 for each in (first, other))))
         low, high = (1 + change) / reach - 1, (1 + change) * reach - 1

@@ -94,8 +94,14 @@ def judge_settings(settings: Sequence[ComparedSetting]) -> list[Judged]:
     judged = []
     for row in settings:
         apart = Judgement.DIFFERS if row.decisive else Judgement.SHOWN
-        judgement = Judgement.EQUAL if row.equal else apart if row.stated else Judgement.UNKNOWN
-        judged.append(Judged(field=row.title, first=row.values[0], second=row.values[1], judgement=judgement))
+        judged.append(
+            Judged(
+                field=row.title,
+                first=row.values[0],
+                second=row.values[1],
+                judgement=Judgement.EQUAL if row.equal else apart if row.stated else Judgement.UNKNOWN,
+            )
+        )
     return judged
 
 
@@ -122,8 +128,12 @@ def _block(block: Block, tolerance: float, *, rehearsal: bool) -> Iterator[Judge
     yield from (_score(f"{name}: {row.name}", row, tolerance) for row in scores)
     if None not in block.valid:
         apart = Judgement.SHOWN if rehearsal else Judgement.DIFFERS
-        judgement = Judgement.EQUAL if len({*block.valid}) == 1 else apart
-        yield Judged(field=f"{name}: valid", first=block.valid[0], second=block.valid[1], judgement=judgement)
+        yield Judged(
+            field=f"{name}: valid",
+            first=block.valid[0],
+            second=block.valid[1],
+            judgement=Judgement.EQUAL if len({*block.valid}) == 1 else apart,
+        )
     doubts = [f"see {name}: doubts"] if any(block.doubts) else []
     if doubts:
         first, second = ("; ".join(doubts) or "none" for doubts in block.doubts)
@@ -175,9 +185,11 @@ def _figure(field: str, row: Row, doubts: Sequence[str], *, rehearsal: bool) -> 
 
 def _wide(cells: Sequence[Cell]) -> Iterator[str]:
     """Name the intervals that are so wide that overlapping means little."""
-    for which, interval in zip(("first", "second"), (cell.interval for cell in cells), strict=True):
-        if interval and interval.low and interval.high > _WIDE * interval.low:
-            yield f"the interval of the {which} run spans a factor of {interval.high / interval.low:.1f}"
+    return (
+        f"the interval of the {which} run spans a factor of {interval.high / interval.low:.1f}"
+        for which, interval in zip(("first", "second"), (cell.interval for cell in cells), strict=True)
+        if interval and interval.low and interval.high > _WIDE * interval.low
+    )
 
 
 def _words(cell: Cell) -> str:

@@ -120,7 +120,7 @@ class Curve:
         return self.name
 
     @property
-    def fixed(self) -> tuple[Point, ...]:
+    def concurrency_points(self) -> tuple[Point, ...]:
         """The points at fixed concurrency: all but a dedicated Offline run."""
         return tuple(point for point in self.points if point.offline != "dedicated")
 
@@ -161,10 +161,11 @@ def curves_at(place: Path) -> tuple[Curve, ...]:
 
 def point_folders(root: Path) -> Iterator[Path]:
     """Yield the folders of points below `root`: those that hold a point.yaml or are named r and a number."""
-    candidates = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
-    for folder in candidates:
-        if (folder / _DECLARED).is_file() or (_FOLDER.fullmatch(folder.name) and _first(folder, _SUMMARIES)):
-            yield folder
+    return (
+        folder
+        for folder in [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
+        if (folder / _DECLARED).is_file() or (_FOLDER.fullmatch(folder.name) and _first(folder, _SUMMARIES))
+    )
 
 
 def _read_point(reader: Reader, folder: Path) -> Point:
@@ -212,13 +213,15 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
 def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
     """Yield the figures over the window of the steady state, which cm4vllm computes from the client's events."""
     figures = part(part(record, "steady_state"), "figures")
-    for name, key, unit in (
-        ("system_tps", "system_tps", TokensPerSecond),
-        ("ttft_p90", "ttft_p90_ms", Milliseconds),
-        ("tpot_p90", "tpot_p90_ms", Milliseconds),
-    ):
-        if (value := number(figures, key)) is not None:
-            yield Figure(name, unit(value), unit.unit, Source(file, f"steady_state.figures.{key}"))
+    yield from (
+        Figure(name, unit(value), unit.unit, Source(file, f"steady_state.figures.{key}"))
+        for name, key, unit in (
+            ("system_tps", "system_tps", TokensPerSecond),
+            ("ttft_p90", "ttft_p90_ms", Milliseconds),
+            ("tpot_p90", "tpot_p90_ms", Milliseconds),
+        )
+        if (value := number(figures, key)) is not None
+    )
 
 
 def _histogram(times: Mapping[str, Any]) -> Histogram | None:
@@ -243,8 +246,9 @@ def _efficiency(reader: Reader, folder: Path) -> Iterator[Figure]:
         return
     value = number(part(part(reader.json(path), "points"), folder.name), "system_tps_per_kw")
     if value is not None:
-        source = Source(reader.name(path), f"points.{folder.name}.system_tps_per_kw")
-        yield Figure("tps_per_kw", value, "tokens/s/kW", source)
+        yield Figure(
+            "tps_per_kw", value, "tokens/s/kW", Source(reader.name(path), f"points.{folder.name}.system_tps_per_kw")
+        )
 
 
 def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
@@ -260,10 +264,18 @@ def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
         issued, missing = count(responses, "issued"), count(responses, "missing")
         empty = count(responses, "empty") or 0  # a request that failed has an empty answer
         answered = None if issued is None or missing is None else issued - missing - empty
-        for metric, value in (score if isinstance(score, dict) else {"score": score}).items():
-            if (read := _score(value)) is not None:
-                source = Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}")
-                yield Score(dataset, str(metric), read, samples, source, answered)
+        yield from (
+            Score(
+                dataset,
+                str(metric),
+                read,
+                samples,
+                Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}"),
+                answered,
+            )
+            for metric, value in (score if isinstance(score, dict) else {"score": score}).items()
+            if (read := _score(value)) is not None
+        )
 
 
 def _power(reader: Reader, parent: Path, points: list[Path]) -> Mapping[str, Any]:

@@ -73,8 +73,7 @@ def read_endpoints_accuracy(reader: Reader, folder: Path, terms: Terms | None) -
     The harness gives one score: it gets the label of the benchmark's only score with a target, `score` where it has
     several.
     """
-    read = reader.json(folder / SCORES)
-    scores = read.get("accuracy_scores")
+    scores = reader.json(folder / SCORES).get("accuracy_scores")
     if not isinstance(scores, list):
         return None
     own = [entry for entry in scores if isinstance(entry, dict) and entry.get("dataset_type") == "accuracy"]
@@ -124,14 +123,16 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
     """Yield the name of each figure, its value and the field that it was read from."""
-    for name, field, unit, divisor in (
-        ("samples", "n_samples_completed", Samples, 1.0),
-        ("samples_per_second", "qps", SamplesPerSecond, 1.0),
-        ("tokens_per_second", "tps", TokensPerSecond, 1.0),
-        ("duration", "duration_ns", Seconds, 1e9),
-    ):
-        if (value := number(summary, field)) is not None:
-            yield name, unit(value / divisor), field
+    yield from (
+        (name, unit(value / divisor), field)
+        for name, field, unit, divisor in (
+            ("samples", "n_samples_completed", Samples, 1.0),
+            ("samples_per_second", "qps", SamplesPerSecond, 1.0),
+            ("tokens_per_second", "tps", TokensPerSecond, 1.0),
+            ("duration", "duration_ns", Seconds, 1e9),
+        )
+        if (value := number(summary, field)) is not None
+    )
     yield from times(summary, ("early_stopping_percentiles", "percentiles"))
 
 
@@ -142,9 +143,11 @@ def times(summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[st
     """
     for name in ("ttft", "tpot", "latency"):
         of_name = part(summary, name)
-        for statistic, key in _STATISTICS.items():
-            if (value := number(of_name, key)) is not None:
-                yield f"{name}_{statistic}", Milliseconds(value / _NS), f"{name}.{key}"
+        yield from (
+            (f"{name}_{statistic}", Milliseconds(value / _NS), f"{name}.{key}")
+            for statistic, key in _STATISTICS.items()
+            if (value := number(of_name, key)) is not None
+        )
         for percent in _PERCENTILES:
             # Versions of the client spell the key of a percentile differently.
             for kind, key in product(kinds, (f"{percent:.1f}", f"{percent:g}")):
@@ -155,9 +158,11 @@ def times(summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[st
 
 def impossible_in_summary(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
     """Yield the values in a summary of the reference client that no run has."""
-    for key in _POSITIVE:
-        if (value := _stated(summary, key)) is not None and not value > 0:
-            yield ImpossibleValue("a figure is not above 0", key, value, "more than 0")
+    yield from (
+        ImpossibleValue("a figure is not above 0", key, value, "more than 0")
+        for key in _POSITIVE
+        if (value := _stated(summary, key)) is not None and not value > 0
+    )
     for name, positive in _DISTRIBUTIONS.items():
         yield from _disorder(name, part(summary, name), positive)
     first, whole = (_stated(part(summary, name), "max") for name in ("ttft", "latency"))
@@ -174,9 +179,11 @@ def _disorder(name: str, stated: Mapping[str, Any], positive: float) -> Iterator
         _numbers(listed, kind, {key: float(key) for key in listed if key.replace(".", "", 1).isdecimal()})
         for kind, listed in kinds
     ]
-    for percent, key, value in chain(least, *percentiles, means, largest):
-        if value < 0 or (value == 0 and percent >= positive):
-            yield ImpossibleValue("a figure is not above 0", key, value, "more than 0")
+    yield from (
+        ImpossibleValue("a figure is not above 0", key, value, "more than 0")
+        for percent, key, value in chain(least, *percentiles, means, largest)
+        if value < 0 or (value == 0 and percent >= positive)
+    )
     for listed in percentiles:
         yield from values_out_of_order([(key, value) for _, key, value in (*least, *listed, *largest)])
     for (_, _, low), (_, key, value), (_, _, high) in product(least, means, largest):

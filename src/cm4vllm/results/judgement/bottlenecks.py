@@ -131,8 +131,15 @@ def _evidence(part: Performance) -> _Seen | None:
     queue, prefill, decode = metrics.queue, metrics.prefill, metrics.decode
     if queue is None or prefill is None or decode is None:
         return None
-    source = f"{part.beside(RUN_FILE)}: server_metrics, client; {part.log}"
-    seen = _Seen(part.run, metrics, queue, prefill, decode, part.latencies, source)
+    seen = _Seen(
+        part.run,
+        metrics,
+        queue,
+        prefill,
+        decode,
+        part.latencies,
+        f"{part.beside(RUN_FILE)}: server_metrics, client; {part.log}",
+    )
     enough = min(queue.requests, prefill.requests, decode.requests) >= LEAST_REQUESTS
     return seen if enough and seen.total_ms > 0 else None
 

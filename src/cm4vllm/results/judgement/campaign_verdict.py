@@ -1,15 +1,41 @@
 """The verdict on a campaign in a few lines: the claims that hold, that do not hold, and that are unknown."""
 
+import re
+
 from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.number_texts import ms, number, percent
+from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.records.accuracy import Score
-from cm4vllm.records.checker import CheckerRun
+from cm4vllm.records.checker import CheckerRecord, CheckerRun
 from cm4vllm.records.described_system import label, not_stated
 from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.figure_texts import counting_words, headroom, judgement, result_figure, target
-from cm4vllm.results.judgement.expected_findings import expected_words, unexpected_findings
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
+
+#: The findings of the checkers that only a run with latencies over their limits has.
+_OF_LATENCY = re.compile(r"Failed (Llama2 )?extra check for TTFT and TPOT\.")
+#: The findings that only a run which is short or not yet fast enough has.
+_EXPECTED_OF_A_REHEARSAL = re.compile(
+    "|".join(
+        (
+            _OF_LATENCY.pattern,
+            r"Test duration less than 600s in user config",
+            r"Early stopping condition was not met",
+            r"Required minimum samples per query not met by user config",
+            r"accurcy run does not cover all dataset",
+            r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
+            r"Ending early: Max (test duration|query count) reached",
+            r"has loadgen errors, number of errors",
+            r"performance/run_1/mlperf_log_detail\.txt contains errors:",
+        )
+    )
+)
+#: Sums of what was said before. The older checker's `has issues` is also all it says of an INVALID result.
+_SUMS = re.compile(
+    r"^(NoResults |SUMMARY: submission has errors|Some (performance|accuracy) checks Checks failed for)"
+    r"|performance/run_1 has issues$"
+)
 
 
 def _line(subject: str, severity: Severity, text: str) -> Finding:
@@ -51,8 +77,7 @@ def sentence(report: Report) -> str:
         margin = f" with {' and '.join(margins)}" if margins else ""
         parts.append(f"{result_figure(part.metric)} in the {result.scenario} scenario{margin}")
     came = ", and ".join(parts) or "no figure yet"
-    served = report.server.named
-    return f"{report.model.name}, served by {served} on {report.system_title}, reached {came}."
+    return f"{report.model.name}, served by {report.server.named} on {report.system_title}, reached {came}."
 
 
 def findings(report: Report, *, published: bool = False) -> list[Finding]:
@@ -122,8 +147,11 @@ def _performance(report: Report, measurement: Result) -> Finding:
     if part.valid:
         return _line(subject, Severity.GOOD, f"valid: {text}")
     # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
-    kind = Severity.NOTE if report.rehearsal and not part.faults else Severity.ERROR
-    return _line(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
+    return _line(
+        subject,
+        Severity.NOTE if report.rehearsal and not part.faults else Severity.ERROR,
+        f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}",
+    )
 
 
 def _counting(report: Report) -> list[Finding]:
@@ -202,3 +230,29 @@ def _said(run: CheckerRun) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def unexpected_findings(record: CheckerRecord) -> list[str]:
+    """Return what the checkers say against a rehearsal's tree beyond its being short: defects that a result has too.
+
+    A metric that is not scored was announced before the run.
+    """
+    announced = {f"{folder}, accuracy not valid" for folder in record.unscored}
+    unexpected = []
+    for checker in record.runs:
+        stated = [error for error in checker.errors if error not in announced and not _SUMS.search(error)]
+        unexpected += [f"{checker.name}: {error}" for error in stated if not _EXPECTED_OF_A_REHEARSAL.search(error)]
+        if checker.crashed:
+            unexpected.append(f"{checker.name}: crashed")
+        elif not checker.passed and not checker.errors and not checker.own_fault:
+            unexpected.append(
+                f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
+                "without saying why"
+            )
+    return unexpected
+
+
+def expected_words(record: CheckerRecord) -> str:
+    """Return in words that the checkers found nothing in a rehearsal's tree but what a rehearsal explains."""
+    latency = any(_OF_LATENCY.search(error) for run in record.runs for error in run.errors)
+    return f"only length {'and latency ' if latency else ''}findings, expected of a rehearsal"

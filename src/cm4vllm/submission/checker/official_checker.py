@@ -24,7 +24,7 @@ from cm4vllm.records.accuracy import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.records.run import MLPERF_CONF
 from cm4vllm.records.software import FACTS_FILES
-from cm4vllm.results.judgement.expected_findings import expected_words, unexpected_findings
+from cm4vllm.results.judgement.campaign_verdict import expected_words, unexpected_findings
 from cm4vllm.results.log_folders import head_and_tail, text_at
 from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.checker.checker_explanations import disagreements, explained

@@ -11,8 +11,6 @@ from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.rules import if_known, issues_equally
 
-__all__: list[str] = []
-
 _AGAIN = "measure again with the settings of the rules, and publish that run"
 _PUBLISH = "publish the files of the run whose log is published"
 _INTERNAL = "loadgen/test_settings_internal.cc, LogRequestedTestSettings and LogEffectiveSettings"
@@ -182,15 +180,17 @@ def limits(submission: Submission, result: Result, part: Performance) -> Iterato
         used = part.settings.get(entry)
         if limit and isinstance(used, int | float) and used > limit * _NS * (1 + _ROUNDING):
             yield Fault("LoadGen was given a larger limit than the rules have", part.log, entry, used, limit * _NS)
-        for file, settings in confs.items():
-            if limit and key in settings and settings[key].value > limit * (1 + _ROUNDING):
-                yield Fault(
-                    "the file states a larger limit than the rules have",
-                    file,
-                    settings[key].name,
-                    f"{settings[key].value:g}",
-                    f"{limit:g} or less",
-                )
+        yield from (
+            Fault(
+                "the file states a larger limit than the rules have",
+                file,
+                settings[key].name,
+                f"{settings[key].value:g}",
+                f"{limit:g} or less",
+            )
+            for file, settings in confs.items()
+            if limit and key in settings and settings[key].value > limit * (1 + _ROUNDING)
+        )
 
 
 @check(
@@ -232,8 +232,11 @@ def _confs(submission: Submission, result: Result) -> Iterator[tuple[str, str, b
     if not name:
         return
     yield name, result.user_conf, False
-    path = (submission.root / name).with_name("mlperf.conf")
-    yield f"{name.rpartition('/')[0]}/mlperf.conf", text_at(path, _MAX_CONF), True
+    yield (
+        f"{name.rpartition('/')[0]}/mlperf.conf",
+        text_at((submission.root / name).with_name("mlperf.conf"), _MAX_CONF),
+        True,
+    )
 
 
 class _Setting(NamedTuple):

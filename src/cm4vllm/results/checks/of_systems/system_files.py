@@ -1,4 +1,4 @@
-"""The system descriptions of a written tree: complete, of this division, and of hardware that exists."""
+"""The system descriptions of a written tree: complete, of this division, of hardware that exists, and networks."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,10 +7,12 @@ from typing import Any
 from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.terminal_text import whole_number
-from cm4vllm.records.described_system import KEYS, NODES_DIFFER, NOT_STATED
+from cm4vllm.records.described_system import KEYS, NETWORK_KEYS, NODES_DIFFER, NOT_STATED
 from cm4vllm.records.known_hardware import contradictions
-from cm4vllm.results.checks.subjects import described, with_submission
-from cm4vllm.results.model import Submission, System
+from cm4vllm.records.run import NETWORK_SUT
+from cm4vllm.results.checks.subjects import described, measured, with_submission
+from cm4vllm.results.model import Performance, Result, Submission, System
+from cm4vllm.rules import Division, over_network
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS"
 _FILL = "state what the machine has in systems/<system>.json"
@@ -64,6 +66,7 @@ _TEMPLATE = {"host_networking": "Gig Ethernet", "host_networking_topology": "N/A
 _DIFFERENCE = re.compile(rf"{NODES_DIFFER} (\S+): (.*?)\.(?= [A-Z]|$)")
 #: Caches are listed in one text, with `,`, `;` or a line between them.
 _CORES = re.compile(r"L1d[^,;\n]{0,80}\((\d{1,9}) instances?\)")
+_IS_NETWORK = NETWORK_KEYS[0]
 
 
 @check("SYSTEM-KEYS", source=_CONSTANTS, remedy=_FILL, stage=Stage.TREE, each=described)
@@ -94,24 +97,22 @@ def values(submission: Submission, system: System, stated: Mapping[str, Any]) ->
     """Submitter and division of a system description are those of its folder, status and type those that the rules
     know.
     """
-    wanted = {
+    for key, allowed in {
         "division": (submission.division,),
         "submitter": (submission.submitter,),
         "status": _STATUSES,
         "system_type": _TYPES,
-    }
-    for key, allowed in wanted.items():
+    }.items():
         value = str(stated.get(key, "")).strip()
         if key not in stated or value in allowed:
             continue
-        in_other_letters = value.replace(" ", "").lower() in {word.lower() for word in allowed}
         yield Fault(
             f"the system description has a {key} that does not fit",
             system.file,
             key,
             value,
             " or ".join(allowed),
-            severity=Severity.NOTE if in_other_letters else None,
+            severity=Severity.NOTE if value.replace(" ", "").lower() in {word.lower() for word in allowed} else None,
         )
 
 
@@ -127,14 +128,13 @@ def hardware(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """A system description does not contradict what is known of the hardware it names."""
     for entry in contradictions({key: str(value) for key, value in stated.items()}):
         other_kind = entry.key == "accelerator_memory_configuration" and _kind(entry.said) != _kind(entry.known)
-        severity = Severity.NOTE if entry.is_hint else Severity.ERROR if other_kind else None
         yield Fault(
             "the description contradicts what is known of the hardware",
             system.file,
             entry.key,
             entry.said,
             f"{entry.known} ({entry.source})",
-            severity=severity,
+            severity=Severity.NOTE if entry.is_hint else Severity.ERROR if other_kind else None,
         )
 
 
@@ -186,8 +186,14 @@ def unanswered(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
         if word in _NO_ANSWERS and (asked or word not in _NOT_APPLICABLE):
             # A sign is no text that says what it means; where nothing is asked, N/A would do.
             severity = None if asked or word[0].isalpha() else Severity.NOTE
-            expected = "what the machine has" if asked else "what the machine has, or N/A"
-            yield Fault("a question is not answered", system.file, key, str(value), expected, severity=severity)
+            yield Fault(
+                "a question is not answered",
+                system.file,
+                key,
+                str(value),
+                "what the machine has" if asked else "what the machine has, or N/A",
+                severity=severity,
+            )
         elif _LEFT_OPEN.search(str(value)):
             yield Fault("a part of an answer is left open", system.file, key, str(value), "what the machine has")
 
@@ -217,8 +223,10 @@ def numbers(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
 )
 def nodes(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """The nodes of a system are alike, and the description says what joins them."""
-    for key, values_ in _DIFFERENCE.findall(str(stated.get("hw_notes", ""))):
-        yield Fault("the nodes of the system differ", system.file, key, values_, "equal nodes")
+    yield from (
+        Fault("the nodes of the system differ", system.file, key, values_, "equal nodes")
+        for key, values_ in _DIFFERENCE.findall(str(stated.get("hw_notes", "")))
+    )
     if (whole_number(stated.get("number_of_nodes")) or 1) > 1 and stated.get("host_networking") == NOT_STATED:
         yield Fault(
             "the description does not say what joins the nodes",
@@ -258,3 +266,48 @@ def template(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
             str(stated.get("system_type")),
             severity=Severity.WARNING,
         )
+
+
+@check(
+    "NETWORK-SYSTEM",
+    source="tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE",
+    remedy="state the network in systems/<system>.json, or submit to the open division",
+    stage=Stage.TREE,
+    each=with_submission(described),
+)
+def as_network(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    """Systems of the network division are described as such, with every field of the network; those of the closed
+    division are none.
+    """
+    wanted = submission.division in list(Division) and over_network(Division(submission.division))
+    if submission.division != Division.OPEN and _is_network(stated.get(_IS_NETWORK)) is not wanted:
+        yield Fault(
+            f"the system description does not fit the {submission.division} division",
+            system.file,
+            _IS_NETWORK,
+            str(stated.get(_IS_NETWORK, "")),
+            "true" if wanted else "nothing",
+        )
+    # The official checkers ask for the fields wherever the first one says anything, were it "false".
+    asked = NETWORK_KEYS[1:] if stated.get(_IS_NETWORK) else ()
+    if missing := [key for key in asked if str(stated.get(key, "")).strip() in ("", NOT_STATED)]:
+        yield Fault("the network is not described", system.file, ", ".join(missing), "nothing", "a value")
+
+
+@check(
+    "NETWORK-NAME",
+    source='inference_policies/inference_rules.adoc, "QDL Constraints"; constants '
+    "NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME",
+    remedy="measure again with a query dispatch library that asks each node for its name",
+    stage=Stage.TREE,
+    each=with_submission(measured),
+)
+def named(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
+    """A system on other machines than LoadGen names itself "{NETWORK_SUT}" to it."""
+    system, name = submission.system(result.system), str(part.settings.get("sut_name", ""))
+    if system and _is_network(system.description.get(_IS_NETWORK)) and NETWORK_SUT not in name:
+        yield Fault("the system names itself otherwise", part.log, "sut_name", name, f"{NETWORK_SUT}: ...")
+
+
+def _is_network(value: object) -> bool:
+    return str(value).lower() == "true"

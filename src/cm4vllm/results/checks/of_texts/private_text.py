@@ -5,20 +5,85 @@ What cm4vllm publishes itself is also checked for the names of this machine (sub
 """
 
 import os
+import stat
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.checking.private_text import FORMS, Private, found_in
+from cm4vllm.common.files import beginning_of
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submitted_names import is_a_person, is_a_placeholder
-from cm4vllm.results.text_files import LARGEST_TEXT, TextFiles
 
+#: The bytes of a file that are read: all of nearly every program, and the beginning of a long log.
+LARGEST_TEXT = 2**18
+#: A file with a zero byte among its first ones is no text.
+_FIRST = 2**13
+#: Texts that a submitter writes or a script collects.
+_SUFFIXES = frozenset({".md", ".json", ".conf", ".txt", ".yaml", ".yml", ".out", ".sh", ".log", ".csv", ".html"})
+_PARTS = frozenset({"measurements", "results", "systems", "documentation"})
 _SOURCE = "docs/machine.md"
 _REMOVE = "take it out of the file, and withdraw a credential that was published"
 #: The number of unread files that are named.
 _NAMED = 3
 _OF_PROGRAMS = tuple(form for form in FORMS if form.in_programs)
+#: The findings in texts that were searched before, by length and hash: partners publish the same programs many times.
+_known: dict[tuple[int, int, int], tuple[tuple[Private, str], ...]] = {}
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file and its first bytes. `stated` says whether it belongs to what was measured or stated, not to a program."""
+
+    path: str
+    content: bytes
+    stated: bool
+
+
+@dataclass
+class TextFiles:
+    """The texts below a submitter's folder, in a fixed order, without LoadGen's logs and without what links point to.
+
+    While they are read, `binary` collects the files that are no text, `cut` those of which only the beginning was read,
+    `unreadable` those that could not be opened. Paths are texts: of tens of thousands, objects would take seconds.
+    """
+
+    home: Path
+    binary: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[TextFile]:
+        for folder, folders, names in os.walk(self.home):
+            folders.sort()
+            below = os.path.relpath(folder, self.home)
+            part = "" if below == "." else below.partition(os.sep)[0]
+            for name in sorted(names):
+                if name.startswith("mlperf_log_"):
+                    continue
+                path = f"{folder}{os.sep}{name}"
+                content = self._content(path)
+                if content is not None:
+                    yield TextFile(
+                        path, content, f".{name.rpartition('.')[2]}" in _SUFFIXES and (not part or part in _PARTS)
+                    )
+
+    def _content(self, path: str) -> bytes | None:
+        try:
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                return None  # a link or a pipe
+            content = beginning_of(Path(path), LARGEST_TEXT + 1)
+        except OSError:
+            self.unreadable.append(path)
+            return None
+        if b"\0" in content[:_FIRST]:
+            self.binary.append(path)
+            return None
+        if len(content) > LARGEST_TEXT:
+            self.cut.append(path)
+        return content[:LARGEST_TEXT]
 
 
 @check("PRIVATE-TEXT", source=_SOURCE, remedy=_REMOVE, severity=Severity.WARNING, stage=Stage.TREE, each=whole)
@@ -27,21 +92,15 @@ def private(submission: Submission) -> Iterator[Fault]:
     files = TextFiles(submission.home)
     in_programs: dict[tuple[Private, str], list[str]] = {}
     for file in files:
-        forms = FORMS if file.stated else _OF_PROGRAMS
-        for form, word in _searched(file.content, forms):
+        for form, word in _searched(file.content, FORMS if file.stated else _OF_PROGRAMS):
             if not form.is_secret and not is_a_person(word, submission.submitter):
                 continue
             if file.stated:
                 yield _fault(submission, form, word, [file.path])
             else:
                 in_programs.setdefault((form, word), []).append(file.path)
-    for (form, word), paths in in_programs.items():
-        yield _fault(submission, form, word, paths)
+    yield from (_fault(submission, form, word, paths) for (form, word), paths in in_programs.items())
     yield from _not_read(submission, files)
-
-
-#: The findings in texts that were searched before, by length and hash: partners publish the same programs many times.
-_known: dict[tuple[int, int, int], tuple[tuple[Private, str], ...]] = {}
 
 
 def _searched(content: bytes, forms: tuple[Private, ...]) -> tuple[tuple[Private, str], ...]:
@@ -57,8 +116,14 @@ def _searched(content: bytes, forms: tuple[Private, ...]) -> tuple[tuple[Private
 
 def _fault(submission: Submission, form: Private, word: str, paths: list[str]) -> Fault:
     shown = f"{len(word)} characters, not shown" if form.is_secret else word
-    fault = form.kind if len(paths) == 1 else f"{form.kind}, in {len(paths)} files of programs"
-    return Fault(fault, os.path.relpath(paths[0], submission.root), "", shown, "nothing", severity=form.severity)
+    return Fault(
+        form.kind if len(paths) == 1 else f"{form.kind}, in {len(paths)} files of programs",
+        os.path.relpath(paths[0], submission.root),
+        "",
+        shown,
+        "nothing",
+        severity=form.severity,
+    )
 
 
 def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:

@@ -10,8 +10,6 @@ from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result, Submission
 
-__all__: list[str] = []
-
 _VALUE = re.compile(
     r"(?<![\w-])`?((?:Scheduled |Completed )?(?:Samples?|Tokens?|Quer(?:y|ies))(?: per second|/s)|QPS)`?\s*[:=|]\s*"
     r"`?([\d][\d,]*\.?\d*(?:e[+-]?\d+)?)",
@@ -71,11 +69,11 @@ def figures(submission: Submission) -> Iterator[Fault]:
     """A README states the figures of the logs and scores beside it."""
     for result, part in measured(submission):
         known = list(_known(part))
-        for label, text in dict.fromkeys((*_VALUE.findall(result.readme), *_elsewhere(result.readme))):
-            if not _is_among(text, known):
-                yield Fault(
-                    "the log has no such figure", result.file("readme"), label, text, str(part.metric or "none")
-                )
+        yield from (
+            Fault("the log has no such figure", result.file("readme"), label, text, str(part.metric or "none"))
+            for label, text in dict.fromkeys((*_VALUE.findall(result.readme), *_elsewhere(result.readme)))
+            if not _is_among(text, known)
+        )
         yield from _scores(result)
         yield from _verdict(result, part)
     for system in submission.systems:
@@ -129,10 +127,17 @@ def _overview(submission: Submission, system: str) -> Iterator[Fault]:
                 continue
             scores = [score.value for score in result.accuracy.stated] if result.accuracy else []
             for head, known in (*((name, list(_known(result.performance))) for name in _RATES), ("Accuracy", scores)):
-                for text in _PLAIN.findall(row.get(head, "")) if known else ():
-                    if not _is_among(text, known):
-                        fault = f"{result.model}, {result.scenario}: the run has no such figure"
-                        yield Fault(fault, reader.name(path), head, text, f"a figure of {result.folder}")
+                yield from (
+                    Fault(
+                        f"{result.model}, {result.scenario}: the run has no such figure",
+                        reader.name(path),
+                        head,
+                        text,
+                        f"a figure of {result.folder}",
+                    )
+                    for text in (_PLAIN.findall(row.get(head, "")) if known else ())
+                    if not _is_among(text, known)
+                )
 
 
 def _scores(result: Result) -> Iterator[Fault]:
@@ -152,9 +157,11 @@ def _scores(result: Result) -> Iterator[Fault]:
 def _verdict(result: Result, part: Performance) -> Iterator[Fault]:
     """Compare the verdict that a page as we write it states with that of the log."""
     wanted = "VALID" if part.loadgen_valid else "INVALID"
-    for row in _rows(result.readme):
-        if row.get("") == _VERDICT and row.get(_CELL) != wanted:
-            yield Fault("the log has another verdict", result.file("readme"), _VERDICT, row.get(_CELL), wanted)
+    yield from (
+        Fault("the log has another verdict", result.file("readme"), _VERDICT, row.get(_CELL), wanted)
+        for row in _rows(result.readme)
+        if row.get("") == _VERDICT and row.get(_CELL) != wanted
+    )
 
 
 def _number(text: str) -> float:

@@ -117,29 +117,30 @@ def commands(submission: Submission, result: Result) -> Iterator[Fault]:
 def _commands(readme: str) -> list[str]:
     """Return the `cm` and `mlcr` commands that start a benchmark, continued lines joined."""
     joined = (re.sub(r"\\\s*\n\s*", " ", block) for block in _FENCE.findall(readme))
-    lines = (line.strip() for block in joined for line in block.splitlines())
     return [
         line
-        for line in lines
+        for line in (line.strip() for block in joined for line in block.splitlines())
         if re.match(r"(cm|mlc) run script\b|cmr\b|mlcr\b", line) and re.search(r"run-mlperf|app-mlperf", line)
     ]
 
 
 def _contradictions(submission: Submission, result: Result, given: dict[str, str]) -> Iterator[Fault]:
-    for flag, known, severity in (
-        ("division", submission.division, Severity.ERROR),
-        ("scenario", result.scenario, None),
-        ("model", result.benchmark, None),
-    ):
-        if given.get(flag) and given[flag].lower() != known.lower():
-            yield Fault(
-                f"the command's --{flag} contradicts the result",
-                result.file("readme"),
-                f"--{flag}",
-                given[flag],
-                known,
-                severity=severity,
-            )
+    yield from (
+        Fault(
+            f"the command's --{flag} contradicts the result",
+            result.file("readme"),
+            f"--{flag}",
+            given[flag],
+            known,
+            severity=severity,
+        )
+        for flag, known, severity in (
+            ("division", submission.division, Severity.ERROR),
+            ("scenario", result.scenario, None),
+            ("model", result.benchmark, None),
+        )
+        if given.get(flag) and given[flag].lower() != known.lower()
+    )
     yield from _against_system(submission, result, given)
     if given.get("execution_mode") == "test":
         yield Fault("the command starts a short run", result.file("readme"), "--execution_mode", "test", "valid")
@@ -204,8 +205,13 @@ def _digests(result: Result) -> Iterator[Fault]:
     for key, label in _DIGESTS.items():
         match = re.search(rf"{label}\W+([0-9a-f]{{64}})\b", result.readme)
         if match and stated[key] and match[1] != stated[key]:
-            fault = "the README states another digest than the files beside it"
-            yield Fault(fault, result.file("readme"), label, match[1], stated[key])
+            yield Fault(
+                "the README states another digest than the files beside it",
+                result.file("readme"),
+                label,
+                match[1],
+                stated[key],
+            )
 
 
 @check(
@@ -225,11 +231,11 @@ def repeatable(result: Result) -> Iterator[Fault]:
         yield Fault(
             "a server is asked, and no command starts it", result.file("readme"), "--api_server", "", "its command"
         )
-    for line in lines:
-        for pinned in re.findall(r"_branch\.[\w./-]+", line):
-            yield Fault(
-                "a source is taken from a branch, which moves on", result.file("readme"), "", pinned, "a commit"
-            )
+    yield from (
+        Fault("a source is taken from a branch, which moves on", result.file("readme"), "", pinned, "a commit")
+        for line in lines
+        for pinned in re.findall(r"_branch\.[\w./-]+", line)
+    )
     if match := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
         yield Fault("the processor is not named", result.file("readme"), "CPU version", match[1], "its name")
     if re.search(r"^[^\S\n]*cm rm cache -f\s*$", result.readme, re.MULTILINE):
