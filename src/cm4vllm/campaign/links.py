@@ -48,7 +48,7 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.run import RUN_FILE
 from cm4vllm.records.searches.rate_search import SEARCH_FILE
 from cm4vllm.report.final_table import run_table
-from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, Terms, audit, benchmark_terms, round_terms
+from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.installation.vllm_choice import Choice
 from cm4vllm.serving.launch import LaunchExports
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
@@ -103,11 +103,6 @@ class Link(Settings, frozen=True, kw_only=True):
     marks: LinkMarks = LinkMarks()
     results_dir: input_types.ResultsDir = ""
 
-    @property
-    def terms(self) -> Terms:
-        """The rules of its run. Raises UsageError."""
-        return self.run.terms
-
 
 class LinkOutputs(StepInputs, frozen=True, kw_only=True):
     """Keys that a link, or a server, that is run alone gets before its dependencies; None is left as it is."""
@@ -159,7 +154,7 @@ def _completed_run(link: Link) -> LinkOutputs:
 
 def _splits_sentences(link: Link) -> bool:
     """Return True if the scores of a run, which are shown while its answers come, need nltk's sentence model."""
-    terms, dataset = link.terms, link.run.dataset
+    terms, dataset = link.run.terms, link.run.dataset
     if terms.mode is not Mode.ACCURACY or not needs_sentences(benchmark_terms(terms.round, terms.benchmark)):
         return False
     if dataset:
@@ -316,7 +311,7 @@ def _require_runnable(inputs: RunInputs) -> RunInputs:
 
 def _assets(link: Link) -> LinkOutputs:
     """Return what the dependencies for model, dataset, LoadGen and server take their tags from."""
-    inputs, terms, ca = link.run, link.terms, link.launch.api_server_ca
+    inputs, terms, ca = link.run, link.run.terms, link.launch.api_server_ca
     asked, round_ = with_absolute_paths(link.assets), round_terms(inputs.round)
     launch = with_values(link.launch, values_of(asked))
     if not link.assets.server_record:

@@ -5,10 +5,9 @@ from msgspec.structs import replace
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
-from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.endpoints.curve_status import CurveStatus, MeasuredPoint
 from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
-from cm4vllm.records.searches.rate_search import Verdict
+from cm4vllm.records.searches.rate_search import SearchStatus, TriedRate, Verdict
 
 
 def step(name, state, took_s=None, **fields):

@@ -24,11 +24,11 @@ from cm4vllm.campaign.live.monitor import Monitor, watched
 from cm4vllm.campaign.live.panels import Tone, view_of
 from cm4vllm.campaign.live.status import STATUS_FILE, JobState, JobStatus, StatusRecord, StepStatus, job_left
 from cm4vllm.campaign.live.terminal import plain_text
-from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.common import progress
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.records.searches.rate_search import SearchStatus, TriedRate
 
 STATES = {
     "server run": status(),

@@ -5,12 +5,12 @@ from enum import StrEnum
 
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus, left_words
-from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import duration_text, four_digits
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
 from cm4vllm.records.client import HEADROOM
+from cm4vllm.records.searches.rate_search import SearchStatus
 
 #: Steps shown before the one that runs, and after it; warnings shown.
 _BEFORE, _AFTER, _WARNINGS = 2, 2, 2

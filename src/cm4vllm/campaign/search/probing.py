@@ -17,7 +17,6 @@ from cm4vllm.campaign.planning.steps import REHEARSAL_SEARCH_S
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import FullLength, Window
 from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_estimate, search
-from cm4vllm.campaign.search.search_status import search_status
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import discard, staged_folder
@@ -37,7 +36,14 @@ from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.metrics import ServerMetrics, Speed
 from cm4vllm.records.run import RunRecord, RunSettings
-from cm4vllm.records.searches.rate_search import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
+from cm4vllm.records.searches.rate_search import (
+    SEARCH_FILE,
+    ProbeRecord,
+    SearchOutcome,
+    SearchRecord,
+    SearchStatus,
+    Verdict,
+)
 from cm4vllm.results.judgement.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
 from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.probing.server_metrics import look
@@ -89,7 +95,13 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
         ended: list[ProbeRecord] = []
 
         def begun(number: int, rate: float, plan: ProbePlan) -> None:
-            shown.facts = search_status(str(settings.scenario), ended, number, rate, plan)
+            shown.facts = SearchStatus(
+                scenario=str(settings.scenario),
+                number=number,
+                rate=rate,
+                planned_s=round(plan.seconds, 1),
+                full_length=plan.sure,
+            ).after(ended)
 
         def seen(probe: ProbeRecord) -> None:
             ended.append(probe)
