@@ -94,7 +94,7 @@ def test_on_a_fast_server_nothing_is_shorter(fields):
         (2.0, {"scenario": "Server"}),
         (0.5, {"model": "llama2-70b-99.9", "scenario": "Offline,Server,Interactive"}),
         (0.5, {"model": "llama3.1-8b-edge"}),
-        (1.5, {"compliance": "TEST06"}),
+        (0.8, {"compliance": "TEST06", "scenario": "Offline", "rehearsal_minutes": 8.0}),
         (0.5, {"power": "simulated", "scenario": "Offline"}),
         (0.8, {"scenario": "Server", "server_target_qps": 8.0, "rehearsal_minutes": 3.0}),
         (0.05, {"model": "llama2-70b-99.9", "scenario": "Offline"}),
@@ -108,6 +108,7 @@ def test_on_a_slow_server_the_job_keeps_to_its_minutes(rate, fields, started_s):
     assert made.now >= 0.4 * 60 * made.job.rehearsal_minutes, "the minutes are used"
     assert min(made.counts.values()) >= LEAST
     assert made.minutes.exceeded == ""
+    assert not [name for name in made.counts if "TEST06" in name], "the rules of a test fix its queries"
 
 
 @pytest.mark.parametrize("rate", [0.8, 0.16])
@@ -156,12 +157,6 @@ def test_a_count_or_a_duration_of_the_user_comes_first(fields, whole):
     assert "more than --rehearsal_minutes=15" in exceeded
 
 
-def test_the_queries_of_a_compliance_test_that_its_rules_fix_are_left_to_it():
-    made = Rehearsal(0.8, compliance="TEST06", scenario="Offline", rehearsal_minutes=8.0).run()
-    assert set(made.counts) == {"Offline accuracy", "Offline performance"}
-    assert made.now <= 480
-
-
 # --- the first estimate -----------------------------------------------------------------------------------------------
 
 
@@ -175,13 +170,7 @@ def test_more_requests_at_a_time_are_tried_while_the_estimate_is_too_low_for_the
     made = Rehearsal(30.0, answering=256).run()
     assert made.estimates == [8, 32]
     assert "Offline accuracy" not in made.counts
-
-
-def test_on_a_slow_server_the_estimate_takes_a_tenth_of_the_minutes_at_most():
-    made = Rehearsal(0.2)
-    made.run()
-    assert made.estimates == [8]
-    assert Rehearsal(0.001, rehearsal_minutes=2.0).run().estimates == [8]
+    assert Rehearsal(0.2).run().estimates == [8], "an estimate takes a tenth of the minutes at most"
 
 
 def test_without_an_estimate_a_run_stays_as_it_is():
@@ -260,12 +249,7 @@ def test_what_is_known_before_gives_the_times_of_a_plan():
 
 @pytest.mark.parametrize(
     ("wanted", "seconds", "parts"),
-    [
-        ([10.0, 20.0], 100.0, [10.0, 20.0]),
-        ([80.0, 20.0, 80.0], 100.0, [40.0, 20.0, 40.0]),
-        ([math.inf, 5.0], 50.0, [45.0, 5.0]),
-        ([10.0], -3.0, [0.0]),
-    ],
+    [([80.0, 20.0, 80.0], 100.0, [40.0, 20.0, 40.0]), ([math.inf, 5.0], 50.0, [45.0, 5.0]), ([10.0], -3.0, [0.0])],
 )
 def test_seconds_are_divided_so_that_who_gets_less_than_wanted_gets_as_much_as_others(wanted, seconds, parts):
     assert divided(wanted, seconds) == parts

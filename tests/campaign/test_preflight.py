@@ -85,6 +85,7 @@ def test_what_is_sound_passes(tmp_path):
         ("data.json", DATASET, DatasetError),
         ("data.pkl", CALIBRATION, DatasetError),
         ("inference", "CM_MLPERF_INFERENCE_SOURCE_DIR", SourceUnavailable),
+        ("punkt_tab.zip", "CM_NLTK_DATA_SOURCE", (InstallError, SourceUnavailable)),
         ("results.index.json", "CM_MLPERF_PUBLISHED_RESULTS", CmError),
     ],
 )
@@ -96,13 +97,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(name, key, error, tmp_p
         checked(tmp_path, {key: str(tmp_path / name)})
 
 
-def test_a_sentence_model_of_another_version_is_refused(tmp_path):
-    (tmp_path / "punkt_tab.zip").write_text("")
-    with pytest.raises(InstallError):
-        checked(tmp_path, {"CM_NLTK_DATA_SOURCE": str(tmp_path / "punkt_tab.zip")})
-
-
-@pytest.mark.parametrize("count", [1, 345, 13369])
+@pytest.mark.parametrize("count", [1, 13369])
 def test_only_a_result_asks_for_the_benchmarks_number_of_samples(tmp_path, count):
     (tmp_path / "data.json").write_text(json.dumps([{"input": "a", "tok_input": [1], "output": "b"}] * count))
     checked(tmp_path, {DATASET: str(tmp_path / "data.json")})
@@ -152,14 +147,14 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(tmp_path, model, prom
         checked(tmp_path, {**env, "CM_VLLM_SERVER_MAX_MODEL_LEN": "8192"})
 
 
-def of_a_test(tmp_path, model, rows, compliance="TEST07"):
+def of_a_test(tmp_path, model, rows):
     """Return a job of the benchmark whose compliance test has a dataset of its own, with these rows."""
     (tmp_path / "test.json").write_text(json.dumps(rows))
     return {
         "CM_MLPERF_MODEL": "gpt-oss-120b",
         "CM_ML_MODEL_SOURCE": f"_path.{model}",
         "CM_COMPLIANCE_DATASET_FILE": str(tmp_path / "test.json"),
-        "CM_MLPERF_LOADGEN_COMPLIANCE": compliance,
+        "CM_MLPERF_LOADGEN_COMPLIANCE": "TEST07",
     }
 
 
@@ -177,17 +172,12 @@ def test_the_dataset_of_a_compliance_test_is_read_before_the_run(tmp_path, model
     ):
         with pytest.raises(DatasetError, match=words):
             checked(tmp_path, of_a_test(tmp_path, model, rows))
-    has_context(model, 700)
-    with pytest.raises(ModelError, match="does not fit the model My Model"):
-        checked(tmp_path, of_a_test(tmp_path, model, [QUESTION] * 990))
-
-
-@pytest.mark.parametrize("compliance", ["TEST07", "TEST09"])
-def test_a_folder_in_the_place_of_a_compliance_dataset_is_refused(tmp_path, model, compliance):
-    has_context(model, 100_000)
-    env = of_a_test(tmp_path, model, [QUESTION] * 990, compliance)
+    env = of_a_test(tmp_path, model, [QUESTION] * 990)
     with pytest.raises(DatasetError, match="is a folder, and the dataset is one file"):
         checked(tmp_path, {**env, "CM_COMPLIANCE_DATASET_FILE": str(tmp_path)})
+    has_context(model, 700)
+    with pytest.raises(ModelError, match="does not fit the model My Model"):
+        checked(tmp_path, env)
 
 
 @pytest.mark.parametrize("served", ["", "http://127.0.0.1:1"])
@@ -248,11 +238,8 @@ VALID = REHEARSAL | {
     "CM_MLPERF_LOADGEN_MODES": "performance",
     "CM_RUN_SUBMISSION_CHECKER": "no",
 }
-RATE, WORKERS, EXTRA = (
-    "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS",
-    "CM_MLPERF_INFERENCE_NUM_WORKERS",
-    "CM_VLLM_SERVER_EXTRA_ARGS",
-)
+RATE, WORKERS = "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS", "CM_MLPERF_INFERENCE_NUM_WORKERS"
+EXTRA = "CM_VLLM_SERVER_EXTRA_ARGS"
 
 
 def notes(env, **limits):
@@ -274,12 +261,8 @@ def test_a_rate_that_is_measured_first_is_bounded_in_words():
     assert "a rate above about 1,934 queries/s is refused" in rate
     (only,) = notes(VALID)
     assert "a rate above about 24.2 queries/s is refused" in only
-
-
-def test_a_high_rate_is_written_without_an_exponent():
     here = {"CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_INFERENCE_API_SERVER": "unix:///server"}
-    *_, rate = notes(REHEARSAL | here)
-    assert "a rate above about 126,900 queries/s is refused" in rate
+    assert "a rate above about 126,900 queries/s is refused" in notes(REHEARSAL | here)[-1]
 
 
 def test_what_the_client_and_the_server_need_together_is_refused_with_what_would_do():

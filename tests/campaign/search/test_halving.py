@@ -372,22 +372,15 @@ def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tm
 
 
 @pytest.mark.parametrize("mine", ["trial/notes.txt", "own/a/b"])
-def test_files_of_the_user_among_candidates_of_other_inputs_are_kept(tmp_path, capsys, mine):
+def test_candidates_of_other_inputs_are_removed_and_files_of_the_user_among_them_kept(tmp_path, capsys, mine):
     place = tmp_path / "candidate-001"
     with begun_folder(place / "trial"):
         write_text(place / "trial" / "log", "measured")
-    _keep_what_was_made_from(tmp_path, "1")  # the folder was made from nothing that is known
+    _keep_what_was_made_from(tmp_path, "1")
+    assert [path.name for path in tmp_path.iterdir()] == ["inputs.sha256"]
     write_text(place / mine, "mine")
     _keep_what_was_made_from(tmp_path, "1")
     assert (place / mine).read_text() == "mine"
     _keep_what_was_made_from(tmp_path, "2")
     assert (tmp_path / "kept-candidate-001" / mine).read_text() == "mine" and not place.exists()
     assert "kept-candidate-001" in capsys.readouterr().out
-
-
-def test_candidates_of_other_inputs_are_removed(tmp_path):
-    for place in ("trial", "round-1"):
-        with begun_folder(tmp_path / "candidate-001" / place):
-            write_text(tmp_path / "candidate-001" / place / "log", "measured")
-    _keep_what_was_made_from(tmp_path, "2")
-    assert [path.name for path in tmp_path.iterdir()] == ["inputs.sha256"]
