@@ -5,10 +5,10 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.media_packages import install
+    from cm4vllm.assets.tool_packages import install_packages
     from cm4vllm.common.input_types import VllmPythonInput
 
     lock = Path(i["artifact"].path) / "requirements.txt"
     names = "the packages for pictures: torchvision and Pillow"
-    i["env"]["CM_VISION_PACKAGES"] = str(install(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python))
+    i["env"]["CM_VISION_PACKAGES"] = str(install_packages(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python))
     return {"return": 0}

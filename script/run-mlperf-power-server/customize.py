@@ -5,8 +5,7 @@ from typing import Any
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.power.programs import ProgramInputs
-    from cm4vllm.power.server_config import ServerSettings
-    from cm4vllm.power.server_run import require_settings
+    from cm4vllm.power.server_run import ServerSettings, require_settings
 
     require_settings(ServerSettings.of(i["env"]))
     i["env"].update(ProgramInputs.of(i["env"]).exports)
@@ -14,8 +13,7 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.power.server_config import ServerSettings
-    from cm4vllm.power.server_run import serve
+    from cm4vllm.power.server_run import ServerSettings, serve
 
     serve(ServerSettings.of(i["env"]))
     return {"return": 0}

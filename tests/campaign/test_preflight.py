@@ -20,7 +20,7 @@ from cm4vllm.common.errors import (
     SourceUnavailable,
     UsageError,
 )
-from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.hardware.readiness import MachineLimits
 from gpu_machines import gpus
 
 DATASET, CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"

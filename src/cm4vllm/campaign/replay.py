@@ -15,9 +15,8 @@ from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.comparing.verification import Judged
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results
 from cm4vllm.submission.capsule.consent import Consent, question
-from cm4vllm.submission.capsule.replay import ReplayInputs, replay_words
+from cm4vllm.submission.capsule.replay import ReplayInputs, compare_environment, replay_words
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
-from cm4vllm.submission.capsule.this_environment import compare_environment
 
 #: Flags of a replay that take the place of the capsule's.
 _OWN_FLAGS = ("api_server", "dataset_path", "extra_args", "inference_src", "scenario", "submitter")

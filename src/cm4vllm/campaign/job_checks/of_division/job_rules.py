@@ -15,8 +15,8 @@ from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.files import digest_of, typed_path
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.host import detect_network
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.system_file import read_system_file
 from cm4vllm.records.described_system import NETWORK_KEYS
 from cm4vllm.rules import Mode, audit, catalogue, over_network, speculation
