@@ -93,7 +93,6 @@ def test_paths_and_parts_are_named_as_what_they_are(cm, tags, flags, words):
         ("install,vllm,_cuda,_version.0.30.0", "vLLM 0.30.0, CUDA build"),
         ("install,vllm,_cpu", "(default), CPU build"),
         ("run-mlperf,inference,_vllm", "vLLM 0.31.0, CPU build"),
-        ("run,vllm-server", "vLLM 0.31.0, CPU build"),
     ],
 )
 def test_a_plan_names_the_version_that_was_asked_for(cm, tags, named):
@@ -106,7 +105,12 @@ def test_a_plan_names_the_version_that_was_asked_for(cm, tags, named):
 
 
 @pytest.mark.parametrize(
-    ("tags", "flags"), [("check,mlperf,results", "--input"), ("verify,mlperf", "--capsule and --other")]
+    ("tags", "flags"),
+    [
+        ("compare,mlperf,results", "--input"),
+        ("explore,mlperf,results", "--input"),
+        ("verify,mlperf", "--capsule and --other"),
+    ],
 )
 def test_a_recipe_names_the_inputs_that_it_cannot_do_without(cm, tags, flags):
     cm("run", "script", f"--tags={tags}").refused_with(UsageError.exit_code, f"is not given {flags}")

@@ -73,11 +73,6 @@ def test_a_code_and_a_round_that_do_not_exist_are_refused(cm, tree, flags, words
     recipe(cm, "check,mlperf,results", f"--input={tree}", *flags).refused_with(UsageError.exit_code, *words)
 
 
-@pytest.mark.parametrize("tags", ["check,mlperf,results", "compare,mlperf,results", "explore,mlperf,results"])
-def test_a_missing_input_is_asked_for(cm, tags):
-    recipe(cm, tags).refused_with(UsageError.exit_code, "--input=")
-
-
 # --- results compared as a user compares them, and explored
 
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests.script.by_hand import server_by_hand
+from tests.script.by_hand import real_vllm, server_by_hand
 from tests.script.main_job import asked, planned, refused
 from tests.script.speech import FIRST_START_S, SAMPLES, entry, job, manifest, sound_of, write_clip
 
@@ -75,9 +75,7 @@ def reference_score(official_file, packages, tmp_path):
     return score
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 @pytest.mark.parametrize(("round_name", "category"), [("5.1", "datacenter"), ("6.0", "edge"), ("6.1", "datacenter")])
 def test_the_whole_job_of_each_round(cm, inference_git, reference_score, tmp_path, round_name, category):
     flags = ("--compliance=TEST01", f"--category={category}", f"--inference_src={inference_git}")
@@ -104,9 +102,7 @@ def test_the_whole_job_of_each_round(cm, inference_git, reference_score, tmp_pat
     assert reference_score(folder, references) == (folder / "accuracy.txt").read_text()
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_with_silence_in_place_of_the_clips_the_score_falls_and_a_changed_clip_is_refused(cm):
     path = manifest(cm.cwd / "silent", silent=True)
     done = job(cm, f"--dataset_path={path}", "--output_dir=silence", tags=",_vllm,_tiny,_accuracy-only")
@@ -125,9 +121,7 @@ def by_hand(start_cm):
         yield record
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_a_server_that_runs_is_measured_with_exact_counts(cm, by_hand):
     done = job(cm, f"--api_server={by_hand.endpoint}", "--output_dir=results", "--run_checker=no")
     assert done.code == 0, done.output
@@ -183,9 +177,7 @@ def transcript(site, model, path):
     return text, next(event["usage"]["completion_tokens"] for event in reversed(events) if event.get("usage"))
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_transcripts_are_those_of_transformers_and_silence_gives_none(by_hand, vllm_python, tmp_path):
     texts = tone_speech.sentences(COMPARED, EVALUATION_SEED, evaluation=True)
     paths = [tmp_path / f"{number}.wav" for number in range(COMPARED)]
@@ -211,9 +203,7 @@ def test_transcripts_are_those_of_transformers_and_silence_gives_none(by_hand, v
     assert word_error_rate(silent, texts) > 0.5
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 @pytest.mark.parametrize("scheme", ["int8", "fp8-dynamic"])
 def test_a_quantised_model_is_served_and_scored(cm, scheme):
     flags = (f"--quantize={scheme}", "--output_dir=results", "--run_checker=no")

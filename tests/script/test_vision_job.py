@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
-from tests.script.by_hand import caching_server, server_by_hand
+from tests.script.by_hand import caching_server, real_vllm, server_by_hand
 from tests.script.main_job import refused
 
 from cm4vllm.assets.samples.prompt_tokens import ChatTokens
@@ -52,9 +52,7 @@ def f1(folder, scenario="Offline"):
     return scores["values"]["f1"]
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_the_whole_job_and_the_same_with_white_pictures(cm):
     done = job(cm, "--output_dir=results")
     assert done.code == 0, done.output
@@ -91,9 +89,7 @@ def by_hand(start_cm):
         yield record
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_the_server_counts_prompts_with_pictures_of_ten_sizes_as_we_do(by_hand):
     prompt = next(prompt for prompt in chat_prompts() if prompt.name == "v6.0")
     product = next(product_pictures.products(1, EVALUATION_SEED, evaluation=True))
@@ -112,9 +108,7 @@ def test_the_server_counts_prompts_with_pictures_of_ten_sizes_as_we_do(by_hand):
     assert len(set(counted.values())) > 5, counted
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_repeated_pictures_out_of_a_cache_make_a_result_invalid(cm, by_hand, tmp_path):
     flags = ("--scenario=Offline", "--output_dir=results", "--max_test_duration=6", "--run_checker=no")
     with caching_server(by_hand, tmp_path / "server.log", FIRST_START_S) as endpoint:
