@@ -41,6 +41,7 @@ def job(cm, files, endpoint, *flags):
         "--max_in_flight=32",
         "--output_dir=results",
         "--test_query_count=64",
+        "--max_test_duration=3",
         "--offline_target_qps=100",
         "--server_target_qps=50",
         "--run_checker=no",
@@ -84,7 +85,7 @@ def of_another_model(files, tmp_path):
 
 def test_a_dataset_of_another_model_is_tokenised_again_and_every_page_says_so(cm, files, of_another_model):
     with TextServer() as server:
-        done = job(cm, of_another_model, server.endpoint)
+        done = job(cm, of_another_model, server.endpoint, "--scenario=Offline")
     assert done.code == 0, done.output
     records = [json.loads(path.read_text()) for path in cm.cwd.glob("results/test/runs/*/*/*/*/run.json")]
     rows, published = (json.loads(path.read_text()) for path in (_dataset(records[0]), files[1]))
