@@ -206,8 +206,7 @@ def _fetch() -> bytes:
 
 def _unpack(archive: bytes) -> dict[str, bytes]:
     """Return the files of the English model in the archive, by name. Raises InstallError for another archive."""
-    digest = hashlib.sha256(archive).hexdigest()
-    if digest != MODEL.sha256:
+    if (digest := hashlib.sha256(archive).hexdigest()) != MODEL.sha256:
         raise InstallError(
             "this is not the punkt_tab.zip that scores are compared with",
             cause=f"its SHA-256 is {digest}, not {MODEL.sha256}",

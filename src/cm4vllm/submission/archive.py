@@ -122,8 +122,7 @@ def pack(
     alone. Raises SubmissionError where there is no tree, where it holds a link, and where a file of it may not be
     published; UsageError where of program and recipients one is given; NotFoundError without the program.
     """
-    files = _files(tree)
-    if not files:
+    if not (files := _files(tree)):
         raise SubmissionError(
             f"no submission in {tree}",
             cause=f"no file below {', '.join(_DIVISIONS)}",

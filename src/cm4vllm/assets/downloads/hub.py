@@ -88,8 +88,7 @@ def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Pat
         for file in wanted
         if not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache, revision=info.sha), str)
     ]
-    needed = sum(file.size or 0 for file in missing)
-    if needed:
+    if needed := sum(file.size or 0 for file in missing):
         require_space(cache, needed + SPARE_BYTES, f"the model {name}", "HF_HOME")
     home = cache / f"models--{name.replace('/', '--')}"
     utils: Any = importlib.import_module("huggingface_hub.utils")  # its typing hides what it exports

@@ -116,8 +116,7 @@ def checked_rows(path: Path, required: Requirements) -> list[dict[str, Any]]:
 
 
 def _check_columns(path: Path, present: set[str], needed: Sequence[str]) -> None:
-    missing = [name for name in needed if name not in present]
-    if missing:
+    if missing := [name for name in needed if name not in present]:
         raise DatasetError(
             f"{path} lacks {', '.join(missing)}",
             cause=f"it has {', '.join(sorted(present)) or 'nothing'}",

@@ -170,10 +170,6 @@ def _from_buffer(raw: Any, dtype: _Dtype, shape: Sequence[int], order: str, *_: 
     return array
 
 
-def _scalar(dtype: _Dtype, raw: bytes) -> Any:
-    return numpy.frombuffer(raw, dtype=dtype.plain())[0].item()
-
-
 def _encoded(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise _Refused(f"the encoding {encoding}")
@@ -202,9 +198,12 @@ _KNOWN: Mapping[tuple[str, str], Any] = {
     **dict.fromkeys((("pandas", "DataFrame"), ("pandas.core.frame", "DataFrame")), _Frame),
     **dict.fromkeys((("pandas", "Index"), ("pandas.core.indexes.base", "Index")), _Kind),
     **dict.fromkeys((("pandas", "RangeIndex"), ("pandas.core.indexes.range", "RangeIndex")), _Kind),
-    **dict.fromkeys(((f"{numpy}.multiarray", "_reconstruct") for numpy in ("numpy.core", "numpy._core")), _Array),
-    **dict.fromkeys(((f"{numpy}.multiarray", "scalar") for numpy in ("numpy.core", "numpy._core")), _scalar),
-    **dict.fromkeys(((f"{numpy}.numeric", "_frombuffer") for numpy in ("numpy.core", "numpy._core")), _from_buffer),
+    **dict.fromkeys(((f"{name}.multiarray", "_reconstruct") for name in ("numpy.core", "numpy._core")), _Array),
+    **dict.fromkeys(
+        ((f"{name}.multiarray", "scalar") for name in ("numpy.core", "numpy._core")),
+        lambda dtype, raw: numpy.frombuffer(raw, dtype=dtype.plain())[0].item(),
+    ),
+    **dict.fromkeys(((f"{name}.numeric", "_frombuffer") for name in ("numpy.core", "numpy._core")), _from_buffer),
 }
 
 

@@ -49,8 +49,7 @@ class StandIn:
         lines = (line.split("  ", 1) for line in _DIGESTS.read_text(encoding="utf-8").splitlines())
         digests = {path: digest for digest, path in lines if path.startswith(f"{self.name}/")}
         present = {f"{self.name}/{path.name}": sha256_of(path) for path in folder.iterdir()}
-        differing = sorted({path for path, _ in digests.items() ^ present.items()})
-        if differing:
+        if differing := sorted({path for path, _ in digests.items() ^ present.items()}):
             raise ModelError(
                 f"{self.title} is not the one that belongs to cm4vllm",
                 cause=f"missing or changed in {MODELS}: {', '.join(differing)}",

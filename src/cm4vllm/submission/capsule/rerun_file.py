@@ -70,7 +70,10 @@ def read_capsule(path: Path) -> Capsule:
         fields = read_yaml(path)
         schema = fields.pop(_SCHEMA, None) if isinstance(fields, dict) else None
         if schema == Capsule.SCHEMA:
-            return _with_terms(msgspec.convert(_completed(fields), Capsule, dec_hook=_decoded))
+            # Fields that the capsule states once for all results.
+            shared = {**{name: fields.get(name) for name in _SHARED}, "model": fields["model"].get("name", "")}
+            fields["results"] = [{**shared, "folder": "", **result} for result in fields["results"]]
+            return _with_terms(msgspec.convert(fields, Capsule, dec_hook=_decoded))
     except OSError as error:
         raise UsageError(
             f"cannot read the capsule {path}",
@@ -85,12 +88,6 @@ def read_capsule(path: Path) -> Capsule:
         cause=f"it has {stated}, this version reads schema {Capsule.SCHEMA}",
         remedy=again,
     )
-
-
-def _completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Add to each result the fields that the capsule states once for all."""
-    shared = {**{name: fields.get(name) for name in _SHARED}, "model": fields["model"].get("name", "")}
-    return {**fields, "results": [{**shared, "folder": "", **result} for result in fields["results"]]}
 
 
 def _decoded(kind: type, value: Any) -> Any:
