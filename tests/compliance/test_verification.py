@@ -129,13 +129,9 @@ def test_a_text_in_which_the_checkers_would_read_another_verdict_is_refused(make
 
 #: LoadGen's lines on the settings of TEST06 (6.0.17).
 LOGGED = {
-    "effective_scenario": "Server",
-    "effective_test_mode": "PerformanceOnly",
-    "effective_min_sample_count": 100,
-    "effective_accuracy_log_rng_seed": 720381539243781796,
-    "effective_accuracy_log_sampling_target": 100,
-    "effective_accuracy_log_probability": 0,
-    "effective_min_duration_ms": 0,
+    **{"effective_scenario": "Server", "effective_test_mode": "PerformanceOnly", "effective_min_sample_count": 100},
+    **{"effective_accuracy_log_rng_seed": 720381539243781796, "effective_accuracy_log_sampling_target": 100},
+    **{"effective_accuracy_log_probability": 0, "effective_min_duration_ms": 0},
     "effective_sample_concatenate_permutation": False,
 }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
-from cm4vllm.common.files import bytes_of, given_path
+from cm4vllm.common.files import bytes_of, given_path, sha256_of
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.http_requests import AnswerError, Follow
 from cm4vllm.common.settings import Settings
@@ -125,11 +125,10 @@ def find_model(data: Path | None = None) -> Path:
             else "ROUGE-Lsum splits sentences with it, as the reference does",
             remedy=_INSTALLED,
         )
-    files = {name: folder / ENGLISH / name for name in MODEL.files}
     if changed := [
         name
-        for name, path in files.items()
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != MODEL.files[name]
+        for name, digest in MODEL.files.items()
+        if not (path := folder / ENGLISH / name).is_file() or sha256_of(path) != digest
     ]:
         raise InstallError(
             f"the sentence model in {folder} is not the one that scores are compared with",

@@ -105,10 +105,9 @@ def server_running(
 
     What it prints goes to `output`, or to where this process prints.
     """
-    words = [sys.executable, "-P", "-m", "cm4vllm.power.launched", f"{source}/{SERVER}", "-c", str(conf)]
     with output.open("wb") if output else nullcontext() as log:
         server = subprocess.Popen(
-            words,
+            [sys.executable, "-P", "-m", "cm4vllm.power.launched", f"{source}/{SERVER}", "-c", str(conf)],
             cwd=conf.parent,
             env=env,
             stdin=subprocess.DEVNULL,

@@ -231,9 +231,8 @@ def _on_cpu(server: ServerRecord) -> bool:
 
 def processes_of(server: ServerRecord) -> set[int]:
     """Return the process ids of a running server: its supervisor, the listeners at its endpoints, their children."""
-    roots = _listeners(server.endpoints) | ({server.supervisor_pid} if server.supervisor_pid else set())
     pids: set[int] = set()
-    for pid in roots:
+    for pid in _listeners(server.endpoints) | ({server.supervisor_pid} if server.supervisor_pid else set()):
         with suppress(psutil.Error):
             pids |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     return pids

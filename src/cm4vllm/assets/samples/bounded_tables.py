@@ -85,10 +85,9 @@ def parquet_rows(path: Path) -> int:
     from pyarrow import parquet
 
     try:
-        rows: int = parquet.read_metadata(path).num_rows
+        return int(parquet.read_metadata(path).num_rows)
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"{path} is not a whole parquet file", cause=str(error), remedy=_AGAIN) from error
-    return rows
 
 
 def unpacked(path: Path) -> bytes:
@@ -143,12 +142,11 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
     pyarrow.set_cpu_count(1)
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        return list(parquet.read_table(path).to_pylist())
     except MemoryError:
         raise
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"{path} is not a whole parquet file", cause=str(error), remedy=_AGAIN) from error
-    return rows
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -68,8 +68,7 @@ def read_published(path: Path) -> list[dict[str, Any]]:
     kinds = path.name.lower().split(".")
     if kinds[-1] == "gz":
         kinds.pop()
-    rows = rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)
-    return [_renamed(row) for row in rows]
+    return list(map(_renamed, rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)))
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

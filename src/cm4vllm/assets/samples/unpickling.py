@@ -177,7 +177,7 @@ def _encoded(text: str, encoding: str) -> bytes:
 
 
 #: What a pickle can name.
-_KNOWN: Mapping[tuple[str, str], Any] = {
+_KNOWN: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "slice"): slice,
     ("__builtin__", "slice"): slice,
     ("_codecs", "encode"): _encoded,
@@ -213,8 +213,7 @@ class _Unpickler(pickle.Unpickler):  # noqa: S301 - it can call only the functio
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _KNOWN:
             raise _Refused(f"{module}.{name}")
-        builder: Callable[..., Any] = _KNOWN[module, name]
-        return builder
+        return _KNOWN[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         raise _Refused("an object outside the file")

@@ -38,10 +38,9 @@ def as_yaml(capsule: Capsule) -> str:
     shared = {"model": capsule.model.get("name", ""), **{name: fields[name] for name in _SHARED if name != "model"}}
     fields["results"] = [_written(result, shared) for result in capsule.results]
     clean = vault().cleaned({_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(fields, enc_hook=_plain)}, by_name=False)
-    text: str = yaml.safe_dump(clean, sort_keys=False, allow_unicode=True, width=110)
     notice = f"# {REHEARSAL_NOTICE}\n" if capsule.rehearsal else ""
     again = "" if capsule.of_curve else f"# Run again: cm run script --tags=replay,mlperf --capsule={CAPSULE_FILE}\n"
-    return f"{notice}{again}{text}"
+    return f"{notice}{again}{yaml.safe_dump(clean, sort_keys=False, allow_unicode=True, width=110)}"
 
 
 def _plain(value: Any) -> dict[Any, Any] | float:
