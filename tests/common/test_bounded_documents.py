@@ -109,7 +109,7 @@ PARSERS = {
 #: What else may call them, and why no stranger's document reaches it unbounded.
 OTHERS = {
     "src/cm4vllm/common/bounded_documents.py": "the readers",
-    "src/cm4vllm/engine/format/documents.py": "the nodes, after the readers have accepted the text",
+    "src/cm4vllm/engine/format/meta_files.py": "the nodes, after the readers have accepted the text",
 }
 #: The reasons why a module reads by itself.
 OURS = "a file of the package, or what a process of cm4vllm has written"

@@ -18,7 +18,7 @@ from cm4vllm.common.checking.private_text import HOME, SECRETS, found_in
 from cm4vllm.common.checking.private_words import PrivateWord, first_private, private_words
 from cm4vllm.common.errors import RunFailed, SubmissionError, UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.folders.replaceable_folders import Kind, require_replaceable
+from cm4vllm.common.folders.ownership_notes import Kind, require_replaceable
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.common.progress import say, step

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.folders.replaceable_folders import require_replaceable
+from cm4vllm.common.folders.ownership_notes import require_replaceable
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord

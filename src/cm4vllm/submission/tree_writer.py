@@ -16,8 +16,7 @@ from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, sha256_of, write_bytes, write_json, write_text
 from cm4vllm.common.folders.owned_folders import recover, staged_folder
-from cm4vllm.common.folders.ownership_notes import entries, foreign
-from cm4vllm.common.folders.replaceable_folders import Kind
+from cm4vllm.common.folders.ownership_notes import Kind, entries, foreign
 from cm4vllm.common.programs.own_program import MANIFEST
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.rules import Division

@@ -23,7 +23,7 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import Record
 from cm4vllm.common.secrets.command_lines import stored_command
 from cm4vllm.common.secrets.redaction import PLACEHOLDER
-from cm4vllm.common.secrets.secret_names import is_secret_name
+from cm4vllm.common.secrets.secret_forms import is_secret_name
 from cm4vllm.records.access import KEY_VARIABLES
 from cm4vllm.records.vllm.options import neutral_name
 from cm4vllm.rules import catalogue
