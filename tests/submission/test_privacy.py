@@ -11,6 +11,7 @@ import pytest
 from cm4vllm.common.checking import private_words as privacy
 from cm4vllm.common.checking.private_words import first_private, private_words, scrubbed
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.files import sha256_of
 from cm4vllm.common.programs.own_program import program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.common.secrets.secret_forms import without_keys
@@ -173,16 +174,16 @@ def test_a_secret_in_a_tree_is_refused_without_being_shown(root, tmp_path):
 
 def test_what_others_have_already_may_name_a_machine_that_is_called_the_same(root, tmp_path):
     words, tree = private_words(root, ENV), tmp_path / "tree"
-    tree.mkdir()
-    (tree / "example.md").write_text("for example on gpuhost-0815x\n")
-    with pytest.raises(SubmissionError, match="names this machine's host"):
-        refuse_private(tree, words)
-    with pytest.raises(SubmissionError, match="names this machine's host"):
-        refuse_private(tree, words, {"example.md": False})
-    refuse_private(tree, words, {"example.md": True})
-    (tree / "example.md").write_text("s3cr3t-w0rd\n")
+    example = tree / "src" / "example.md"
+    example.parent.mkdir(parents=True)
+    example.write_text("for example on gpuhost-0815x\n")
+    for programs in ({}, {"src/": frozenset()}, {"other/": frozenset([sha256_of(example)])}):
+        with pytest.raises(SubmissionError, match="names this machine's host"):
+            refuse_private(tree, words, programs)
+    refuse_private(tree, words, {"src/": frozenset([sha256_of(example)])})
+    example.write_text("s3cr3t-w0rd\n")
     with pytest.raises(SubmissionError, match="contains a secret"):
-        refuse_private(tree, words, {"example.md": True})
+        refuse_private(tree, words, {"src/": frozenset([sha256_of(example)])})
 
 
 def test_the_login_of_the_model_hub_is_a_secret(root, tmp_path):
