@@ -58,7 +58,7 @@ def rows_apart(path: Path) -> list[dict[str, Any]]:
         if done.status in (-signal.SIGXCPU, -signal.SIGKILL):
             raise _too_much(path, "time" if done.status == -signal.SIGXCPU else "memory")
         try:
-            rows, what, cause, remedy = msgspec.msgpack.decode(out.read_bytes(), type=_OUTCOME)
+            rows, message, cause, remedy = msgspec.msgpack.decode(out.read_bytes(), type=_OUTCOME)
         except (OSError, ValueError) as error:
             if done.status < 0:  # allocators end a process, too
                 raise _too_much(path, "memory", done.tail(3)) from error
@@ -67,8 +67,8 @@ def rows_apart(path: Path) -> list[dict[str, Any]]:
                 cause=done.tail(3),
                 remedy="the file may be good: remove that cause and run again",
             ) from error
-    if what:
-        raise DatasetError(what, cause=cause, remedy=remedy)
+    if message:
+        raise DatasetError(message, cause=cause, remedy=remedy)
     return list(rows)
 
 
