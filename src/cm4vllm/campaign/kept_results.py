@@ -93,11 +93,11 @@ def kept_result(step: Step, inputs: StepInputs, environment: StepEnvironment, kn
 def _run(read: Read, _known: str) -> KeptResult:
     inputs = read(RunInputs)
     settings = run_settings_of(inputs)
-    earlier = earlier_run(inputs.folder, settings)
-    if earlier.record is not None and read(PowerInputs).under_power and (why_not := lacks_session(inputs.folder)):
-        return KeptResult(settings_sha256(settings), None, why_not)
-    exports = None if earlier.record is None else RunExports(record=str(inputs.folder / RUN_FILE))
-    return KeptResult(settings_sha256(settings), exports, earlier.why_not)
+    earlier, why_not = earlier_run(inputs.folder, settings)
+    if earlier is not None and read(PowerInputs).under_power and (why := lacks_session(inputs.folder)):
+        return KeptResult(settings_sha256(settings), None, why)
+    exports = None if earlier is None else RunExports(record=str(inputs.folder / RUN_FILE))
+    return KeptResult(settings_sha256(settings), exports, why_not)
 
 
 def _search(read: Read, known: str) -> KeptResult:

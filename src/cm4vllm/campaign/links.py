@@ -265,13 +265,13 @@ def make_run(link: Link) -> RunExports:
         _check_server(link)
     writable_folder(folder.parent)
     with only_one(lock_of(folder), folder):
-        earlier = earlier_run(folder, run_settings_of(inputs))
-        if earlier.record is not None:
+        earlier, why_not = earlier_run(folder, run_settings_of(inputs))
+        if earlier is not None:
             say(f"kept: {folder} holds this run, made with the same inputs")
             inputs.forget_generated_conf()
         else:
-            if earlier.why_not:
-                say(f"done again: {earlier.why_not}")
+            if why_not:
+                say(f"done again: {why_not}")
             measure(inputs, require, audit_config=audit_text)
     print(run_table(folder), flush=True)
     return RunExports(record=str(folder / RUN_FILE))
@@ -363,7 +363,7 @@ def _dataset(sources: Sources, inputs: RunInputs) -> str:
 
 
 def _is_run_kept(inputs: RunInputs) -> bool:
-    return earlier_run(inputs.folder, run_settings_of(inputs)).record is not None
+    return earlier_run(inputs.folder, run_settings_of(inputs))[0] is not None
 
 
 #: What a link gets, and whether it keeps an earlier result as a whole, by the tags of its recipe.

@@ -35,7 +35,7 @@ from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.common import progress
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.loadgen.process.messages import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
 
 STATES = {
     "server run": status(),

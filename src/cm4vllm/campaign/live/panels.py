@@ -8,8 +8,8 @@ from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus, lef
 from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import duration_text, four_digits
-from cm4vllm.endpoints.curve_status import CurveStatus
-from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
+from cm4vllm.endpoints.records import CurveStatus
+from cm4vllm.loadgen.process.messages import LatencyStatus, RunStatus
 from cm4vllm.records.client import HEADROOM
 
 #: Steps shown before the one that runs, and after it; warnings shown.
