@@ -293,10 +293,11 @@ def test_values_of_every_kind_are_compared_as_in_one_process(ready):
         "\ndef raises(candidate):\n    try:\n        candidate(1)\n    except ValueError:\n        return True\n"
         "def changes(candidate):\n    x = []\n    candidate(x)\n    return x == [1]\n"
     )
-    tasks = []
-    for program, expression in pairs:
-        tasks.append(forged_mbxp(program, f"{head}def check(candidate):\n    assert {expression}\n"))
-        tasks.append(forged_mbxp(program, f"{head}def check(candidate):\n    assert not ({expression})\n"))
+    tasks = [
+        forged_mbxp(program, f"{head}def check(candidate):\n    assert {asked}\n")
+        for program, expression in pairs
+        for asked in (expression, f"not ({expression})")
+    ]
     verdicts = judge(ready("mbxp"), tasks)
     assert [verdict.right for verdict in verdicts] == [True, False] * len(pairs), [verdict.why for verdict in verdicts]
 
