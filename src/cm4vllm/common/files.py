@@ -77,7 +77,9 @@ def write_bytes(path: Path, data: bytes | mmap.mmap) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             # mkstemp makes files for the owner alone; results are read by others too.
-            os.chmod(name, 0o666 & ~_umask())
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -301,12 +303,6 @@ def require_writable(folder: Path, setting: str = "--output_dir") -> None:
         raise NotWritable(
             f"cannot write to {folder}", cause=f"{there} is on a file system that cannot store files", remedy=elsewhere
         )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def digest_of(path: Path, kind: str) -> str:

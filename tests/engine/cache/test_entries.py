@@ -28,16 +28,6 @@ def made(home):
 META = {"cache": True, "new_env_keys": ["CM_PATH"]}
 
 
-def test_second_run_uses_the_entry(home, made):
-    home.script("make", META, run=COUNT)
-    first, _ = made()
-    second, runs = made()
-    assert runs == 1
-    assert first["new_env"] == second["new_env"]
-    assert Path(second["new_env"]["CM_PATH"]).read_text() == "hello\n"
-    assert home.entries() == [Path(second["new_env"]["CM_PATH"]).parent]
-
-
 def test_entry_is_an_artifact_of_cmind(home, made):
     home.script("make", META, run=COUNT)
     made(extra_cache_tags="test-extra,ci")
@@ -120,12 +110,6 @@ def test_the_cache_is_used_as_flags_say(home, made):
     assert made()[0]["new_env"] == second["new_env"]
     renewed, runs = made(renew=True)
     assert (runs, len(home.entries()), renewed["new_env"]) == (3, 2, second["new_env"])
-    assert (made(skip_cache=True)[1], len(home.entries())) == (4, 2)
-    home.script("other", {**META, "cache": False, "can_force_cache": True}, run=COUNT)
-    made("other")
-    assert len(home.entries()) == 2
-    made("other", force_cache=True)
-    assert len(home.entries()) == 3
 
 
 def test_failed_run_leaves_no_entry(home, made):
@@ -297,17 +281,6 @@ def test_versions_choose_among_entries(home, made):
     assert runs == 3
     assert renewed["version"] == "2.0"
     assert home.done("find", "cache", "--tags=make,version-2.0").stdout.strip()
-
-
-def test_default_version_moves_into_the_limits(home, made):
-    home.script(
-        "make",
-        {**META, "default_version": "2.0"},
-        run=COUNT,
-        customize="def postprocess(i): return {'return': 0, 'version': i['env']['CM_VERSION']}\n",
-    )
-    assert made(version_min="3.1")[0]["version"] == "3.1"
-    assert made(version_max="1.4", version_max_usable="1.3")[0]["version"] == "1.3"
 
 
 def test_limits_without_a_known_version_do_not_pile_up_entries(home, made):

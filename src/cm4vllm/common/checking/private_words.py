@@ -59,11 +59,6 @@ class PrivateWord:
     name: str = ""
 
     @property
-    def names_somebody(self) -> bool:
-        """Return True if the word may not be published at all; /root is removed from our texts, but names no person."""
-        return self.word != "/root"
-
-    @property
     def marker(self) -> str:
         """Return the text that stands in place of the word."""
         return {"home folder": "~", "secret": HIDDEN}.get(self.kind, f"[{self.kind}]")
@@ -122,12 +117,9 @@ def scrubbed(content: str, words: Iterable[PrivateWord]) -> str:
 
 
 def first_private(line: str, words: Collection[PrivateWord]) -> PrivateWord | None:
-    """Return a private word that stands in a line; None where none does."""
-    lower = line.lower()
-    return next(
-        (word for word in words if word.names_somebody and word.word.lower() in lower and word.pattern.search(line)),
-        None,
-    )
+    """Return a private word that stands in a line; None where none does. /root names no person."""
+    lower, suspects = line.lower(), (word for word in words if word.word != "/root")
+    return next((word for word in suspects if word.word.lower() in lower and word.pattern.search(line)), None)
 
 
 def _standing(word: str, after: str = "") -> re.Pattern[str]:
