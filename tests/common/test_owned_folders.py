@@ -53,6 +53,12 @@ def made(target, kind=None, **files):
             write_text(staging / name, text)
 
 
+def failed(target, failure=ValueError):
+    with pytest.raises(failure), staged_folder(target) as staging:
+        write_text(staging / "log", "half")
+        raise failure
+
+
 FOREIGN = {"notes.txt": b"mine", "sub/thesis.tex": b"\\documentclass", ".git/HEAD": b"ref: x", ".env": b"A=1"}
 
 
@@ -148,9 +154,7 @@ def test_the_working_folder_is_written_into_and_nothing_of_it_is_removed(tmp_pat
 
 def test_a_failed_block_for_the_working_folder_leaves_its_folder_in_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError), staged_folder(Path().absolute()) as staging:
-        write_text(staging / "log", "half")
-        raise ValueError
+    failed(Path().absolute())
     assert files_of(tmp_path) == {f"{tmp_path.name}.failed/log": b"half"}
 
 
@@ -194,17 +198,15 @@ def test_the_folders_beside_a_target_that_are_the_users_own_stay(tmp_path, broth
         made(tmp_path / "out", log="old")
     for text in ("one", "two"):
         made(tmp_path / "out", KIND, log=text)
-        with pytest.raises(ValueError), staged_folder(tmp_path / "out") as staging:
-            write_text(staging / "log", "half")
-            raise ValueError
+        failed(tmp_path / "out")
         assert files_of(tmp_path / "out") == {"log": text.encode()}
     assert files_of(tmp_path / brother) == FOREIGN
 
 
 def test_notes_in_what_a_failed_command_left_are_kept(tmp_path):
-    with pytest.raises(ValueError), staged_folder(tmp_path / "out") as staging:
-        write_text(staging / "log", "half")
-        raise ValueError
+    made(tmp_path / "out", log="good")
+    failed(tmp_path / "out", KeyboardInterrupt)
+    assert files_of(tmp_path) == {"out/log": b"good", "out.failed/log": b"half"}
     (tmp_path / "out.failed" / "why.txt").write_text("mine")
     made(tmp_path / "out")
     assert files_of(tmp_path / "kept-out.failed") == {"why.txt": b"mine"}
@@ -405,7 +407,7 @@ def test_files_of_others_are_carried_over_and_stay_theirs(tmp_path):
     assert files_of(tmp_path / "kept-out" / "theirs") == FOREIGN
 
 
-@pytest.mark.parametrize("mine", [b"mine", b"", b'{"files": {}}'])
+@pytest.mark.parametrize("mine", [b"mine", b'{"files": {}}'])
 def test_a_file_that_the_user_wrote_is_kept_under_a_new_name(tmp_path, mine, capsys):
     path = tmp_path / "page.html"
     path.write_bytes(mine)
@@ -426,18 +428,6 @@ def test_a_note_of_another_user_is_none(tmp_path):
     os.chown(tmp_path / ".out.cm4vllm.json", 65534, 65534)
     made(tmp_path / "out", log="new")
     assert files_of(tmp_path / "kept-out") == {"log": b"old"}
-
-
-def test_a_staged_folder_that_failed_is_kept_aside_and_never_takes_the_place(tmp_path):
-    target = tmp_path / "run"
-    with staged_folder(target) as folder:
-        write_text(folder / "log", "good")
-    with pytest.raises(KeyboardInterrupt), staged_folder(target) as folder:
-        write_text(folder / "log", "half")
-        raise KeyboardInterrupt
-    assert (target / "log").read_text() == "good"
-    assert (tmp_path / "run.failed" / "log").read_text() == "half"
-    assert not (tmp_path / "run.partial").exists()
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("the cause")])
@@ -480,7 +470,7 @@ def test_what_cannot_be_written_into_a_staging_folder_is_named(tmp_path):
         (staging / "missing").read_text()
 
 
-@pytest.mark.parametrize("place", ["run", "run.partial", "run.old", "run.failed"])
+@pytest.mark.parametrize("place", ["run", "run.partial", "run.failed"])
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_whatever_lies_there_a_staged_folder_takes_its_place_and_removes_nothing_of_it(tmp_path, place, obstacle):
     (tmp_path / "far").mkdir()

@@ -251,7 +251,18 @@ class Cache:
                 remedy="new_env and new_state may hold texts, numbers, lists and mappings",
             ) from error
         versions = {"version": result.get("version", ""), "asked_version": asked}
-        meta = {**_meta(folder, tags, script), **versions, "made_at": time.time(), _KEY: key}
+        meta = {
+            "alias": "",
+            "uid": os.path.basename(folder),
+            "automation_alias": cmind_index.CACHE_AUTOMATION[0],
+            "automation_uid": cmind_index.CACHE_AUTOMATION[1],
+            "tags": list(dict.fromkeys(tags)),
+            "associated_script_artifact": f"{script[0]},{script[1]}",
+            "associated_script_artifact_uid": script[1],
+            **versions,
+            "made_at": time.time(),
+            _KEY: key,
+        }
         write_json(Path(folder, _META_FILE), meta)
         sync_folder(folder)
         cmind_index.add(self._cmind, meta, folder)
@@ -339,16 +350,3 @@ def first_changed_file(records: Mapping[str, Record | None]) -> str:
 def _record(path: str) -> Record:
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, content_digest(path)]
-
-
-def _meta(folder: str, tags: Sequence[str], script: tuple[str, str]) -> dict[str, Any]:
-    """Return the meta of an artifact in cmind's cache that the script with this alias and UID has made."""
-    return {
-        "alias": "",
-        "uid": os.path.basename(folder),
-        "automation_alias": cmind_index.CACHE_AUTOMATION[0],
-        "automation_uid": cmind_index.CACHE_AUTOMATION[1],
-        "tags": list(dict.fromkeys(tags)),
-        "associated_script_artifact": f"{script[0]},{script[1]}",
-        "associated_script_artifact_uid": script[1],
-    }
