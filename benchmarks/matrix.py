@@ -33,8 +33,8 @@ from cm4vllm.common.files import write_text
 from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.records import now, read_record
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.memory import detect_memory
+from cm4vllm.hardware.readiness import machine_limits
 from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.rules import benchmark_terms, catalogue, round_names

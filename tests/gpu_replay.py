@@ -1,4 +1,4 @@
-"""A recording of NVML (hardware/gpus/nvml_recording.py), replayed where there is no GPU."""
+"""A recording of NVML (hardware/gpus/gpu.py), replayed where there is no GPU."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

@@ -169,15 +169,11 @@ PLACES = {
         "the folder of a program's sockets, and the shared memory that the program used",
         "the folder's note and lock; each name in shared memory with its inode",
     ),
-    "serving/supervision/orphans.py": (
-        {"pidfd_send_signal": 1},
-        "processes of servers whose supervisor is gone",
-        "the supervisor's pipe in their environment, in the same PID namespace",
-    ),
     "serving/supervision/own_supervisors.py": (
-        {"kill": 2},
-        "supervisors and, where they do not end, their descendants",
-        "its Popen object, or a specification in the command line of the process",
+        {"kill": 2, "pidfd_send_signal": 1},
+        "supervisors and, where they do not end, their descendants; processes of servers whose supervisor is gone",
+        "its Popen object, or a specification in the command line of the process; the supervisor's pipe in their "
+        "environment, in the same PID namespace",
     ),
     "serving/server.py": (
         {"unlink": 1},

@@ -8,10 +8,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
     from cm4vllm.common.progress import say_facts
     from cm4vllm.hardware.cpu import detect_cpu
-    from cm4vllm.hardware.host import detect_host
+    from cm4vllm.hardware.host import detect_disks, detect_host, root_bytes
     from cm4vllm.hardware.machine_facts import capacity_env, cpu_env, cpu_lines
     from cm4vllm.hardware.memory import detect_memory
-    from cm4vllm.hardware.storage import detect_disks, root_bytes
 
     cpu, host = detect_cpu(), detect_host()
     say_facts("processors", *cpu_lines(cpu, host))

@@ -7,8 +7,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from cm4vllm.common.progress import say_facts
+    from cm4vllm.hardware.host import detect_network
     from cm4vllm.hardware.machine_facts import network_env, network_lines
-    from cm4vllm.hardware.network import detect_network
 
     cards = detect_network()
     say_facts("network", *network_lines(cards))

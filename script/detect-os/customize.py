@@ -10,7 +10,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
         return dict(run_path(str(Path(__file__).parents[1] / "another_engine.py"))["refusal"](i))
     from cm4vllm.common.progress import say_facts
-    from cm4vllm.hardware.os_release import os_line, public_env
+    from cm4vllm.hardware.host import os_line, public_env
 
     env, state = public_env()
     say_facts("operating system", os_line())

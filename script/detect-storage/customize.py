@@ -7,8 +7,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from cm4vllm.common.progress import say_facts
+    from cm4vllm.hardware.host import detect_disks, root_bytes
     from cm4vllm.hardware.machine_facts import storage_env, storage_lines
-    from cm4vllm.hardware.storage import detect_disks, root_bytes
 
     disks, size = detect_disks(), root_bytes()
     say_facts("storage", *storage_lines(disks, size))

@@ -7,7 +7,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from pathlib import Path
 
     from cm4vllm.common.input_types import VllmPythonInput
-    from cm4vllm.serving.clusters.ray_install import install_ray
+    from cm4vllm.serving.clusters.ray_cluster import install_ray
 
     python, release = install_ray(Path(VllmPythonInput.of(i["env"]).python), Path.cwd())
     i["env"]["CM_RAY_PYTHON_BIN_WITH_PATH"] = str(python)

@@ -12,7 +12,7 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def values(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.clusters.launchers.choice import LAUNCHERS
+    from cm4vllm.serving.clusters.launchers import LAUNCHERS
     from cm4vllm.serving.options.presets import presets
 
     return {"return": 0, "values": {"launcher": [*LAUNCHERS], "preset": [preset.name for preset in presets()]}}

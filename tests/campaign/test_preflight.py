@@ -31,7 +31,7 @@ from cm4vllm.common.errors import (
     UsageError,
 )
 from cm4vllm.compliance.verification import verified_tests
-from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.hardware.readiness import MachineLimits
 from cm4vllm.rules import (
     Division,
     ExecutionMode,

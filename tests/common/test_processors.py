@@ -93,7 +93,7 @@ import json, os, sys, time
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.readiness import unready
-from cm4vllm.hardware.gpus.throttling import throttled, throttling
+from cm4vllm.hardware.machine_samples import throttled, throttling
 open(sys.argv[1], "w").write(str(os.getpid()))
 before, end = throttling(), time.time() + 3
 while time.time() < end:

@@ -14,7 +14,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.doctor import machine_page, questions
 from cm4vllm.doctor.machine_page import MachineSettings, benchmark_rows, report_machine
 from cm4vllm.doctor.questions import Device
-from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus
+from cm4vllm.hardware.gpus.vendors import nvml
 from cm4vllm.rules import catalogue, round_names
 from cm4vllm.serving.fit.layout import GIB
 from gpu_replay import Replay
@@ -106,7 +106,7 @@ def test_the_page_names_the_engines_for_containers_and_what_they_lack(tmp_path, 
 
 def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_each(tmp_path, capsys, monkeypatch):
     recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
-    gpus = [*nvidia_gpus(Replay(json.loads(recording.read_text()))) * 2]
+    gpus = [*nvml.VENDOR.gpus(Replay(json.loads(recording.read_text()))) * 2]
     gib = gpus[0].memory_bytes / GIB
     monkeypatch.setattr(questions, "detect_gpus", lambda: gpus)
     monkeypatch.setattr(machine_page, "detect_gpus", lambda: gpus)

@@ -9,7 +9,6 @@ import pytest
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys
 from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory, visible_gpus
 from cm4vllm.hardware.gpus.vendors import amd
-from cm4vllm.hardware.gpus.vendors.amd import amd_gpus, opened
 from cm4vllm.hardware.machine_facts import gpu_lines
 
 
@@ -47,7 +46,7 @@ def library(**changes):
 
 
 def test_an_mi300x_is_described_as_its_driver_does():
-    gpu, other = amd_gpus(library())
+    gpu, other = amd.VENDOR.gpus(library())
     assert (gpu.name, gpu.vendor, gpu.memory_bytes) == ("AMD Instinct MI300X", "AMD", 196592 * 2**20)
     assert (gpu.memory_type, gpu.memory_bus_bits, gpu.max_sm_mhz) == ("HBM3", None, 2100)
     assert (gpu.pcie_generation, gpu.pcie_width, gpu.power_limit_w, gpu.driver) == (5, 16, 750, "6.12.12")
@@ -69,23 +68,23 @@ def test_what_amdsmi_refuses_is_left_open():
         ),
         False,
     )
-    gpu = amd_gpus(library(**refused))[0]
+    gpu = amd.VENDOR.gpus(library(**refused))[0]
     assert (gpu.pcie_width, gpu.power_limit_w, gpu.max_sm_mhz, gpu.links, gpu.driver) == (None, None, None, {}, "")
 
 
 def test_a_driver_that_does_not_start_has_no_gpus(monkeypatch):
     monkeypatch.setattr(amd.Path, "exists", lambda _: True)
     monkeypatch.setitem(sys.modules, "amdsmi", library(amdsmi_init=False))
-    with opened() as amdsmi:
+    with amd.VENDOR.opened() as amdsmi:
         assert amdsmi is None
     calls = []
     driver = library()
     driver.amdsmi_init, driver.amdsmi_shut_down = calls.append, lambda: calls.append("shut down")
     monkeypatch.setitem(sys.modules, "amdsmi", driver)
-    with opened() as amdsmi:
+    with amd.VENDOR.opened() as amdsmi:
         assert amdsmi is driver and calls == [2]
     assert calls == [2, "shut down"]
-    assert amd_gpus(library(amdsmi_get_processor_handles=False)) == []
+    assert amd.VENDOR.gpus(library(amdsmi_get_processor_handles=False)) == []
 
 
 def parted(count, sizes, *, device="0000:05:00", modes=("CPX", "NPS4"), uuids=None):
@@ -111,7 +110,7 @@ def parted(count, sizes, *, device="0000:05:00", modes=("CPX", "NPS4"), uuids=No
     ],
 )
 def test_partitions_of_one_gpu_are_one_gpu(count, sizes, modes, line):
-    (gpu,) = amd_gpus(parted(count, sizes, modes=modes))
+    (gpu,) = amd.VENDOR.gpus(parted(count, sizes, modes=modes))
     assert (gpu.name, gpu.memory_bytes, len(gpu.partitions)) == ("AMD Instinct MI300X", 196592 * 2**20, count)
     lines = gpu_lines([gpu])
     assert (
@@ -139,7 +138,7 @@ def two_parted(each, modes):
 
 @pytest.mark.parametrize(("each", "modes"), [(8, ("CPX", "NPS4")), (2, ("DPX", "NPS1")), (4, ("QPX", "NPS1"))])
 def test_partitions_of_two_gpus_are_two_gpus(each, modes):
-    gpus = amd_gpus(two_parted(each, modes))
+    gpus = amd.VENDOR.gpus(two_parted(each, modes))
     assert [len(gpu.partitions) for gpu in gpus] == [each, each]
     assert gpu_lines(gpus)[0] == "2x AMD Instinct MI300X"
     used = visible_gpus(gpus, {})
@@ -151,7 +150,7 @@ def test_partitions_of_two_gpus_are_two_gpus(each, modes):
 def test_partitions_that_state_one_place_are_known_by_their_missing_names():
     driver = parted(8, [196592, *["N/A"] * 7])
     driver.amdsmi_get_gpu_device_bdf = lambda _: "0000:05:00.0"
-    assert [len(gpu.partitions) for gpu in amd_gpus(driver)] == [8]
+    assert [len(gpu.partitions) for gpu in amd.VENDOR.gpus(driver)] == [8]
 
 
 def test_an_answer_of_another_form_is_no_error():
@@ -159,5 +158,5 @@ def test_an_answer_of_another_form_is_no_error():
     driver.amdsmi_get_gpu_vram_info = lambda _: {"vram_type": "N/A", "vram_size": {"value": 196592, "unit": "MB"}}
     driver.amdsmi_get_pcie_info = lambda _: "N/A"
     driver.amdsmi_get_power_cap_info = lambda _: {"power_cap": "N/A"}
-    gpu = amd_gpus(driver)[0]
+    gpu = amd.VENDOR.gpus(driver)[0]
     assert (gpu.memory_bytes, gpu.pcie_width, gpu.power_limit_w) == (196592 * 2**20, None, None)

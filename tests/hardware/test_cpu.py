@@ -5,10 +5,9 @@ import pytest
 from machines import put
 
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.host import detect_host, is_virtual
+from cm4vllm.hardware.host import detect_disks, detect_host, is_virtual
 from cm4vllm.hardware.machine_facts import cpu_lines, memory_lines
 from cm4vllm.hardware.memory import detect_memory, free_memory
-from cm4vllm.hardware.storage import detect_disks
 from cm4vllm.records.machine import MemoryModule
 
 

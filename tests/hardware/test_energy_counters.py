@@ -221,7 +221,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def opened():
         yield None
 
-    monkeypatch.setattr(nvml, "opened", opened)
+    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
     zone(tmp_path, "intel-rapl:0", "package-0")
     zone(tmp_path, "intel-rapl:1", "package-1")
     zone(tmp_path, "intel-rapl:0:0", "dram")

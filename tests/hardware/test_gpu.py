@@ -11,13 +11,11 @@ import pytest
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_sample_file
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys
-from cm4vllm.hardware.gpus.gpu import detect_gpus, gpus_of_processes, record_gpus
-from cm4vllm.hardware.gpus.gpu_samples import gpus_sampled, look_at_gpus
-from cm4vllm.hardware.gpus.nvml_recording import Recorder
+from cm4vllm.hardware.gpus.gpu import Recorder, detect_gpus, gpus_of_processes, record_gpus
 from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory
 from cm4vllm.hardware.gpus.vendors import nvml
-from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus, silent_gpus
 from cm4vllm.hardware.machine_facts import gpu_lines
+from cm4vllm.hardware.machine_samples import gpus_sampled, look_at_gpus
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpusSample
 from gpu_replay import Replay
@@ -33,7 +31,7 @@ def replayed(name, **answers):
 
 
 def test_an_l40s_is_described_as_its_driver_does():
-    gpus = nvidia_gpus(replayed("l40s-x4"))
+    gpus = nvml.VENDOR.gpus(replayed("l40s-x4"))
     assert len(gpus) == 4
     first = gpus[0]
     assert (first.name, first.memory_bytes, first.memory_bus_bits) == ("NVIDIA L40S", 46068 * 2**20, 384)
@@ -44,19 +42,19 @@ def test_an_l40s_is_described_as_its_driver_does():
 
 
 def test_nvlinks_to_switches_are_counted():
-    gpus = nvidia_gpus(replayed("h100-sxm-x4"))
+    gpus = nvml.VENDOR.gpus(replayed("h100-sxm-x4"))
     assert [gpu.links for gpu in gpus] == [{"switch": 18}] * 4
     assert {gpu.link_name for gpu in gpus} == {"NVLink"}
 
 
 def test_nvlinks_between_gpus_are_counted_by_the_gpu_at_the_other_end():
-    gpu, other = nvidia_gpus(replayed("a100-pcie-bridged-x2"))
+    gpu, other = nvml.VENDOR.gpus(replayed("a100-pcie-bridged-x2"))
     assert gpu.links == {other.uuid: 12}
     assert other.links == {gpu.uuid: 12}
 
 
 def test_mig_parts_are_found_with_their_own_memory():
-    (gpu,) = nvidia_gpus(replayed("h100-mig-3g40gb-x2"))
+    (gpu,) = nvml.VENDOR.gpus(replayed("h100-mig-3g40gb-x2"))
     assert gpu.mig is True
     assert [part.profile for part in gpu.mig_devices] == ["3g.40gb", "3g.40gb"]
     assert gpu.mig_devices[0].memory_bytes == 40448 * 2**20
@@ -64,7 +62,7 @@ def test_mig_parts_are_found_with_their_own_memory():
 
 
 def test_an_h200_is_described_as_its_driver_does():
-    (gpu,) = nvidia_gpus(replayed("h200-passthrough"))
+    (gpu,) = nvml.VENDOR.gpus(replayed("h200-passthrough"))
     assert (gpu.name, gpu.memory_bytes, gpu.memory_bus_bits) == ("NVIDIA H200", 150754820096, 6016)
     assert (gpu.driver, gpu.cuda, gpu.compute_capability) == ("580.159.04", "13.0", "9.0")
     assert (gpu.ecc, gpu.mig, gpu.power_limit_w, gpu.links) == (True, False, 700, {})
@@ -72,24 +70,24 @@ def test_an_h200_is_described_as_its_driver_does():
 
 
 def test_what_a_driver_does_not_tell_is_left_open():
-    (gpu,) = nvidia_gpus(replayed("t4-passthrough"))
+    (gpu,) = nvml.VENDOR.gpus(replayed("t4-passthrough"))
     assert gpu.memory_bus_bits is None
     assert gpu.mig is None
     assert gpu.virtualisation == "passthrough"
 
 
 def test_a_driver_that_answers_nothing_has_no_gpus():
-    assert nvidia_gpus(Replay({"answers": {}})) == []
-    unnamed = nvidia_gpus(replayed("l40s-x4", **{"nvmlSystemGetDriverVersion()": {"error": 9}}))
+    assert nvml.VENDOR.gpus(Replay({"answers": {}})) == []
+    unnamed = nvml.VENDOR.gpus(replayed("l40s-x4", **{"nvmlSystemGetDriverVersion()": {"error": 9}}))
     assert [gpu.driver for gpu in unnamed] == [""] * 4
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.json")))
 def test_every_single_answer_may_be_missing(name):
     recording = json.loads((RECORDINGS / f"{name}.json").read_text())
-    whole = len(nvidia_gpus(replayed(name)))
+    whole = len(nvml.VENDOR.gpus(replayed(name)))
     for key in recording["answers"]:
-        left = nvidia_gpus(replayed(name, **{key: {"error": 999}}))
+        left = nvml.VENDOR.gpus(replayed(name, **{key: {"error": 999}}))
         lost = whole if key == "nvmlDeviceGetCount()" else int(key.startswith("nvmlDeviceGetHandleByIndex"))
         assert len(left) == len({gpu.uuid for gpu in left}) == whole - lost, key
         assert all(gpu.name for gpu in left)
@@ -98,7 +96,7 @@ def test_every_single_answer_may_be_missing(name):
 @pytest.mark.parametrize("answer", [{"error": pynvml.NVML_ERROR_NOT_SUPPORTED}, {"total": 0, "free": 0, "used": 0}])
 def test_a_gpu_without_memory_of_its_own_shares_the_hosts(answer):
     gb10 = {"nvmlDeviceGetName(gpu0)": "NVIDIA GB10", "nvmlDeviceGetMemoryInfo(gpu0)": answer}
-    (gpu,) = nvidia_gpus(replayed("h200-passthrough", **gb10))
+    (gpu,) = nvml.VENDOR.gpus(replayed("h200-passthrough", **gb10))
     assert (gpu.memory_bytes, gpu.shares_host_memory) == (None, True)
     assert [line for line in gpu_lines([gpu]) if "not detected: memory" in line and "shared with the host" in line]
     memory, whose = least_memory([UsedGpu(gpu)])
@@ -108,7 +106,7 @@ def test_a_gpu_without_memory_of_its_own_shares_the_hosts(answer):
 @pytest.mark.parametrize("name", ["NVIDIA Thor", "Orin (nvgpu)", "NVIDIA GB10", "NVIDIA-GB10"])
 def test_integrated_gpus_are_known_by_their_names(name):
     answers = {"nvmlDeviceGetName(gpu0)": name, "nvmlDeviceGetMemoryInfo(gpu0)": {"error": 3}}
-    (gpu,) = nvidia_gpus(replayed("h200-passthrough", **answers))
+    (gpu,) = nvml.VENDOR.gpus(replayed("h200-passthrough", **answers))
     assert gpu.shares_host_memory
 
 
@@ -116,7 +114,7 @@ def test_integrated_gpus_are_known_by_their_names(name):
 @pytest.mark.parametrize("answer", [{"error": pynvml.NVML_ERROR_NOT_SUPPORTED}, {"total": 0, "free": 0, "used": 0}])
 def test_of_a_gpu_that_is_not_known_nothing_is_said_but_what_its_driver_answers(name, answer):
     answers = {"nvmlDeviceGetName(gpu0)": name, "nvmlDeviceGetMemoryInfo(gpu0)": answer}
-    (gpu,) = nvidia_gpus(replayed("h200-passthrough", **answers))
+    (gpu,) = nvml.VENDOR.gpus(replayed("h200-passthrough", **answers))
     assert (gpu.memory_bytes, gpu.shares_host_memory) == (None, False)
     assert "shared" not in " ".join([*gpu_lines([gpu]), *accelerator_keys([UsedGpu(gpu)]).values()])
     assert least_memory([UsedGpu(gpu)]) == (0.0, f"not detected ({gpu.unanswered['memory']})")
@@ -124,7 +122,7 @@ def test_of_a_gpu_that_is_not_known_nothing_is_said_but_what_its_driver_answers(
 
 def test_the_memory_of_a_gpu_that_is_known_is_as_it_is_sold_where_the_driver_does_not_state_it():
     key = "nvmlDeviceGetMemoryInfo(gpu0)"
-    gpu = nvidia_gpus(replayed("l40s-x4", **{key: {"error": pynvml.NVML_ERROR_NOT_SUPPORTED}}))[0]
+    gpu = nvml.VENDOR.gpus(replayed("l40s-x4", **{key: {"error": pynvml.NVML_ERROR_NOT_SUPPORTED}}))[0]
     assert (gpu.memory_bytes, gpu.shares_host_memory) == (None, False)
     memory, whose = least_memory([UsedGpu(gpu)])
     assert 40e9 < memory < 48e9 and whose == "as the NVIDIA L40S is sold"
@@ -134,7 +132,7 @@ def test_a_gpu_that_is_lost_is_named_and_the_others_keep_their_places():
     key = "nvmlDeviceGetHandleByIndex(1)"
     left = replayed("l40s-x4", **{key: {"error": pynvml.NVML_ERROR_GPU_IS_LOST}})
     assert [device.place for device in nvml.devices(left)] == [0, 2, 3]
-    assert silent_gpus(left) == ["GPU 1 does not respond: GPU is lost"]
+    assert nvml.VENDOR.silent(left) == ["GPU 1 does not respond: GPU is lost"]
 
 
 def test_every_recording_says_where_it_comes_from():
@@ -146,11 +144,11 @@ def test_every_recording_says_where_it_comes_from():
 def test_the_gpus_of_a_process_are_found(monkeypatch):
     key = "nvmlDeviceGetComputeRunningProcesses(gpu2)"
     busy = replayed("l40s-x4", **{key: [{"pid": 4711, "usedGpuMemory": 1}]})
-    monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(busy))
-    assert gpus_of_processes({4711, 12}) == [nvidia_gpus(busy)[2].uuid]
+    monkeypatch.setattr(nvml.VENDOR, "opened", lambda: contextlib.nullcontext(busy))
+    assert gpus_of_processes({4711, 12}) == [nvml.VENDOR.gpus(busy)[2].uuid]
     assert gpus_of_processes({12}) == []
     gone = replayed("l40s-x4", **{"nvmlDeviceGetCount()": {"error": 999}})
-    monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(gone))
+    monkeypatch.setattr(nvml.VENDOR, "opened", lambda: contextlib.nullcontext(gone))
     assert gpus_of_processes({4711}) == []
 
 
@@ -202,9 +200,9 @@ class Driver:
 
 def test_a_recording_is_replayed_to_the_same_facts_with_counted_uuids():
     recorder = Recorder(Driver())
-    seen = nvidia_gpus(recorder)
+    seen = nvml.VENDOR.gpus(recorder)
     text = json.dumps(recorder.recording("test"))
-    again = nvidia_gpus(Replay(json.loads(text)))
+    again = nvml.VENDOR.gpus(Replay(json.loads(text)))
     assert [gpu.uuid for gpu in again] == [f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in range(2)]
     assert not any(uuid in text for uuid in Driver.uuids)
     for before, other in zip(seen, again, strict=True):
@@ -229,7 +227,7 @@ def test_this_machines_gpus_are_found_and_recorded(tmp_path):
     gpus = detect_gpus()
     assert all(gpu.memory_bytes > 2**30 and gpu.driver and gpu.pcie_width for gpu in gpus)
     record_gpus(tmp_path / "gpus.json")
-    again = nvidia_gpus(Replay(json.loads((tmp_path / "gpus.json").read_text())))
+    again = nvml.VENDOR.gpus(Replay(json.loads((tmp_path / "gpus.json").read_text())))
     assert [(gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in again] == [
         (gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in gpus
     ]
@@ -279,7 +277,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Load:
     def opened():
         yield load
 
-    monkeypatch.setattr(nvml, "opened", opened)
+    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
     return load
 
 

@@ -8,7 +8,17 @@ from machines import put
 from msgspec.structs import replace
 
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.host import detect_host, is_virtual
+from cm4vllm.hardware.host import (
+    VIRTUAL_DISK,
+    detect_disks,
+    detect_host,
+    detect_network,
+    is_virtual,
+    os_env,
+    os_line,
+    read_os_release,
+    root_bytes,
+)
 from cm4vllm.hardware.machine_facts import (
     cpu_env,
     cpu_lines,
@@ -23,13 +33,9 @@ from cm4vllm.hardware.machine_facts import (
     storage_env,
     storage_lines,
 )
-from cm4vllm.hardware.machine_limits import local_ports, machine_limits
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.hardware.network import detect_network
-from cm4vllm.hardware.os_release import os_env, os_line, read_os_release
-from cm4vllm.hardware.readiness import unready
+from cm4vllm.hardware.readiness import local_ports, machine_limits, unready
 from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
-from cm4vllm.hardware.storage import VIRTUAL_DISK, detect_disks, root_bytes
 from cm4vllm.records.machine import GpuFacts, MemoryModule, NetworkCard
 
 

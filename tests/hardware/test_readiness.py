@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cm4vllm.hardware.gpus.throttling import throttled, throttling
+from cm4vllm.hardware.machine_samples import throttled, throttling
 from cm4vllm.hardware.readiness import LoadSample, load_sample, unready
 
 GOOD = {

@@ -16,8 +16,6 @@ from tests.script.main_job import asked, planned
 from cm4vllm.doctor.machine_page import MachineSettings, report_machine
 from cm4vllm.hardware.energy_counters import energy_watched, package_counters
 from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
-from cm4vllm.hardware.gpus.gpu_samples import look_at_gpus
-from cm4vllm.hardware.gpus.throttling import throttling
 from cm4vllm.hardware.gpus.vendors import amd, nvml
 from cm4vllm.hardware.machine_facts import (
     cpu_env,
@@ -30,9 +28,9 @@ from cm4vllm.hardware.machine_facts import (
     network_lines,
     storage_lines,
 )
-from cm4vllm.hardware.machine_limits import machine_limits
+from cm4vllm.hardware.machine_samples import look_at_gpus, throttling
 from cm4vllm.hardware.memory import free_memory
-from cm4vllm.hardware.readiness import unready
+from cm4vllm.hardware.readiness import machine_limits, unready
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.rules import catalogue
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
@@ -100,8 +98,8 @@ def drivers(monkeypatch):
     """Return a function that puts drivers in place of this machine's."""
 
     def put_in_place(nvidia=None, of_amd=None):
-        monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(nvidia))
-        monkeypatch.setattr(amd, "opened", lambda: contextlib.nullcontext(of_amd))
+        monkeypatch.setattr(nvml.VENDOR, "opened", lambda: contextlib.nullcontext(nvidia))
+        monkeypatch.setattr(amd.VENDOR, "opened", lambda: contextlib.nullcontext(of_amd))
 
     return put_in_place
 

@@ -5,16 +5,16 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.hardware.gpus.interconnect import interconnect
+from cm4vllm.hardware.gpus.accelerators import interconnect
 from cm4vllm.hardware.gpus.used_gpus import given_gpus, visible_gpus
-from cm4vllm.hardware.gpus.vendors.nvml import nvidia_gpus
+from cm4vllm.hardware.gpus.vendors import nvml
 from cm4vllm.hardware.machine_facts import gpu_lines
 from gpu_machines import gpus as machine
 from gpu_replay import Replay
 
 
 def gpus(name):
-    return nvidia_gpus(Replay(json.loads((Path(__file__).with_name("recordings") / f"{name}.json").read_text())))
+    return nvml.VENDOR.gpus(Replay(json.loads((Path(__file__).with_name("recordings") / f"{name}.json").read_text())))
 
 
 UUID = "GPU-00000000-0000-0000-0000-00000000000"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE
 from cm4vllm.common.errors import InstallError, LimitTooLow, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.hardware.readiness import MachineLimits
 from cm4vllm.loadgen import wheel
 from cm4vllm.loadgen.limits import FILES_BESIDE, WORKER_BYTES, Load, demand_of, highest_rate, needs
 from cm4vllm.loadgen.measurement import RunInputs, settings_of

@@ -212,7 +212,7 @@ def machine(monkeypatch, tmp_path):
             text = (ROOT / "tests" / "hardware" / "recordings" / f"{recording}.json").read_text() if recording else ""
             yield Replay(json.loads(text)) if text else None
 
-        monkeypatch.setattr("cm4vllm.hardware.gpus.vendors.nvml.opened", opened)
+        monkeypatch.setattr("cm4vllm.hardware.gpus.vendors.nvml.VENDOR.opened", opened)
         monkeypatch.setattr("cm4vllm.hardware.gpus.vendors.amd.KFD", tmp_path / "kfd")
 
     return make

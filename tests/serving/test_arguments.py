@@ -18,6 +18,7 @@ from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.arguments import (
     ServerSettings,
     fit_to_model,
+    fp8_env,
     niceness,
     preset_options,
     secret_env,
@@ -26,7 +27,6 @@ from cm4vllm.serving.options.arguments import (
     with_extra_options,
 )
 from cm4vllm.serving.options.fixed_options import refuse_fixed, speculative_options
-from cm4vllm.serving.options.fp8 import fp8_env
 from cm4vllm.serving.options.presets import Preset, option_words, preset_for, preset_named, presets
 
 NONE = ServerSettings()

@@ -408,7 +408,7 @@ def without_gpus(monkeypatch, tmp_path):
     def opened():
         yield None
 
-    monkeypatch.setattr(nvml, "opened", opened)
+    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
     monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
 
 
@@ -420,7 +420,7 @@ def with_h100(monkeypatch, tmp_path):
     def opened():
         yield Replay(json.loads((RECORDINGS / "h100-sxm-x4.json").read_text()))
 
-    monkeypatch.setattr(nvml, "opened", opened)
+    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
     monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
 
 

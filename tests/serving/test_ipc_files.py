@@ -14,7 +14,7 @@ import pytest
 
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.serving.supervision.ipc_files import IpcFiles, remove_abandoned, require_shared_memory
-from cm4vllm.serving.supervision.orphans import end_orphans
+from cm4vllm.serving.supervision.own_supervisors import end_orphans
 from cm4vllm.serving.supervisor import READY, SUPERVISOR_PIPE, start_supervised
 
 #: As vLLM's processes: a socket named by a uuid, a segment of shared memory, and a semaphore that two processes share
@@ -119,7 +119,7 @@ def test_a_server_leaves_nothing_in_the_folder_for_temporary_files(tmp_path, how
             "words = [sys.executable, '-c', sys.argv[1]]; at = Path(sys.argv[2])\n"
             "begun = start_supervised(words, {}, spec=at / 'spec', log=at / 'log', state=at / 'state', grace_s=1.0)\n"
             "print(begun.pid, flush=True); sys.stdin.read(); begun.stdin.close(); begun.wait(20)\n"
-            "from cm4vllm.serving.supervision.orphans import end_orphans; end_orphans()"
+            "from cm4vllm.serving.supervision.own_supervisors import end_orphans; end_orphans()"
         )
         env = {**os.environ, "TMPDIR": folder}
         env.pop("VLLM_RPC_BASE_PATH", None)
@@ -306,7 +306,7 @@ while not ((at / 'log').exists() and (at / 'log').read_text().endswith('\\n')): 
 begun.stdin.write(READY); begun.stdin.flush()
 print((at / 'log').read_text(), end='', flush=True)
 sys.stdin.readline()
-from cm4vllm.serving.supervision.orphans import end_orphans; end_orphans(); print('cleaned', flush=True)
+from cm4vllm.serving.supervision.own_supervisors import end_orphans; end_orphans(); print('cleaned', flush=True)
 sys.stdin.readline()
 begun.stdin.close(); begun.wait(20)
 """

@@ -348,7 +348,7 @@ def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):
     answers = {f"nvmlDeviceGetMemoryInfo(gpu{place})": {"total": 48 * GIB, "used": place * GIB} for place in range(4)}
     answers["nvmlDeviceGetComputeRunningProcesses(gpu2)"] = [{"pid": 4711}, {"pid": 12}]
     driver = Replay({"answers": {**recording["answers"], **answers}})
-    monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(driver))
+    monkeypatch.setattr(nvml.VENDOR, "opened", lambda: contextlib.nullcontext(driver))
     memory = list(gpu_memory().values())
     assert [gpu.used_bytes for gpu in memory] == [0, GIB, 2 * GIB, 3 * GIB]
     assert [gpu.processes for gpu in memory] == [set(), set(), {12, 4711}, set()] and memory[0].name == "NVIDIA L40S"

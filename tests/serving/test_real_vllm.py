@@ -20,12 +20,12 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm.given_options import typed_value
 from cm4vllm.records.vllm.options import read_options, stored_options
 from cm4vllm.serving.installation.verification import CONFIG
-from cm4vllm.serving.options.fp8 import fp8_env
+from cm4vllm.serving.options.arguments import fp8_env
 from cm4vllm.serving.probing.server_metrics import sampled
 from cm4vllm.serving.probing.server_requests import Site
 from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.supervision.death_reasons import death_reason
-from cm4vllm.serving.supervision.orphans import end_orphans
+from cm4vllm.serving.supervision.own_supervisors import end_orphans
 from vllm_lines import LINES
 
 pytestmark = [

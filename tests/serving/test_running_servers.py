@@ -13,12 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.serving.launch import running_servers, status_text, stop_one
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import SERVER_FILE, start_all, stop
 from cm4vllm.serving.supervision.death_reasons import death_reason
-from cm4vllm.serving.supervision.orphans import supervisor_spec
-from cm4vllm.serving.supervision.own_supervisors import end_supervisors
-from cm4vllm.serving.supervision.running_servers import running_servers, status_text, stop_one
+from cm4vllm.serving.supervision.own_supervisors import end_supervisors, supervisor_spec
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
 

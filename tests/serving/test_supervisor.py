@@ -14,7 +14,7 @@ import pytest
 
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving import supervisor as module
-from cm4vllm.serving.supervision.server_priority import give_way
+from cm4vllm.serving.supervision.own_supervisors import give_way
 from cm4vllm.serving.supervisor import descendants, parent_of, start_supervised
 
 #: The folder in which the processes of a server find their sitecustomize.
@@ -285,7 +285,7 @@ def test_a_member_gives_way_too_and_a_server_of_somebody_else_does_not(superviso
 SESSIONS = """
 import os, shutil, subprocess, sys
 from pathlib import Path
-from cm4vllm.serving.supervision.server_priority import _set_session
+from cm4vllm.serving.supervision.own_supervisors import _set_session
 sleep = os.path.realpath(shutil.which("sleep"))
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 started = [subprocess.Popen([sleep, "600"], start_new_session=True) for _ in range(int(sys.argv[1]))]

@@ -27,8 +27,7 @@ from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.secrets.command_lines import stored_command
 from cm4vllm.common.settings import env_keys
-from cm4vllm.hardware.machine_limits import machine_limits
-from cm4vllm.hardware.readiness import load_sample, unready
+from cm4vllm.hardware.readiness import load_sample, machine_limits, unready
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.rules import ExecutionMode, Mode, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import node_notes

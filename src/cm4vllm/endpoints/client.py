@@ -21,7 +21,7 @@ from cm4vllm.endpoints.client_config import ClientRun, client_document
 from cm4vllm.endpoints.events import failed_samples
 from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY
 from cm4vllm.serving.supervision.death_reasons import awaited_reason
-from cm4vllm.serving.supervision.orphans import end_orphans
+from cm4vllm.serving.supervision.own_supervisors import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
 EVENTS = "events.jsonl"

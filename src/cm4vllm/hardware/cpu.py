@@ -72,8 +72,11 @@ def nodes_with_processors(root: Path = Path("/")) -> list[Path]:
 
     The others hold memory alone: of a GPU as in GH200, or of an expander.
     """
-    nodes = matching(root / "sys/devices/system/node", "node[0-9]*")
-    return [node for node in nodes if text(node / "cpulist") or not exists(node / "cpulist")]
+    return [
+        node
+        for node in matching(root / "sys/devices/system/node", "node[0-9]*")
+        if text(node / "cpulist") or not exists(node / "cpulist")
+    ]
 
 
 def _model_name(info: Mapping[str, str], blocks: Sequence[Mapping[str, str]]) -> str:
@@ -89,10 +92,8 @@ def _model_name(info: Mapping[str, str], blocks: Sequence[Mapping[str, str]]) ->
     )
     if len(kinds) == 1:
         return _arm_core(*next(iter(kinds)))
-    if kinds:
-        counted = ((_arm_core(*kind), f"{count} core{'s' if count > 1 else ''}") for kind, count in kinds.items())
-        return ", ".join(f"{core} ({count})" for core, count in counted)
-    return info.get("Hardware") or platform.processor() or platform.machine()
+    counted = (f"{_arm_core(*kind)} ({count} core{'s' if count > 1 else ''})" for kind, count in kinds.items())
+    return ", ".join(counted) or info.get("Hardware") or platform.processor() or platform.machine()
 
 
 def _arm_core(implementer: str, part: str) -> str:
@@ -101,23 +102,20 @@ def _arm_core(implementer: str, part: str) -> str:
 
 def _topology(cpus: list[Path]) -> tuple[int, int, int]:
     """Return the numbers of sockets, cores and logical CPUs that are online."""
-    sockets = {text(cpu / "topology/physical_package_id") for cpu in cpus}
     siblings = {
         text(cpu / "topology/core_cpus_list") or text(cpu / "topology/thread_siblings_list") or cpu.name for cpu in cpus
     }
-    return len(sockets), len(siblings), len(cpus)
+    return len({text(cpu / "topology/physical_package_id") for cpu in cpus}), len(siblings), len(cpus)
 
 
 def _counted(blocks: list[dict[str, str]]) -> tuple[int, int, int]:
     """Return the same from /proc/cpuinfo, or from psutil, where /sys shows no topology."""
     shown = [block for block in blocks if block.get("processor", "").isdecimal()]
     logical = len(shown) or psutil.cpu_count(logical=True) or 1
-    sockets = {block["physical id"] for block in shown if "physical id" in block}
     cores = {(block["physical id"], block["core id"]) for block in shown if {"physical id", "core id"} <= block.keys()}
     if cores:
-        return len(sockets), len(cores), logical
-    physical = logical if shown else psutil.cpu_count(logical=False) or logical
-    return 1, min(physical, logical), logical
+        return len({socket for socket, _ in cores}), len(cores), logical
+    return 1, logical if shown else min(psutil.cpu_count(logical=False) or logical, logical), logical
 
 
 def _mhz(cpus: list[Path], name: str) -> float | None:
@@ -139,13 +137,12 @@ def _caches(cpus: list[Path]) -> dict[str, str]:
             size = re.fullmatch(r"(\d+)([KM])", text(index / "size"))
             if not size:
                 continue
-            kind = {"Data": "d", "Instruction": "i"}.get(text(index / "type"), "")
-            shared = text(index / "shared_cpu_list") or cpu.name
-            instances[f"L{text(index / 'level')}{kind}"][shared] = int(size[1]) * (1024 if size[2] == "M" else 1)
+            name = f"L{text(index / 'level')}" + {"Data": "d", "Instruction": "i"}.get(text(index / "type"), "")
+            kib = int(size[1]) * (1024 if size[2] == "M" else 1)
+            instances[name][text(index / "shared_cpu_list") or cpu.name] = kib
     return {name: _size(instances[name]) for name in sorted(instances)}
 
 
 def _size(instances: dict[str, int]) -> str:
-    kib = sum(instances.values())
-    size = f"{kib / 1024:g} MiB" if kib >= 1024 else f"{kib} KiB"
-    return f"{size} ({len(instances)} instance{'s' if len(instances) > 1 else ''})"
+    kib, count = sum(instances.values()), len(instances)
+    return f"{f'{kib / 1024:g} MiB' if kib >= 1024 else f'{kib} KiB'} ({count} instance{'s' if count > 1 else ''})"

@@ -34,8 +34,7 @@ class EnergyWatch:
     def add(self, counters: Sequence[tuple[Counter, Read]], why_none: str) -> None:
         """Add counters, or why there are none."""
         self.counters += counters
-        if not counters:
-            self.missing.append(why_none)
+        self.missing += [] if counters else [why_none]
 
     def read(self) -> None:
         """Read all counters once; the time of the reading is the middle between its start and its end."""
@@ -61,7 +60,10 @@ def energy_watched(
     watch = EnergyWatch()
     with ExitStack() as stack:
         if here:
-            _add_gpus(watch, stack)
+            drivers = stack.enter_context(opened_drivers())
+            why_none = "the driver has no energy counter" if drivers else vendors()[0].why_none() or "no GPU"
+            boards = [counter for vendor, library in drivers for counter in vendor.counters(library)]
+            watch.add(boards, f"{Scope.GPU}: {why_none}")
             watch.add(list(package_counters(root)), _no_package(root))
         else:
             watch.missing.append(ELSEWHERE)
@@ -70,14 +72,6 @@ def energy_watched(
             stack.callback(watch.read)
             stack.enter_context(repeated(watch.read, interval_s, "energy-counters"))
         yield watch
-
-
-def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
-    """Add the counters of GPU boards; the drivers stay open as long as the stack."""
-    drivers = stack.enter_context(opened_drivers())
-    counters = [counter for vendor, library in drivers for counter in vendor.counters(library)]
-    why_none = "the driver has no energy counter" if drivers else vendors()[0].why_none() or "no GPU"
-    watch.add(counters, f"{Scope.GPU}: {why_none}")
 
 
 def package_counters(root: Path = Path("/")) -> Iterator[tuple[Counter, Read]]:

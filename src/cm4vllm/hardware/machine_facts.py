@@ -4,16 +4,16 @@ The lines end with all that was not detected.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.hardware.gpus.accelerators import interconnect
 from cm4vllm.hardware.gpus.gpu import detect_gpus, vendors
-from cm4vllm.hardware.gpus.interconnect import interconnect
-from cm4vllm.hardware.host import detect_host
+from cm4vllm.hardware.host import detect_disks, detect_host, detect_network, root_bytes
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
-from cm4vllm.hardware.storage import detect_disks, root_bytes
 from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.records.machine import (
     MEMORY,
@@ -124,21 +124,20 @@ def network_env(cards: list[NetworkCard]) -> dict[str, str]:
 def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
     """Return the exports of the recipe detect-gpu: the numbers of GPUs, and the facts of the first one, if any."""
     of_vendor = Counter(gpu.vendor for gpu in gpus)
-    counts = {f"CM_{vendor.device.upper()}_NUM_DEVICES": str(of_vendor[vendor.name]) for vendor in vendors()}
-    env = {"CM_HOST_GPU_COUNT": str(len(gpus)), **counts}
-    if not gpus:
-        return env
-    first = gpus[0]
-    return env | _known(
-        {
-            "CM_HOST_GPU_VENDOR": first.vendor,
-            "CM_HOST_GPU_MODEL_NAME": first.name,
-            "CM_HOST_GPU_MEMORY_CAPACITY": memory_size(first.memory_bytes) if first.memory_bytes else "",
-            "CM_HOST_GPU_MEMORY_BYTES": str(first.memory_bytes or ""),
-            "CM_HOST_GPU_DRIVER_VERSION": first.driver,
-            "CM_HOST_GPU_COMPUTE_CAPABILITY": first.compute_capability,
-        }
-    )
+    env = {f"CM_{vendor.device.upper()}_NUM_DEVICES": str(of_vendor[vendor.name]) for vendor in vendors()}
+    env["CM_HOST_GPU_COUNT"] = str(len(gpus))
+    for first in gpus[:1]:
+        env |= _known(
+            {
+                "CM_HOST_GPU_VENDOR": first.vendor,
+                "CM_HOST_GPU_MODEL_NAME": first.name,
+                "CM_HOST_GPU_MEMORY_CAPACITY": memory_size(first.memory_bytes) if first.memory_bytes else "",
+                "CM_HOST_GPU_MEMORY_BYTES": str(first.memory_bytes or ""),
+                "CM_HOST_GPU_DRIVER_VERSION": first.driver,
+                "CM_HOST_GPU_COMPUTE_CAPABILITY": first.compute_capability,
+            }
+        )
+    return env
 
 
 def _yes_no(value: bool | None) -> str:
@@ -154,14 +153,12 @@ def _known(exports: dict[str, str]) -> dict[str, str]:
 
 def host_lines(host: HostFacts) -> list[str]:
     """Return the operating system and what it runs on."""
-    below = {True: f"virtual machine{f' ({host.hypervisor})' if host.hypervisor else ''}", False: "physical machine"}
-    kind = below.get(host.virtualised, "") if host.virtualised is not None else ""
-    lines = [
+    virtual = f"virtual machine{f' ({host.hypervisor})' if host.hypervisor else ''}"
+    kind = "" if host.virtualised is None else virtual if host.virtualised else "physical machine"
+    return _lines(
         f"{host.os_name} {host.os_version}, Linux {host.kernel}, {host.machine}",
-        ", ".join(word for word in (kind, "in a container" if host.container else "", host.product) if word),
-    ]
-    return [line for line in lines if line] + _missing(
-        {"whether the machine is virtual": host.virtualised is None, "the machine's make": not host.product}
+        _listed(kind, "in a container" if host.container else "", host.product),
+        missing={"whether the machine is virtual": host.virtualised is None, "the machine's make": not host.product},
     )
 
 
@@ -170,42 +167,38 @@ def cpu_lines(cpu: CpuFacts, host: HostFacts) -> list[str]:
     # Cores of several kinds may have different numbers of threads.
     alike = cpu.sockets * cpu.cores_per_socket * cpu.threads_per_core == cpu.logical_cpus
     threads = f" x {cpu.threads_per_core} threads = " if alike else ", "
-    count = f"{cpu.sockets} x {cpu.cores_per_socket} cores{threads}{cpu.logical_cpus} CPUs"
     nodes = f", {cpu.numa_nodes} NUMA node{'s' if cpu.numa_nodes > 1 else ''}" if cpu.numa_nodes else ""
-    whose = " as given to this virtual machine, not the host's" if host.virtualised else ""
-    clocks = [
-        f"base {frequency(cpu.base_mhz)}" if cpu.base_mhz else "",
-        f"up to {frequency(cpu.max_mhz)}" if cpu.max_mhz else "",
-    ]
-    caches = ", ".join(f"{name} {size}" for name, size in cpu.caches.items())
-    lines = [cpu.model_name, f"{count}{nodes}{whose}", ", ".join(clock for clock in clocks if clock), caches]
-    if cpu.quota_cpus:
-        lines.append(
-            f"this program may use {cpu.quota_cpus:g} of the {cpu.logical_cpus} CPUs (quota of its control group)"
-        )
-    return [line for line in lines if line] + _missing(
-        {
+    return _lines(
+        cpu.model_name,
+        f"{cpu.sockets} x {cpu.cores_per_socket} cores{threads}{cpu.logical_cpus} CPUs{nodes}"
+        + (" as given to this virtual machine, not the host's" if host.virtualised else ""),
+        _listed(
+            f"base {frequency(cpu.base_mhz)}" if cpu.base_mhz else "",
+            f"up to {frequency(cpu.max_mhz)}" if cpu.max_mhz else "",
+        ),
+        _listed(*(f"{name} {size}" for name, size in cpu.caches.items())),
+        f"this program may use {cpu.quota_cpus:g} of the {cpu.logical_cpus} CPUs (quota of its control group)"
+        if cpu.quota_cpus
+        else "",
+        missing={
             "frequency": not (cpu.base_mhz or cpu.max_mhz),
             "caches": not cpu.caches,
             "NUMA nodes": not cpu.numa_nodes,
             "whether the processors are virtual": host.virtualised is None,
-        }
+        },
     )
 
 
 def memory_lines(memory: MemoryFacts) -> list[str]:
     """Return the memory, its modules and its limit."""
-    lines = [f"{memory_size(memory.total_bytes)}, by {memory.source}", modules(memory)]
-    if memory.limit_bytes:
-        lines.append(f"this program may use {memory_size(memory.limit_bytes)} of it (control group)")
-    if memory.ecc is not None:
-        lines.append("ECC" if memory.ecc else "without ECC")
-    if memory.apart_bytes:
-        lines.append(
-            f"not counted: {memory_size(memory.apart_bytes)} of NUMA nodes without processors, of a GPU or an expander"
-        )
-    return [line for line in lines if line] + _missing(
-        {"modules (DMI: readable by root on physical machines)": not memory.modules, "ECC": memory.ecc is None}
+    limit, apart = memory.limit_bytes, memory.apart_bytes
+    return _lines(
+        f"{memory_size(memory.total_bytes)}, by {memory.source}",
+        modules(memory),
+        f"this program may use {memory_size(limit)} of it (control group)" if limit else "",
+        "" if memory.ecc is None else "ECC" if memory.ecc else "without ECC",
+        f"not counted: {memory_size(apart)} of NUMA nodes without processors, of a GPU or an expander" if apart else "",
+        missing={"modules (DMI: readable by root on physical machines)": not memory.modules, "ECC": memory.ecc is None},
     )
 
 
@@ -221,22 +214,28 @@ def modules(memory: MemoryFacts) -> str:
 def storage_lines(disks: list[DiskFacts], root_size: int) -> list[str]:
     """Return the disks, or the root file system's size where none is shown."""
     kinds = Counter((disk.size_bytes, disk.kind, disk.model) for disk in disks)
-    lines = [
-        f"{count}x {disk_size(size)} {kind}{f', {model}' if model else ''}"
-        for (size, kind, model), count in kinds.items()
-    ]
-    return [*lines, f"root file system: {disk_size(root_size)}", *_missing({"disks": not disks})]
+    return _lines(
+        *(
+            f"{count}x {disk_size(size)} {kind}{f', {model}' if model else ''}"
+            for (size, kind, model), count in kinds.items()
+        ),
+        f"root file system: {disk_size(root_size)}",
+        missing={"disks": not disks},
+    )
 
 
 def network_lines(cards: list[NetworkCard]) -> list[str]:
     """Return the network cards, without their addresses and names."""
-    lines = []
-    for card in cards:
-        rate = f", {card.megabits / 1000:g} Gbit/s" if card.megabits else ""
-        ports = f", {card.ports} ports" if card.ports > 1 else ""
-        lines.append(f"{card.kind} card{f' ({card.driver})' if card.driver else ''}{ports}{rate}")
-    return lines + _missing(
-        {"network cards": not cards, "their rate": bool(cards) and not any(card.megabits for card in cards)}
+    return _lines(
+        *(
+            _listed(
+                f"{card.kind} card{f' ({card.driver})' if card.driver else ''}",
+                f"{card.ports} ports" if card.ports > 1 else "",
+                f"{card.megabits / 1000:g} Gbit/s" if card.megabits else "",
+            )
+            for card in cards
+        ),
+        missing={"network cards": not cards, "their rate": bool(cards) and not any(card.megabits for card in cards)},
     )
 
 
@@ -246,9 +245,7 @@ def gpu_lines(gpus: list[GpuFacts]) -> list[str]:
         names = " or ".join(f"{vendor.name} ({vendor.library})" for vendor in vendors())
         return [f"none: no driver of {names} answers"]
     alike: dict[tuple[str, ...], int] = Counter(tuple(_gpu_lines(gpu)) for gpu in gpus)
-    lines = []
-    for (name, *rest), count in alike.items():
-        lines += [f"{count}x {name}", *rest]
+    lines = [line for (name, *rest), count in alike.items() for line in (f"{count}x {name}", *rest)]
     if len(gpus) > 1:
         between, topology = interconnect(gpus)
         lines.append(f"among them: {between}, {topology}" if between else "among them: not detected")
@@ -256,35 +253,31 @@ def gpu_lines(gpus: list[GpuFacts]) -> list[str]:
 
 
 def _gpu_lines(gpu: GpuFacts) -> list[str]:
-    row = accelerator(gpu.name)
-    marketed = f"{row.memory_gb[0]} GB {row.memory_type} as marketed, " if row else ""
-    modes = [
-        f"ECC {'on' if gpu.ecc else 'off'}" if gpu.ecc is not None else "",
-        f"MIG {'on' if gpu.mig else 'off'}" if gpu.mig is not None else "",
-        f"power limit {gpu.power_limit_w:g} W" if gpu.power_limit_w else "",
-        gpu.virtualisation,
-    ]
-    cuda = f", CUDA up to {gpu.cuda}" if gpu.cuda else ""
-    clocks = [
-        f"up to {frequency(gpu.max_sm_mhz)}" if gpu.max_sm_mhz else "",
-        f"memory {frequency(gpu.max_memory_mhz)}" if gpu.max_memory_mhz else "",
-        gpu.pcie,
-    ]
-    parts = ", ".join(f"{count}x {part}" for part, count in Counter(part.profile for part in gpu.mig_devices).items())
-    reported = f"{gpu.memory_bytes / 2**30:.2f} GiB as reported" if gpu.memory_bytes else ""
-    shared = ": shared with the host" if gpu.shares_host_memory else ""
-    unanswered = ", ".join(f"{fact} ({why}){shared if fact == MEMORY else ''}" for fact, why in gpu.unanswered.items())
-    lines = [
+    row, shared = accelerator(gpu.name), ": shared with the host" if gpu.shares_host_memory else ""
+    parts = Counter(part.profile for part in gpu.mig_devices)
+    unanswered = (f"{fact} ({why}){shared if fact == MEMORY else ''}" for fact, why in gpu.unanswered.items())
+    return _lines(
         gpu.name,
-        f"{marketed}{reported}".removesuffix(", "),
-        ", ".join(word for word in clocks if word),
-        ", ".join(word for word in modes if word),
-        f"MIG parts: {parts}" if parts else "",
+        _listed(
+            f"{row.memory_gb[0]} GB {row.memory_type} as marketed" if row else "",
+            f"{gpu.memory_bytes / 2**30:.2f} GiB as reported" if gpu.memory_bytes else "",
+        ),
+        _listed(
+            f"up to {frequency(gpu.max_sm_mhz)}" if gpu.max_sm_mhz else "",
+            f"memory {frequency(gpu.max_memory_mhz)}" if gpu.max_memory_mhz else "",
+            gpu.pcie,
+        ),
+        _listed(
+            f"ECC {'on' if gpu.ecc else 'off'}" if gpu.ecc is not None else "",
+            f"MIG {'on' if gpu.mig else 'off'}" if gpu.mig is not None else "",
+            f"power limit {gpu.power_limit_w:g} W" if gpu.power_limit_w else "",
+            gpu.virtualisation,
+        ),
+        _listed(*(f"{count}x {part}" for part, count in parts.items()), title="MIG parts: "),
         _partitions(gpu),
-        f"driver {gpu.driver}{cuda}" if gpu.driver else "",
-        f"not detected: {unanswered}" if unanswered else "",
-    ]
-    return [line for line in lines if line]
+        f"driver {gpu.driver}{f', CUDA up to {gpu.cuda}' if gpu.cuda else ''}" if gpu.driver else "",
+        _listed(*unanswered, title="not detected: "),
+    )
 
 
 def _partitions(gpu: GpuFacts) -> str:
@@ -296,6 +289,13 @@ def _partitions(gpu: GpuFacts) -> str:
     return f"{len(gpu.partitions)} partitions ({first.profile}){each}"
 
 
-def _missing(parts: dict[str, bool]) -> list[str]:
-    missing = [name for name, is_missing in parts.items() if is_missing]
-    return [f"not detected: {', '.join(missing)}"] if missing else []
+def _lines(*lines: str, missing: Mapping[str, bool] = MappingProxyType({})) -> list[str]:
+    """Return the lines that say something, and one with the parts that are missing."""
+    lacking = _listed(*(name for name, is_missing in missing.items() if is_missing), title="not detected: ")
+    return list(filter(None, (*lines, lacking)))
+
+
+def _listed(*words: str, title: str = "") -> str:
+    """Return the words that are known with commas between, after their title; empty for none."""
+    listed = ", ".join(filter(None, words))
+    return listed and f"{title}{listed}"

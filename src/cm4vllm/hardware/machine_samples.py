@@ -1,4 +1,4 @@
-"""Samples of the machine that this program runs on: work of its processors, and its GPUs.
+"""Samples of the machine that this program runs on: work of its processors, its GPUs, and what slows both down.
 
     python -m cm4vllm.hardware.machine_samples
 
@@ -11,26 +11,30 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from cm4vllm.common.bounded_documents import lines_of
-from cm4vllm.common.kernel_files import exists
-from cm4vllm.common.records import Record
-from cm4vllm.hardware.gpus.gpu import opened_drivers
-from cm4vllm.hardware.gpus.gpu_samples import INTERVAL_S, look_at_gpus
-from cm4vllm.hardware.gpus.throttling import throttling
-from cm4vllm.records.metrics import GpuSample
+from cm4vllm.common.kernel_files import exists, matching, number
+from cm4vllm.common.processors import cpu_quota
+from cm4vllm.common.records import Record, write_sample_file
+from cm4vllm.common.repetition import repeated
+from cm4vllm.hardware.gpus.gpu import Drivers, opened_drivers
+from cm4vllm.records.metrics import GpuSample, GpusSample
+from cm4vllm.records.run import QUOTA, TIMES
+
+INTERVAL_S = 2.0
 
 
 class MachineSample(Record, frozen=True, kw_only=True):
     """A machine, `at_s` seconds after the first sample.
 
     `busy_s` are the seconds that its processors have worked since it started, `stolen_s` those that the hypervisor gave
-    to others meanwhile, None where the kernel does not say. `throttled` has the counters of
-    hardware/gpus/throttling.py.
+    to others meanwhile, None where the kernel does not say. `throttled` has the counters of `throttling`.
     """
 
     at_s: float
@@ -87,6 +91,86 @@ def main(interval_s: float = INTERVAL_S) -> int:
                 return 0
             readable, _, _ = select.select([sys.stdin], [], [], interval_s)
             ended = bool(readable) and not os.read(sys.stdin.fileno(), 4096)
+
+
+def look_at_gpus(drivers: Drivers) -> list[GpuSample]:
+    """Return what each GPU does just now; none where the driver has stopped responding."""
+    return [sample for vendor, library in drivers for sample in vendor.samples(library)]
+
+
+@contextmanager
+def gpus_sampled(path: Path, *, here: bool = True, interval_s: float = INTERVAL_S) -> Iterator[None]:
+    """Sample the GPUs through the block, and write all samples to `path`; no file where there is no driver.
+
+    `here` says whether the server runs on this machine: the GPUs of another are not those of the run.
+    """
+    with opened_drivers() if here else nullcontext(()) as drivers:
+        if not look_at_gpus(drivers):
+            yield
+            return
+        samples: list[GpusSample] = []
+        begin = time.monotonic()
+
+        def look() -> None:
+            """Add a sample of all GPUs, with the time since the beginning."""
+            if gpus := look_at_gpus(drivers):
+                samples.append(GpusSample(at_s=round(time.monotonic() - begin, 3), gpus=gpus))
+
+        look()
+        try:
+            with repeated(look, interval_s, "gpu-samples", end_s=5 * interval_s):
+                yield
+        finally:
+            write_sample_file(path, samples)
+
+
+#: The part that was slowed down and the cause -> seconds, or the number of times.
+Throttling = Mapping[str, float]
+
+#: Seconds, and times, below which it is noise.
+_LEAST_S, _LEAST_TIMES = 0.5, 1
+
+
+def throttling(root: Path = Path("/")) -> dict[str, float]:
+    """Return the present values of the counters, without those that this machine does not have."""
+    counters = _processors(root) | _quota(root)
+    with opened_drivers() as drivers:
+        for vendor, library in drivers:
+            counters |= vendor.throttling(library)
+    return counters
+
+
+def throttled(before: Throttling, after: Throttling) -> dict[str, float]:
+    """Return what was slowed down between two readings, and for how many seconds, or how often."""
+    return {
+        name: round(value - before[name], 3)
+        for name, value in after.items()
+        if name in before and value - before[name] >= (_LEAST_TIMES if name.endswith(TIMES) else _LEAST_S)
+    }
+
+
+def _processors(root: Path) -> dict[str, float]:
+    """Return the greatest counter of all processors: Intel's thermal_throttle (the kernel's therm_throt.c)."""
+    cpus = root / "sys/devices/system/cpu"
+    times_ms, counts = (
+        [
+            value
+            for file in matching(cpus, f"cpu[0-9]*/thermal_throttle/*_{kind}")
+            if (value := number(file)) is not None
+        ]
+        for kind in ("throttle_total_time_ms", "throttle_count")
+    )
+    if times_ms:
+        return {"a processor: its temperature": max(times_ms) / 1000}
+    return {f"a processor: its temperature{TIMES}": float(max(counts))} if counts else {}
+
+
+def _quota(root: Path) -> dict[str, float]:
+    """Return how often, and how long, the quota of this program's control group was used up (cpu.stat)."""
+    if (quota := cpu_quota(root)) is None:
+        return {}
+    name = f"{QUOTA} of {quota.cpus:.4g} CPUs"
+    return {f"{name}{TIMES}": float(quota.throttled_periods), name: quota.throttled_s}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import psutil
 from cm4vllm.common.checking.findings import Finding, Severity
 from cm4vllm.common.kernel_files import fields, matching, text
 from cm4vllm.common.processors import cpu_quota
-from cm4vllm.hardware.machine_limits import local_ports
+from cm4vllm.hardware.memory import free_memory
 
 #: Local ports and open files that a run of thousands of requests at a time needs: each has its own connection.
 LEAST_PORTS, LEAST_FILES = 16_384, 16_384
@@ -45,7 +45,7 @@ def unready(root: Path = Path("/"), *, files: int | None = None, load: LoadSampl
     `files` is how many files a process may open at most, None asks the system; `load` is what others use now.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if files is None else files
-    return [*_ports(root), *_files(hard), *_clock(root), *_governor(root), *_quota(root), *_swap(root), *_load(load)]
+    return [*_connections(root, hard), *_clock(root), *_governor(root), *_quota(root), *_swap(root), *_load(load)]
 
 
 def load_sample(seconds: float = SAMPLE_S) -> LoadSample:
@@ -75,18 +75,14 @@ def _times() -> dict[tuple[int, str], float]:
     return seconds
 
 
-def _ports(root: Path) -> Iterator[Finding]:
-    """Yield a finding if the system has few local ports."""
+def _connections(root: Path, hard: int) -> Iterator[Finding]:
+    """Yield a finding if the system has few local ports, and if a process may open few files."""
     if (ports := local_ports(root)) is not None and ports < LEAST_PORTS:
         yield _finding(
             f"{ports:,} local ports",
             "each request in flight has its own connection",
             "widen the range: sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'",
         )
-
-
-def _files(hard: int) -> Iterator[Finding]:
-    """Yield a finding if a process may open few files."""
     if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
         yield _finding(
             f"a process may open {hard:,} files",
@@ -97,28 +93,23 @@ def _files(hard: int) -> Iterator[Finding]:
 
 def _clock(root: Path) -> Iterator[Finding]:
     """Yield a finding if the clock source is slow, with the command that changes it."""
-    source = text(root / _CLOCKS / "current_clocksource")
-    if source not in _SLOW_CLOCKS:
-        return
-    others = [clock for clock in text(root / _CLOCKS / "available_clocksource").split() if clock not in _SLOW_CLOCKS]
-    mend = (
-        f"echo {shlex.quote(others[0])} | sudo tee /{_CLOCKS}/current_clocksource"
-        if others
-        else "no faster one is available: see why with: sudo dmesg | grep -i clocksource"
-    )
-    yield _finding(f"the clock source is {source}", "to read it takes about 1 µs, and each token reads it", mend)
+    if (source := text(root / _CLOCKS / "current_clocksource")) in _SLOW_CLOCKS:
+        clocks = text(root / _CLOCKS / "available_clocksource").split()
+        faster = next((shlex.quote(clock) for clock in clocks if clock not in _SLOW_CLOCKS), "")
+        yield _finding(
+            f"the clock source is {source}",
+            "to read it takes about 1 µs, and each token reads it",
+            f"echo {faster} | sudo tee /{_CLOCKS}/current_clocksource"
+            if faster
+            else "no faster one is available: see why with: sudo dmesg | grep -i clocksource",
+        )
 
 
 def _governor(root: Path) -> Iterator[Finding]:
     """Yield a finding if a CPU governor is not `performance`."""
-    governors = sorted(
-        {
-            name
-            for path in matching(root / "sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
-            if (name := text(path))
-        }
-    )
-    if any(name != "performance" for name in governors):
+    files = matching(root / "sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
+    governors = sorted(set(filter(None, map(text, files))))
+    if governors not in ([], ["performance"]):
         yield _finding(
             f"the CPU governor is {', '.join(governors)}",
             "processors slow down between queries, and a first token waits until they are fast again",
@@ -142,12 +133,9 @@ def _quota(root: Path) -> Iterator[Finding]:
 
 def _swap(root: Path) -> Iterator[Finding]:
     """Yield a finding if memory is swapped out."""
-    memory = {
-        name: int(value.split()[0]) * 1024
-        for name, value in fields(text(root / "proc/meminfo")).items()
-        if value.split()[:1] and value.split()[0].isdecimal()
-    }
-    used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
+    memory = fields(text(root / "proc/meminfo"))
+    total, free = (memory.get(name, "").removesuffix(" kB") for name in ("SwapTotal", "SwapFree"))
+    used = (int(total) - int(free)) * 1024 if total.isdecimal() and free.isdecimal() else 0
     if used >= LEAST_SWAPPED:
         yield _finding(
             f"{used / 2**30:.1f} GiB are swapped out",
@@ -166,3 +154,45 @@ def _load(load: LoadSample | None) -> Iterator[Finding]:
         "server and client have to share them with other programs",
         "end those that are not needed; list them with: top -o %CPU",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLimits:
+    """The limits of each process and of the machine; None where there is none, or the kernel does not show it.
+
+    `open_files` is the hard limit (ulimit -Hn), to which a run raises the soft one. `local_ports` bounds the TCP
+    connections to one server. The bytes are those that are free: in /dev/shm, and of the memory.
+    """
+
+    open_files: int | None = None
+    local_ports: int | None = None
+    shared_memory_bytes: int | None = None
+    memory_bytes: int | None = None
+
+
+def machine_limits(root: Path = Path("/")) -> MachineLimits:
+    """Return the limits of this process, and the machine's limits as read below `root`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MachineLimits(
+        open_files=None if hard == resource.RLIM_INFINITY else hard,
+        local_ports=local_ports(root),
+        shared_memory_bytes=_free(root / "dev/shm"),
+        memory_bytes=free_memory(root),
+    )
+
+
+def local_ports(root: Path = Path("/")) -> int | None:
+    """Return how many local ports the system gives to connections; None where the kernel does not show it."""
+    words = text(root / "proc/sys/net/ipv4/ip_local_port_range").split()
+    if len(words) != 2 or not all(map(str.isdecimal, words)):
+        return None
+    return max(0, int(words[1]) - int(words[0]) + 1)
+
+
+def _free(folder: Path) -> int | None:
+    """Return the free bytes of the file system of a folder, None where it cannot be asked."""
+    try:
+        filesystem = os.statvfs(folder)
+    except OSError:
+        return None
+    return filesystem.f_bavail * filesystem.f_frsize

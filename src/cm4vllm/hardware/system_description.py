@@ -73,8 +73,7 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "framework": f"vLLM {asked.vllm}" if asked.vllm else asked.software,
     }
     merged = detected | dict(asked.stated)
-    against = _against_the_table(merged, asked)
-    for key, more in (("hw_notes", against), ("sw_notes", [])):
+    for key, more in (("hw_notes", _against_the_table(merged, asked)), ("sw_notes", [])):
         notice = REHEARSAL_NOTICE if asked.rehearsal else ""
         merged[key] = _joined(notice, asked.stated.get(key, ""), detected.get(key, ""), *more)
     merged.setdefault("system_name", _system_name(merged, asked))
@@ -83,9 +82,8 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
 
 def _detected(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     """Return what was detected of the server's nodes: what each has, and in the remarks what they do not share."""
-    node = _of_node(facts, asked)
-    notes = [*_notes(facts, asked, serving(facts.gpus, asked.used)), *_of_several(facts, asked)]
-    return {"number_of_nodes": str(1 + len(asked.others)), **node, "hw_notes": _joined(*notes)}
+    notes = _joined(*_notes(facts, asked, serving(facts.gpus, asked.used)), *_of_several(facts, asked))
+    return {"number_of_nodes": str(1 + len(asked.others)), **_of_node(facts, asked), "hw_notes": notes}
 
 
 def _of_several(facts: MachineFacts, asked: SystemAsked) -> list[str]:
@@ -106,7 +104,7 @@ def _of_node(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     """Return the keys of one node."""
     cpu = facts.cpu
     row = processor(cpu.model_name)
-    parts = serving(facts.gpus, asked.used)
+    parts, cards = serving(facts.gpus, asked.used), len(physical_cards(facts.network))
     return {
         "host_processor_model_name": cpu.model_name,
         "host_processors_per_node": str(cpu.sockets),
@@ -119,7 +117,7 @@ def _of_node(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "host_storage_capacity": disks_capacity(facts.disks, facts.root_bytes),
         "host_storage_type": disk_kinds(facts.disks),
         # Virtual cards are no installed ones, and where none is shown there may yet be some.
-        "host_network_card_count": str(len(physical_cards(facts.network))) if _has_cards(facts) else "",
+        "host_network_card_count": str(cards) if cards and not facts.host.virtualised else "",
         "operating_system": f"{facts.host.os_name} {facts.host.os_version}".strip(),
         "other_software_stack": _software(asked.packages, facts.host, parts),
         **accelerator_keys(parts),
@@ -147,13 +145,8 @@ def _frequencies(cpu: CpuFacts, row: Processor | None) -> str:
 
 def _interconnect(facts: MachineFacts, row: Processor | None) -> str:
     """Return what joins the processors; a virtual machine cannot see how many its host has."""
-    if facts.host.virtualised:
-        return ""
-    return _NONE if facts.cpu.sockets == 1 else row.interconnect if row else ""
-
-
-def _has_cards(facts: MachineFacts) -> bool:
-    return not facts.host.virtualised and any(card.kind != "virtual" for card in facts.network)
+    known = _NONE if facts.cpu.sockets == 1 else row.interconnect if row else ""
+    return "" if facts.host.virtualised else known
 
 
 def _against_the_table(merged: Mapping[str, str], asked: SystemAsked) -> list[str]:
@@ -199,9 +192,8 @@ def _software(packages: Mapping[str, str], host: HostFacts | None, parts: Sequen
     """Return the versions of the software stack in one line."""
     words = [f"Python {packages['python']}"] if "python" in packages else []
     words += [f"{name} {packages[name]}" for name in _STACK if name in packages]
-    words += [f"{parts[0].gpu.vendor} driver {parts[0].gpu.driver}"] if parts and parts[0].gpu.driver else []
-    words += [f"Linux {host.kernel}"] if host else []
-    return ", ".join(words)
+    words += [f"{part.gpu.vendor} driver {part.gpu.driver}" for part in parts[:1] if part.gpu.driver]
+    return ", ".join([*words, *([f"Linux {host.kernel}"] if host else [])])
 
 
 def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) -> list[str]:

@@ -109,29 +109,25 @@ def read_system_file(path: Path) -> SystemFile:
         ) from error
     except ValueError as error:
         raise UsageError(f"the system file {path} is not YAML", cause=str(error)) from error
-    if content is None:
-        return SystemFile({})
-    if not isinstance(content, dict):
+    if not isinstance(content, dict | None):
         raise UsageError(f"the system file {path} is not a list of `key: value` lines")
-    confirmed = _confirmed(path, content.pop("confirmed", None))
+    content = content or {}
+    confirmed = _confirmed(path, content.pop("confirmed", None) or [])
     values = {str(key): _value(path, str(key), value) for key, value in content.items()}
     return SystemFile({key: value for key, value in values.items() if value}, confirmed)
 
 
 def _confirmed(path: Path, value: Any) -> tuple[str, ...]:
     """Return the keys that the submitter confirms against the table of known hardware. Raises UsageError."""
-    if value is None:
-        return ()
     if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
         raise UsageError(
             f"confirmed in the system file {path} is {value!r}",
             remedy="it lists keys: confirmed: [host_processor_core_count]",
         )
-    for key in value:
-        if key not in _ANY:
-            raise UsageError(
-                f"confirmed in the system file {path} names an unknown key {key}", remedy=nearest(key, _ANY)
-            )
+    if other := next((key for key in value if key not in _ANY), ""):
+        raise UsageError(
+            f"confirmed in the system file {path} names an unknown key {other}", remedy=nearest(other, _ANY)
+        )
     return tuple(value)
 
 
@@ -178,9 +174,6 @@ def template(description: Mapping[str, str]) -> str:
         if description[key] in ("", NOT_STATED) or key in ("status", "hw_notes", "sw_notes"):
             asked.append(f"{key}: {meaning}")
         else:
-            known.append(f"#{key}: {_plain(description[key])}")
+            value = yaml.safe_dump(description[key], width=1000, default_flow_style=True)
+            known.append(f"#{key}: {value.splitlines()[0].strip()}")
     return _HEAD + "\n".join(asked) + "\n" + _DETECTED + "\n".join(known) + "\n"
-
-
-def _plain(text: str) -> str:
-    return yaml.safe_dump(text, width=1000, default_flow_style=True).splitlines()[0].strip()

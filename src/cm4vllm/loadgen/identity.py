@@ -13,7 +13,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.records.access import NO_ACCESS
 from cm4vllm.records.run import RunRecord, RunSettings
 from cm4vllm.records.server import NodeRecord, ServerRecord
-from cm4vllm.serving.clusters.node_layout import ADDRESS_OPTIONS
+from cm4vllm.serving.clusters.placement import ADDRESS_OPTIONS
 
 #: The flags of a server that the job starts, for its address.
 _ADDRESS = ("--port", "--host", *ADDRESS_OPTIONS)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cm4vllm.common.errors import LimitTooLow
-from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.hardware.readiness import MachineLimits
 from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.records.run import RunSettings, fewer_open_requests

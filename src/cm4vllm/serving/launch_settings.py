@@ -18,20 +18,18 @@ from cm4vllm.records.published_server import container_words
 from cm4vllm.records.vllm.given_options import OptionValue, given_options
 from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import default_round
-from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
-from cm4vllm.serving.clusters.node_layout import node_layout
+from cm4vllm.serving.clusters.launchers import chosen_launcher
 from cm4vllm.serving.clusters.node_processes import require_reachable
-from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
+from cm4vllm.serving.clusters.placement import node_layout, placed, require_cpu_backend
 from cm4vllm.serving.containers.image import ImageSettings, container_of, require_container
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import preset_named
 from cm4vllm.serving.ports import free_port
-from cm4vllm.serving.probing.connection_errors import trusted
-from cm4vllm.serving.probing.server_access import chosen_access, own_access
+from cm4vllm.serving.probing.server_access import chosen_access, own_access, trusted
 from cm4vllm.serving.probing.server_requests import base_urls
-from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
+from cm4vllm.serving.server import NodesStart
 
 #: A folder that exists stands for that of a model which is known later.
 _ANY_FOLDER = str(Path(__file__).parent)
@@ -93,11 +91,6 @@ class LaunchSettings(StartedServer, frozen=True, kw_only=True):
         """The number of servers that are started."""
         return 1 if self.replicas is None else self.replicas
 
-    @property
-    def patience_s(self) -> float:
-        """The seconds that a server may take until it serves."""
-        return READY_TIMEOUT_S if self.ready_timeout_s is None else self.ready_timeout_s
-
 
 def require_access(settings: LaunchSettings) -> Access:
     """Return how the servers at `api_server` are asked.
@@ -105,13 +98,13 @@ def require_access(settings: LaunchSettings) -> Access:
     Raises UsageError when an address, a key or the headers cannot be used.
     """
     if not settings.api_server:
-        for flag, name in (("api_key_env", settings.api_key_env), ("api_headers_env", settings.api_headers_env)):
-            if name:
-                raise UsageError(
-                    f"--{flag} needs a server that is already running",
-                    cause="no --api_server is given",
-                    remedy="name the server with --api_server, or leave the flag out",
-                )
+        if settings.api_key_env or settings.api_headers_env:
+            flag = "api_key_env" if settings.api_key_env else "api_headers_env"
+            raise UsageError(
+                f"--{flag} needs a server that is already running",
+                cause="no --api_server is given",
+                remedy="name the server with --api_server, or leave the flag out",
+            )
         return own_access()
     if any(url.startswith("https:") for url in base_urls(settings.api_server)):
         trusted(settings.api_server_ca)
@@ -125,8 +118,7 @@ def require_usable(settings: LaunchSettings) -> None:
     """
     if settings.action != "start":
         return
-    chosen = chosen_server(settings)
-    options = asked_options(settings)
+    chosen, options = chosen_server(settings), asked_options(settings)
     require_access(settings)
     if settings.container:
         require_without(
@@ -143,12 +135,13 @@ def require_usable(settings: LaunchSettings) -> None:
     if (nodes := nodes_start(settings, chosen, on_cpu=on_cpu)) is not None:
         require_reachable(nodes.launcher)
         return
+    parts = [chosen]
     if not on_cpu:
-        device = settings.image.asked_device
-        chosen = replace(chosen, device=device)
-        placed(chosen, settings.servers, gpus_for(device), os.environ, local_workers(options))
-    alone = on_cpu and not chosen.ray_address
-    for part in placed(chosen, settings.servers, (), os.environ) if alone else [chosen]:
+        chosen = replace(chosen, device=settings.image.asked_device)
+        placed(chosen, settings.servers, gpus_for(chosen.device), os.environ, local_workers(options))
+    elif not chosen.ray_address:
+        parts = placed(chosen, settings.servers, (), os.environ)
+    for part in parts:
         free_port(part.host, part.port)
 
 
@@ -169,17 +162,15 @@ def nodes_start(
     )
     if on_cpu:
         require_cpu_backend(chosen)
-    sizes = (chosen.tp_size or 1, chosen.pp_size or 1, chosen.dp_size or 1)
-    count = len(launcher.nodes)
-    layout = node_layout(count, tp_size=sizes[0], pp_size=sizes[1], dp_size=sizes[2], options=options)
+    tp_size, pp_size, dp_size = chosen.tp_size or 1, chosen.pp_size or 1, chosen.dp_size or 1
+    layout = node_layout(len(launcher.nodes), tp_size=tp_size, pp_size=pp_size, dp_size=dp_size, options=options)
     return NodesStart(launcher, layout, settings.install_on_nodes)
 
 
 def node_notes(settings: LaunchSettings) -> tuple[str, ...]:
     """Return the notes of a plan on the nodes of a server that is started; none for this machine alone."""
-    if settings.action != "start" or settings.api_server:
-        return ()
-    if (nodes := nodes_start(settings, chosen_server(settings), on_cpu=False)) is None:
+    is_started = settings.action == "start" and not settings.api_server
+    if (nodes := nodes_start(settings, chosen_server(settings), on_cpu=False) if is_started else None) is None:
         return ()
     launcher, layout = nodes.launcher, nodes.layout
     first, second, *more = launcher.nodes
@@ -203,10 +194,8 @@ def container_notes(settings: LaunchSettings) -> tuple[str, ...]:
     image = container_of(engine, settings.image, device)
     tried = f"tried {engine.tried}" if engine.tried else "this engine was not tried by cm4vllm"
     chosen = replace(chosen_server(settings, model=_ANY_FOLDER), device=device)
-    words = container_words(
-        server_container(image, chosen), arguments.server_argv(Path(settings.image.python), chosen, "PORT")
-    )
-    line = shlex.join(words).replace(_ANY_FOLDER, "MODEL")
+    argv = arguments.server_argv(Path(settings.image.python), chosen, "PORT")
+    line = shlex.join(container_words(server_container(image, chosen), argv)).replace(_ANY_FOLDER, "MODEL")
     return (
         f"{image.image}: {f'on this machine, {image.digest}' if image.digest else 'not on this machine: pulled'}",
         f"run by {engine.name} {image.engine_version} ({tried}), for {device}:",

@@ -17,12 +17,12 @@ from cm4vllm.records.vllm.given_options import given_options, whole_number
 from cm4vllm.records.vllm.options import Options, fit_to_release, read_options
 from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
-from cm4vllm.serving.clusters.launchers.choice import node_count
+from cm4vllm.serving.clusters.launchers import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, placed
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import with_host_memory
-from cm4vllm.serving.installation.packages import packages_of
+from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start
 from cm4vllm.serving.options import arguments
@@ -77,9 +77,13 @@ def _with_host_memory(
     settings: LaunchSettings, chosen: arguments.ServerSettings, preset: Preset | None
 ) -> arguments.ServerSettings:
     """Return the settings with the KV cache that the host's free memory allows where none is given."""
-    model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     sequences = chosen.max_num_seqs or whole_number(preset.options if preset else {}, "max-num-seqs") or _SEQUENCES
-    return with_host_memory(chosen, model, servers=settings.servers, sequences=sequences, longest=_longest(settings))
+    sizes = {"servers": settings.servers, "sequences": sequences, "longest": _longest(settings)}
+    return with_host_memory(chosen, _model(settings), **sizes)
+
+
+def _model(settings: LaunchSettings) -> ModelRecord | None:
+    return read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
 
 
 def _on_nodes(chosen: arguments.ServerSettings, nodes: NodesStart) -> arguments.ServerSettings:
@@ -94,8 +98,13 @@ def _on_nodes(chosen: arguments.ServerSettings, nodes: NodesStart) -> arguments.
 
 def described(servers: Planned) -> ServerRecord:
     """Return the record of the servers that would be started, without what only one that answers can tell."""
-    image = servers.image
+    image, argv, nodes = servers.image, servers.words, list[NodeRecord]()
     packages = image.packages if image else packages_of(servers.python)
+    if servers.nodes is not None:
+        launcher = servers.nodes.launcher
+        nodes = [NodeRecord(name=name, launcher=launcher.name) for name in launcher.nodes]
+        # The options of the head, as far as they are known before it starts: without its ports.
+        argv = [*argv, *servers.nodes.layout.options(0, launcher.address(launcher.nodes[0]), ("{port}", "{port}"))]
     first, *members = [
         ServerRecord(
             endpoint="",
@@ -104,10 +113,8 @@ def described(servers: Planned) -> ServerRecord:
             max_model_len=0,
             version="",
             owned=True,
-            argv=[*servers.words, *_head_options(servers.nodes)],
-            nodes=[NodeRecord(name=name, launcher=servers.nodes.launcher.name) for name in servers.nodes.launcher.nodes]
-            if servers.nodes
-            else [],
+            argv=argv,
+            nodes=nodes,
             env=arguments.server_env(part),
             container=server_container(image.container, part) if image else None,
             niceness=arguments.niceness(part),
@@ -118,20 +125,10 @@ def described(servers: Planned) -> ServerRecord:
     return replace(first, members=members)
 
 
-def _head_options(nodes: NodesStart | None) -> list[str]:
-    """Return the options of the head, as far as they are known before it starts: without its ports."""
-    if nodes is None:
-        return []
-    return nodes.layout.options(0, nodes.launcher.address(nodes.launcher.nodes[0]), ("{port}", "{port}"))
-
-
 def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Preset | None:
-    model = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else chosen.model
-    preset = (
-        preset_named(settings.preset)
-        if settings.preset
-        else preset_for(chosen.device, model, settings.gpu_name, settings.gpu_count)
-    )
+    model, gpu = _model(settings), (settings.gpu_name, settings.gpu_count)
+    name = model.name if model else chosen.model
+    preset = preset_named(settings.preset) if settings.preset else preset_for(chosen.device, name, *gpu)
     if preset is not None:
         words = option_words(arguments.preset_options(preset, chosen))
         say(f"options of the preset {preset.name}: {' '.join(words) or 'none, all are given'}")
@@ -177,11 +174,10 @@ def _is_known(settings: LaunchSettings) -> bool:
 def _words(chosen: arguments.ServerSettings, python: Path, preset: Preset | None, options: Options | None) -> list[str]:
     """Return the command line as the installed vLLM takes it, and tell what was changed for that."""
     words = arguments.server_argv(python, chosen, preset=preset)
-    if options is None:
-        say("note: the options of this vLLM are not known: they are not checked before it starts")
-        return words
     program = words.index("serve") + 1
-    done, notes = fit_to_release(words[program:], options)
+    done, notes = words[program:], ["the options of this vLLM are not known: they are not checked before it starts"]
+    if options is not None:
+        done, notes = fit_to_release(done, options)
     for note in notes:
         say(f"note: {note}")
     return [*words[:program], *done]
@@ -189,7 +185,7 @@ def _words(chosen: arguments.ServerSettings, python: Path, preset: Preset | None
 
 def _server_settings(settings: LaunchSettings) -> arguments.ServerSettings:
     """Return the settings of the server for its model, with the options that its benchmark requires."""
-    model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
+    model = _model(settings)
     if model is not None:
         if not Path(model.path).is_dir():
             raise ModelError(
@@ -209,18 +205,15 @@ def _server_settings(settings: LaunchSettings) -> arguments.ServerSettings:
             f"--device={settings.device}, but the vLLM that is installed computes on {server_settings.device}",
             remedy="leave --device out, or the --adr that chose this vLLM",
         )
-    if _is_known(settings):
-        rules = benchmark_terms(settings.round, settings.benchmark)
-        server_settings = replace(server_settings, required=rules.server_options)
-    return server_settings
+    rules = benchmark_terms(settings.round, settings.benchmark) if _is_known(settings) else None
+    return replace(server_settings, required=rules.server_options) if rules else server_settings
 
 
 def _longest(settings: LaunchSettings) -> int:
     """Return the tokens of the longest prompt with its answer; 0 where no dataset or no limit is known."""
     records = (settings.dataset_record, settings.performance_dataset_record, settings.compliance_dataset_record)
-    names = [name for name in records if name]
-    if not names or not _is_known(settings):
+    if not any(records) or not _is_known(settings):
         return 0
-    longest = max(read_record(Path(name), DatasetRecord).max_input_tokens for name in names)
+    longest = max(read_record(Path(name), DatasetRecord).max_input_tokens for name in records if name)
     rules = benchmark_terms(settings.round, settings.benchmark, Division.parse(settings.division))
     return longest + rules.max_tokens if rules.max_tokens else 0

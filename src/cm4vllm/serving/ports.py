@@ -41,10 +41,9 @@ def free_port(host: str, port: int) -> int:
                 remedy="give --port a number from 1024 to 65535, or leave it out",
             ) from error
         except OSError as error:
-            holder = port_holder(port)
             raise PortInUse(
                 f"port {port} is in use",
-                cause=holder or error.strerror or "another program listens there",
+                cause=port_holder(port) or error.strerror or "another program listens there",
                 remedy="leave --port out to have a free one chosen, end that program, or measure it with "
                 f"--api_server=http://{reachable(host)}:{port}",
             ) from error

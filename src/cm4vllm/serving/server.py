@@ -27,11 +27,10 @@ from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord
 from cm4vllm.records.vllm.given_options import given_options
 from cm4vllm.records.vllm.server_needs import uses_ray
-from cm4vllm.serving.clusters.launchers.interface import Launcher
-from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
-from cm4vllm.serving.clusters.node_layout import NodeLayout
-from cm4vllm.serving.clusters.node_processes import node_files, node_reports, start_on_node
+from cm4vllm.serving.clusters.launchers import Launcher
+from cm4vllm.serving.clusters.node_processes import copy_to_nodes, installation, node_files, node_reports, start_on_node
 from cm4vllm.serving.clusters.node_report import require_alike
+from cm4vllm.serving.clusters.placement import NodeLayout
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import (
     removal_words,
@@ -40,7 +39,7 @@ from cm4vllm.serving.containers.server_container import (
     supervised_words,
 )
 from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
-from cm4vllm.serving.installation.packages import packages_of
+from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.options.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.probing.server_access import own_access
@@ -49,8 +48,7 @@ from cm4vllm.serving.probing.server_requests import Site
 from cm4vllm.serving.supervision.death_reasons import LOG_FILE, STATE_FILE, reason_in, reason_on_nodes
 from cm4vllm.serving.supervision.known_failures import known_failure
 from cm4vllm.serving.supervision.logs import advice, progress_line, telling_lines
-from cm4vllm.serving.supervision.orphans import end_orphans
-from cm4vllm.serving.supervision.own_supervisors import GRACE_S, end_supervisors, is_owned, own, say_ready
+from cm4vllm.serving.supervision.own_supervisors import GRACE_S, end_orphans, end_supervisors, is_owned, own, say_ready
 from cm4vllm.serving.supervisor import start_supervised
 
 #: The names of a server's files in its folder.

@@ -13,8 +13,8 @@ with its output in the log, and ends all its descendants (SIGTERM, after grace_s
 It is its descendants' subreaper (prctl(2)): processes whose parents died, as vLLM's engine cores may be, become its
 children instead of init's, so that it finds and reaps all of them. When it is killed itself, the kernel kills them:
 each watches the supervisor's pipe (end_with_supervisor/sitecustomize.py). The name of the pipe in their environment
-also distinguishes our processes from others (orphans.py). In the state file it notes what it started, why it ends that
-as soon as it knows, and how it ended. Only the standard library is imported.
+also distinguishes our processes from others (own_supervisors.py). In the state file it notes what it started, why it
+ends that as soon as it knows, and how it ended. Only the standard library is imported.
 
 A server in a container need not be a descendant: the engine's daemon may have started it. So `last` is the command that
 removes the container, run when the server has been asked to end, and the container itself ends with a named pipe that

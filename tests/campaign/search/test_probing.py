@@ -15,7 +15,7 @@ from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_targ
 from cm4vllm.campaign.search.rate_search import SearchPlan
 from cm4vllm.common.errors import RunFailed, ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.hardware.readiness import MachineLimits
 from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.process.runner import run

@@ -22,8 +22,7 @@ from cm4vllm.loadgen.process.selfcheck import expected_tokens, in_words, self_ch
 from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.rules import Mode, Scenario, terms
-from cm4vllm.serving.clusters.launchers.choice import launcher_of
-from cm4vllm.serving.clusters.launchers.local import LocalLauncher
+from cm4vllm.serving.clusters.launchers import LocalLauncher, launcher_of
 
 
 @pytest.fixture

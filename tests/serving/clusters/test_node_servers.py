@@ -23,9 +23,9 @@ from cm4vllm.common.records import read_record
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.published_server import hosts_of
 from cm4vllm.records.server import NodeRecord, ServerRecord
-from cm4vllm.serving.clusters.launchers.local import LocalLauncher
-from cm4vllm.serving.clusters.node_layout import node_layout
+from cm4vllm.serving.clusters.launchers import LocalLauncher
 from cm4vllm.serving.clusters.node_report import require_alike
+from cm4vllm.serving.clusters.placement import node_layout
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import NodesStart, start_all, stop
@@ -193,7 +193,7 @@ import os, sys, time
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 import test_node_servers as t
-from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
+from cm4vllm.serving.clusters.launchers import chosen_launcher
 launcher = chosen_launcher({launcher!r}, {nodes!r}, os.environ)
 record = t.launch(Path({python!r}), Path({folder!r}), launcher=launcher, tp_size=2)
 print("ready", flush=True)

@@ -10,10 +10,16 @@ import pytest
 from cm4vllm.common.errors import ServerUnreachable, UsageError
 from cm4vllm.common.processors import CpuQuota
 from cm4vllm.records.vllm.options import stored_options
-from cm4vllm.serving.clusters.launchers.local import LocalLauncher
-from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
-from cm4vllm.serving.clusters.node_layout import node_layout
-from cm4vllm.serving.clusters.placement import core_bindings, gpu_groups, in_few_processes, own_cores, placed
+from cm4vllm.serving.clusters.launchers import LocalLauncher
+from cm4vllm.serving.clusters.node_processes import copy_to_nodes, installation
+from cm4vllm.serving.clusters.placement import (
+    core_bindings,
+    gpu_groups,
+    in_few_processes,
+    node_layout,
+    own_cores,
+    placed,
+)
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 from gpu_machines import gpus
 

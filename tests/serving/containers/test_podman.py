@@ -22,7 +22,7 @@ from cm4vllm.serving.containers.server_container import container_options, remov
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import start_all, stop
 from cm4vllm.serving.supervision.death_reasons import death_reason
-from cm4vllm.serving.supervision.server_priority import give_way
+from cm4vllm.serving.supervision.own_supervisors import give_way
 from cm4vllm.serving.supervisor import descendants, title_of
 from host_container import host_container
 

@@ -26,8 +26,7 @@ from cm4vllm.serving.containers.server_container import (
     server_container,
     supervised_words,
 )
-from cm4vllm.serving.installation.install import PROOF
-from cm4vllm.serving.installation.packages import PACKAGES
+from cm4vllm.serving.installation.install import PACKAGES, PROOF
 from cm4vllm.serving.launch_settings import LaunchSettings, container_notes, require_usable
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 

@@ -12,7 +12,7 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
-from cm4vllm.serving.clusters.node_layout import node_layout
+from cm4vllm.serving.clusters.placement import node_layout
 from cm4vllm.serving.fit import advice
 from cm4vllm.serving.fit.advice import AdviceSettings, with_host_memory
 from cm4vllm.serving.fit.layout import GIB, Asked, advise, kv_cache_tokens, table

@@ -8,7 +8,7 @@ from cm4vllm.campaign.planning.run_targets import given_target, run_name
 from cm4vllm.campaign.rehearsal.profile import read_profile
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.units import four_digits
-from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.hardware.readiness import MachineLimits
 from cm4vllm.loadgen.limits import Demand, Load, highest_rate, load_of, needs
 from cm4vllm.loadgen.settings import in_flight_of, longest_answer
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES, user_conf

@@ -24,7 +24,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import discard, staged_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import read_record, remove_record, write_record
-from cm4vllm.hardware.machine_limits import machine_limits
+from cm4vllm.hardware.readiness import machine_limits
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.limits import demand_of, highest_rate
 from cm4vllm.loadgen.measurement import RunInputs, settings_of

@@ -1,9 +1,9 @@
 """The accelerator_ keys of a system description, from the GPUs that serve and the table of known hardware."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
-from cm4vllm.hardware.gpus.interconnect import interconnect
 from cm4vllm.hardware.gpus.used_gpus import UsedGpu
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.records.known_hardware import accelerator
@@ -27,9 +27,8 @@ def serving(gpus: Sequence[GpuFacts], used: Sequence[str] | None) -> list[UsedGp
     """Return the GPUs, or MIG parts of them, whose UUIDs are among `used`; all GPUs where it is None."""
     if used is None:
         return [UsedGpu(gpu) for gpu in gpus]
-    parts = [UsedGpu(gpu, part) for gpu in gpus for part in (*gpu.mig_devices, *gpu.partitions)]
-    everything = [UsedGpu(gpu) for gpu in gpus] + parts
-    return [accelerator for accelerator in everything if accelerator.uuid in used]
+    wholes, parts = serving(gpus, None), [UsedGpu(gpu, p) for gpu in gpus for p in (*gpu.mig_devices, *gpu.partitions)]
+    return [accelerator for accelerator in (*wholes, *parts) if accelerator.uuid in used]
 
 
 def accelerator_keys(parts: Sequence[UsedGpu]) -> dict[str, str]:
@@ -108,8 +107,7 @@ def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:
 def _model(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> str:
     profiles = Counter(part.part.profile for part in parts if part.part and part.gpu.uuid == gpu.uuid)
     named = ", ".join(f"{count}x {profile}" for profile, count in sorted(profiles.items()))
-    kind = "partitions" if gpu.partitions else "MIG"
-    return f"{gpu.name} ({kind} {named})" if named else gpu.name
+    return f"{gpu.name} ({'partitions' if gpu.partitions else 'MIG'} {named})" if named else gpu.name
 
 
 def _is_whole(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> bool:
@@ -137,3 +135,50 @@ def _fits(gpu: GpuFacts) -> bool:
 def _form_factor(gpu: GpuFacts) -> str:
     row = accelerator(gpu.name)
     return f"form factor {row.form_factor}" if row and row.form_factor else ""
+
+
+_NONE = "N/A"
+#: The farthest way that two GPUs take over PCIe, the nearest first (`nvidia-smi topo -m`).
+_PATHS = {
+    "same board": "PCIe: on one board",
+    "PIX": "PCIe: behind one switch",
+    "PXB": "PCIe: behind several switches",
+    "PHB": "PCIe: through one host bridge",
+    "NODE": "PCIe: within one NUMA node",
+    "SYS": "PCIe: across NUMA nodes, through the processors' interconnect",
+}
+
+
+def interconnect(gpus: Sequence[GpuFacts]) -> tuple[str, str]:
+    """Return accelerator_interconnect and its topology for GPUs that serve together; empty where it is not known."""
+    if len(gpus) == 1:
+        return _NONE, _NONE
+    if all(gpu.links for gpu in gpus):
+        return _links(gpus[0]), _link_topology(gpus)
+    ways = [path for gpu in gpus for other in gpus if (path := gpu.paths.get(other.uuid))]
+    if any(gpu.links for gpu in gpus) or not ways:
+        return "", ""
+    return gpus[0].pcie or "PCIe", _PATHS[max(ways, key=list(_PATHS).index)]
+
+
+def _links(gpu: GpuFacts) -> str:
+    """Return for example '18x NVLink 4, 900 GB/s': the count as detected, generation and rate from the table."""
+    count, row = sum(gpu.links.values()), accelerator(gpu.name)
+    name = row.links if row and row.links.startswith(gpu.link_name) else gpu.link_name
+    whole = f"{count}x {name}" if gpu.link_name == "NVLink" else name
+    return f"{whole}, {row.links_gb_per_s} GB/s" if row and row.links_gb_per_s and name == row.links else whole
+
+
+def _link_topology(gpus: Sequence[GpuFacts]) -> str:
+    """Return in words how the GPUs are linked, empty where it is not known."""
+    if all("switch" in gpu.links for gpu in gpus):
+        return "NVSwitch: every GPU reaches every other"
+    if any("unknown" in gpu.links for gpu in gpus):
+        return ""
+    own = {gpu.uuid for gpu in gpus}
+    if all(own - {gpu.uuid} <= gpu.links.keys() for gpu in gpus):
+        return "direct links between all GPUs"
+    pairs = {frozenset((gpu.uuid, other)) for gpu in gpus for other in gpu.links if other in own}
+    if not pairs:
+        return "no direct links among the GPUs that serve"
+    return f"direct links between {len(pairs)} of {math.comb(len(gpus), 2)} pairs of GPUs, the others over PCIe"

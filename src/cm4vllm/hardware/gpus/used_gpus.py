@@ -50,8 +50,7 @@ VISIBLE = tuple(dict.fromkeys(name for vendor in vendors() for each in vendor.fi
 
 def server_variables(device: str) -> tuple[str, ...]:
     """Return the variables that choose the GPUs of a server for a device; those of the first vendor for another one."""
-    vendor = next((vendor for vendor in vendors() if vendor.device == device), vendors()[0])
-    return vendor.filters[-1].names
+    return next((vendor for vendor in vendors() if vendor.device == device), vendors()[0]).filters[-1].names
 
 
 def visible_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[UsedGpu]:
@@ -72,8 +71,7 @@ def visible_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[UsedG
                 "by their numbers",
             )
         used.append(given.used)
-    parts = [each for each in used if each.part in each.gpu.mig_devices]
-    return parts[:1] or used
+    return [each for each in used if each.part in each.gpu.mig_devices][:1] or used
 
 
 def given_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[VisibleGpu]:
@@ -87,8 +85,7 @@ def given_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[Visible
     left = _built_in(gpus)
     for each in _filters(gpus):
         left = [VisibleGpu(str(place), visible.used) for place, visible in enumerate(left)]
-        value = _value(each, env)
-        if value is not None:
+        if (value := _value(each, env)) is not None:
             by_bus = not each.order_variable or env.get(each.order_variable) == "PCI_BUS_ID"
             left = _chosen(left, value, each, numbers_follow_bus=by_bus or len({gpu.name for gpu in gpus}) == 1)
     if not _set(gpus, env):
@@ -116,12 +113,8 @@ def least_memory(used: Sequence[UsedGpu]) -> tuple[float, str]:
 
     They are 0 where nothing is known of any GPU.
     """
-    known = [_memory_to_plan(each) for each in used]
-    return min(filter(None, known), default=(0.0, next((_why_not(each) for each in used), "")))
-
-
-def _why_not(used: UsedGpu) -> str:
-    return f"not detected ({used.gpu.unanswered.get(MEMORY, 'not stated')})"
+    why_not = [f"not detected ({each.gpu.unanswered.get(MEMORY, 'not stated')})" for each in used]
+    return min(filter(None, map(_memory_to_plan, used)), default=(0.0, "".join(why_not[:1])))
 
 
 def _memory_to_plan(used: UsedGpu) -> tuple[float, str] | None:
@@ -136,13 +129,7 @@ def _memory_to_plan(used: UsedGpu) -> tuple[float, str] | None:
 
 def _built_in(gpus: Sequence[GpuFacts]) -> list[VisibleGpu]:
     """Return what a driver numbers: GPUs, of one with MIG the first part, of a parted one of AMD each partition."""
-    used = [
-        each
-        for gpu in gpus
-        for each in (
-            [UsedGpu(gpu, part) for part in gpu.partitions] or [UsedGpu(gpu, next(iter(gpu.mig_devices), None))]
-        )
-    ]
+    used = [UsedGpu(gpu, part) for gpu in gpus for part in (*gpu.partitions, *gpu.mig_devices[:1]) or (None,)]
     return [VisibleGpu(str(place), each) for place, each in enumerate(used)]
 
 
@@ -168,15 +155,14 @@ def _set(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> dict[str, str]:
 def _chosen(left: Sequence[VisibleGpu], value: str, each: Filter, *, numbers_follow_bus: bool) -> list[VisibleGpu]:
     """Return those of `left` that the value of a variable names, up to the first word that names none."""
     chosen: dict[str, VisibleGpu] = {}
-    words = value.split(",")
+    words = [word.strip() if each.loose else word for word in value.split(",")]
     for word in words:
-        word = word.strip() if each.loose else word
-        if each.loose and _kind(word) != _kind(words[0].strip()):  # CUDA takes numbers or UUIDs, not both
+        if each.loose and _kind(word) != _kind(words[0]):  # CUDA takes numbers or UUIDs, not both
             break
         named = _numbered(word, left, each) if not _kind(word) else _by_uuid(word, left, each)
         if named is None:
             break
-        if named.used is not None and not (_kind(word) or numbers_follow_bus):
+        if not (_kind(word) or numbers_follow_bus):
             named = VisibleGpu(named.word, None)
         key = named.word if named.used is None else named.used.uuid
         if key in chosen and each.repeated_hides:
@@ -197,12 +183,10 @@ def _numbered(word: str, left: Sequence[VisibleGpu], each: Filter) -> VisibleGpu
 def _by_uuid(word: str, left: Sequence[VisibleGpu], each: Filter) -> VisibleGpu | None:
     """Return the GPU, or MIG part, whose UUID alone begins with a word."""
     gpus = {visible.used.gpu.uuid: visible.used.gpu for visible in left if visible.used}
-    everything = [UsedGpu(gpu, next(iter(gpu.mig_devices), None)) for gpu in gpus.values()]
+    known = [(gpu.uuid, UsedGpu(gpu, next(iter(gpu.mig_devices), None))) for gpu in gpus.values()]
     if word.startswith("MIG-"):  # MIG-<UUID>; before driver 470 MIG-<GPU's UUID>/<GPU instance>/<compute instance>
-        everything = [UsedGpu(gpu, part) for gpu in gpus.values() for part in gpu.mig_devices]
-        matching = [used for used in everything if used.uuid.lower().startswith(word.lower())]
-    else:
-        matching = [used for used in everything if used.gpu.uuid.lower().startswith(word.lower())]
+        known = [(part.uuid, UsedGpu(gpu, part)) for gpu in gpus.values() for part in gpu.mig_devices]
+    matching = [used for uuid, used in known if uuid.lower().startswith(word.lower())]
     if not matching and not each.loose:  # ROCr's UUID is a serial number, which is not recorded
         return VisibleGpu(word, None)
     return VisibleGpu(word, matching[0]) if len(matching) == 1 else None

@@ -18,14 +18,12 @@ from msgspec.structs import replace
 
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import write_sample_file
-from cm4vllm.hardware.gpus.throttling import throttled
-from cm4vllm.hardware.machine_samples import MachineSample, machine_sample, read_machine_samples
+from cm4vllm.hardware.machine_samples import MachineSample, machine_sample, read_machine_samples, throttled
 from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.records.run import MachineLoad
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.vllm.server_needs import uses_ray
-from cm4vllm.serving.clusters.launchers.choice import launcher_of
-from cm4vllm.serving.clusters.launchers.interface import Launcher
+from cm4vllm.serving.clusters.launchers import Launcher, launcher_of
 from cm4vllm.serving.clusters.node_processes import node_program
 from cm4vllm.serving.supervisor import descendants
 

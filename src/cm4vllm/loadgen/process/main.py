@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 
 from cm4vllm import __version__
-from cm4vllm.assets.samples.media_files import require_media
+from cm4vllm.assets.samples.published_formats import require_media
 from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.files import write_text
 from cm4vllm.common.programs.processes import die_with_parent, raise_open_files
 from cm4vllm.common.records import read_record
-from cm4vllm.hardware.machine_limits import machine_limits
+from cm4vllm.hardware.readiness import machine_limits
 from cm4vllm.loadgen.limits import demand_of, needs
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
 from cm4vllm.loadgen.process.sample_library import SampleLibrary, library_of, read_rows

@@ -14,7 +14,7 @@ from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.hardware.energy_counters import EnergyWatch, energy_watched
-from cm4vllm.hardware.gpus.gpu_samples import gpus_sampled
+from cm4vllm.hardware.machine_samples import gpus_sampled
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces, remove_answers
@@ -42,7 +42,7 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode
 from cm4vllm.serving.probing.server_metrics import MetricsWatch, sampled
 from cm4vllm.serving.probing.server_requests import sites_of
-from cm4vllm.serving.supervision.server_priority import give_way
+from cm4vllm.serving.supervision.own_supervisors import give_way
 from cm4vllm.serving.supervisor import descendants
 
 USER_CONF = "user.conf"

@@ -3,8 +3,8 @@
 import math
 import re
 import shlex
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -19,7 +19,7 @@ from cm4vllm.common.settings import Bounds, Key, Settings
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.vllm.options import split_options
 from cm4vllm.serving.clusters.kubernetes_schemas import check_objects
-from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
+from cm4vllm.serving.clusters.placement import NodeLayout, node_layout
 from cm4vllm.serving.options.arguments import ServerSettings, secret_env, server_argv, with_extra_options
 
 MANIFEST_FILE = "manifests.yaml"
@@ -38,7 +38,6 @@ _SAID_BY_LLM_D = ("--served-model-name", "--host", "--port", "--tensor-parallel-
 
 #: The labels of pods of a LeaderWorkerSet, and of its leader (kubernetes-sigs/lws, leaderworkerset_types.go).
 _LWS, _LWS_GROUP = "leaderworkerset.sigs.k8s.io", "leaderworkerset.x-k8s.io"
-_LEADER = {f"{_LWS}/worker-index": "0"}
 
 #: How long a pod may load, in seconds, where the inputs do not set it.
 _START_TIMEOUT_S = 1800
@@ -78,32 +77,19 @@ class PodSettings(Settings, frozen=True, kw_only=True):
     version: Annotated[str, Key("CM_KUBERNETES_VERSION")] = ""
 
     @property
-    def stages(self) -> int:
-        """The number of pipeline stages."""
-        return 1 if self.pp_size is None else self.pp_size
-
-    @property
     def pods(self) -> int:
         """The number of pods that one server is spread over; 0 where it is not a number."""
         return whole_number(self.nodes or 1) or 0
 
     @property
-    def most_start_s(self) -> float:
-        """The seconds after which a pod that still loads is started again."""
-        return _START_TIMEOUT_S if self.start_timeout_s is None else self.start_timeout_s
-
-    @property
     def claim(self) -> tuple[str, str]:
         """The claim and the path on it, empty for a model of a hub."""
-        if not self.model.startswith("pvc://"):
-            return "", ""
         claim, _, path = self.model.removeprefix("pvc://").partition("/")
-        return claim, path
+        return (claim, path) if self.model.startswith("pvc://") else ("", "")
 
     @property
     def object_name(self) -> str:
-        last = self.model.rstrip("/").rpartition("/")[2].lower()
-        return self.name or re.sub(r"[^a-z0-9]+", "-", last)[:63].strip("-")
+        return self.name or re.sub(r"[^a-z0-9]+", "-", PurePath(self.model).name.lower())[:63].strip("-")
 
 
 class ManifestExports(Settings, frozen=True, kw_only=True):
@@ -127,13 +113,9 @@ def manifests(pod: PodSettings) -> list[dict[str, Any]]:
         )
     words = server_argv(Path("python"), server, PORT)
     arguments = words[words.index("serve") + 1 :]
-    if pod.kind == "llm-d":
-        return [_llm_inference_service(pod, server, arguments)]
-    if pod.kind == "kserve":
-        return [_inference_service(pod, server, arguments)]
-    if pod.kind == "leader-worker-set":
-        return [_leader_worker_set(pod, server, arguments), _service(pod, _LEADER | {f"{_LWS}/name": pod.object_name})]
-    return [_deployment(pod, server, arguments), _service(pod, _labels(pod))]
+    of_leader = {f"{_LWS}/worker-index": "0", f"{_LWS}/name": pod.object_name}
+    services = {"deployment": [_service(pod, _labels(pod))], "leader-worker-set": [_service(pod, of_leader)]}
+    return [_OBJECTS[pod.kind](pod, server, arguments), *services.get(pod.kind, [])]
 
 
 def write_manifests(pod: PodSettings) -> ManifestExports:
@@ -179,8 +161,7 @@ def _check(pod: PodSettings) -> None:
             cause="KServe fetches the model itself, with the token of its own service account",
             remedy="attach the Secret to that service account and leave the input out",
         )
-    spread = pod.kind == "leader-worker-set"
-    if pod.pods < 1 or (pod.pods > 1) is not spread:
+    if pod.pods < 1 or (pod.pods > 1) is not (pod.kind == "leader-worker-set"):
         raise UsageError(
             f"--nodes={pod.nodes or 1} does not fit the variation _{pod.kind}",
             cause="_leader-worker-set spreads one server over 2 or more pods, the other variations over none",
@@ -191,19 +172,21 @@ def _check(pod: PodSettings) -> None:
 def _server_settings(pod: PodSettings) -> ServerSettings:
     # A pod listens on every address of its own, at one port; its model is compiled unless the user says otherwise.
     claim, path = pod.claim
-    asked = replace(
-        pod.server,
-        name=pod.server.name or pod.model.removeprefix("pvc://").rstrip("/").rpartition("/")[2],
-        model=f"{MODEL_MOUNT}/{path}".rstrip("/") if claim else pod.model,
-        host="0.0.0.0",  # noqa: S104 - a pod's own network namespace
-        enforce_eager=bool(pod.server.enforce_eager),
+    return with_extra_options(
+        replace(
+            pod.server,
+            name=pod.server.name or pod.model.removeprefix("pvc://").rstrip("/").rpartition("/")[2],
+            model=f"{MODEL_MOUNT}/{path}".rstrip("/") if claim else pod.model,
+            host="0.0.0.0",  # noqa: S104 - a pod's own network namespace
+            enforce_eager=bool(pod.server.enforce_eager),
+        )
     )
-    return with_extra_options(asked)
 
 
-def _metadata(pod: PodSettings, **more: Any) -> dict[str, Any]:
+def _object(pod: PodSettings, version: str, kind: str, spec: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     space = {"namespace": pod.namespace} if pod.namespace else {}
-    return {"name": pod.object_name, **space, "labels": _labels(pod), **more}
+    metadata = {"name": pod.object_name, **space, "labels": _labels(pod), **more}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _labels(pod: PodSettings) -> dict[str, str]:
@@ -211,24 +194,21 @@ def _labels(pod: PodSettings) -> dict[str, str]:
 
 
 def _resources(pod: PodSettings, server: ServerSettings) -> dict[str, Any]:
-    asked = {key: value for key, value in (("cpu", pod.cpu), ("memory", pod.memory)) if value}
-    gpus = {pod.gpu_resource: str(server.workers // pod.pods)}
-    return {"limits": {**asked, **gpus}, "requests": {**asked, **gpus}}
+    asked = {"cpu": pod.cpu, "memory": pod.memory, pod.gpu_resource: str(server.workers // pod.pods)}
+    given = {key: value for key, value in asked.items() if value}
+    return {"limits": given, "requests": dict(given)}
 
 
 def _environment(pod: PodSettings) -> list[dict[str, Any]]:
-    settings = [
+    secret = {"secretKeyRef": {"name": pod.hf_token_secret_name, "key": "HF_TOKEN"}}
+    return [
         {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
         {"name": "DO_NOT_TRACK", "value": "1"},
         # The client keeps its connections open between the runs of a campaign.
         {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": "600"},
+        *([{"name": "HF_HUB_OFFLINE", "value": "1"}] if pod.claim[0] else []),
+        *([{"name": "HF_TOKEN", "valueFrom": secret}] if pod.hf_token_secret_name and not pod.claim[0] else []),
     ]
-    if pod.claim[0]:
-        return [*settings, {"name": "HF_HUB_OFFLINE", "value": "1"}]
-    if pod.hf_token_secret_name:
-        secret = {"secretKeyRef": {"name": pod.hf_token_secret_name, "key": "HF_TOKEN"}}
-        return [*settings, {"name": "HF_TOKEN", "valueFrom": secret}]
-    return settings
 
 
 def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, arguments: list[str]) -> dict[str, Any]:
@@ -238,8 +218,7 @@ def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, argument
     if pod.claim[0]:
         mounts.append({"name": "model", "mountPath": MODEL_MOUNT, "readOnly": True})
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": pod.claim[0], "readOnly": True}})
-    health = {"httpGet": {"path": "/health", "port": PORT}}
-    period = 10
+    health, period = {"httpGet": {"path": "/health", "port": PORT}}, 10
     return {
         "containers": [
             {
@@ -253,7 +232,7 @@ def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, argument
                 "startupProbe": {
                     **health,
                     "periodSeconds": period,
-                    "failureThreshold": math.ceil(pod.most_start_s / period),
+                    "failureThreshold": math.ceil((pod.start_timeout_s or _START_TIMEOUT_S) / period),
                 },
                 "readinessProbe": {**health, "periodSeconds": period},
                 "volumeMounts": mounts,
@@ -265,27 +244,19 @@ def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, argument
 
 
 def _deployment(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _metadata(pod),
-        "spec": {
-            "replicas": pod.replicas,
-            "selector": {"matchLabels": _labels(pod)},
-            # The GPUs of the old pod are free before the new one asks for them.
-            "strategy": {"type": "Recreate"},
-            "template": {"metadata": {"labels": _labels(pod)}, "spec": _pod_spec(pod, server, "vllm", arguments)},
-        },
+    spec = {
+        "replicas": pod.replicas,
+        "selector": {"matchLabels": _labels(pod)},
+        # The GPUs of the old pod are free before the new one asks for them.
+        "strategy": {"type": "Recreate"},
+        "template": {"metadata": {"labels": _labels(pod)}, "spec": _pod_spec(pod, server, "vllm", arguments)},
     }
+    return _object(pod, "apps/v1", "Deployment", spec)
 
 
 def _service(pod: PodSettings, selector: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(pod),
-        "spec": {"selector": dict(selector), "ports": [{"name": "http", "port": PORT, "targetPort": PORT}]},
-    }
+    ports = [{"name": "http", "port": PORT, "targetPort": PORT}]
+    return _object(pod, "v1", "Service", {"selector": dict(selector), "ports": ports})
 
 
 def _leader_worker_set(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:
@@ -294,7 +265,7 @@ def _leader_worker_set(pod: PodSettings, server: ServerSettings, arguments: list
     The controller gives each pod the variables LWS_LEADER_ADDRESS and LWS_WORKER_INDEX, which Kubernetes puts into
     the arguments.
     """
-    layout = node_layout(pod.pods, tp_size=server.tp_size or 1, pp_size=pod.stages, dp_size=server.dp_size or 1)
+    layout = node_layout(pod.pods, tp_size=server.tp_size or 1, pp_size=pod.pp_size or 1, dp_size=server.dp_size or 1)
     own = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     leader = _pod_spec(pod, server, "vllm", [*arguments, *layout.options(0, "$(VLLM_HOST_IP)", _GROUP_PORTS)])
     worker = _pod_spec(pod, server, "vllm", arguments)
@@ -304,21 +275,15 @@ def _leader_worker_set(pod: PodSettings, server: ServerSettings, arguments: list
         del container[name]
     for spec in (leader, worker):
         spec["containers"][0]["env"].append(own)
-    return {
-        "apiVersion": f"{_LWS_GROUP}/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": _metadata(pod),
-        "spec": {
-            "replicas": pod.replicas,
-            "leaderWorkerTemplate": {
-                "size": pod.pods,
-                # vLLM's processes cannot go on when one of them has ended.
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": {"metadata": {"labels": _labels(pod)}, "spec": leader},
-                "workerTemplate": {"metadata": {"labels": _labels(pod)}, "spec": worker},
-            },
-        },
+    template = {
+        "size": pod.pods,
+        # vLLM's processes cannot go on when one of them has ended.
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": {"metadata": {"labels": _labels(pod)}, "spec": leader},
+        "workerTemplate": {"metadata": {"labels": _labels(pod)}, "spec": worker},
     }
+    spec = {"replicas": pod.replicas, "leaderWorkerTemplate": template}
+    return _object(pod, f"{_LWS_GROUP}/v1", "LeaderWorkerSet", spec)
 
 
 def _worker_command(arguments: list[str], layout: NodeLayout) -> dict[str, list[str]]:
@@ -329,27 +294,18 @@ def _worker_command(arguments: list[str], layout: NodeLayout) -> dict[str, list[
     if step == 1:
         words[place] = "$(LWS_WORKER_INDEX)"
         return {"command": ["vllm", "serve"], "args": [*arguments, *words]}
+    del words[place - 1 : place + 1]
     # $$ is a dollar sign for the shell, which Kubernetes does not read as a variable of its own.
-    rank = f"$$((LWS_WORKER_INDEX * {step}))"
-    rest = [*words[: place - 1], *words[place + 1 :]]
-    return {"command": ["sh", "-c"], "args": [f'exec vllm serve "$@" {option} {rank}', "vllm", *arguments, *rest]}
+    line = f'exec vllm serve "$@" {option} $$((LWS_WORKER_INDEX * {step}))'
+    return {"command": ["sh", "-c"], "args": [line, "vllm", *arguments, *words]}
 
 
 def _inference_service(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:
     # Plain pods, as many all the time: a benchmark's system does not change its size while it is measured.
-    mode = {"serving.kserve.io/deploymentMode": "Standard"}
-    return {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": _metadata(pod, annotations=mode),
-        "spec": {
-            "predictor": {
-                "minReplicas": pod.replicas,
-                "maxReplicas": pod.replicas,
-                **_pod_spec(pod, server, "kserve-container", arguments),
-            }
-        },
-    }
+    sizes = {"minReplicas": pod.replicas, "maxReplicas": pod.replicas}
+    spec = {"predictor": {**sizes, **_pod_spec(pod, server, "kserve-container", arguments)}}
+    plain = {"serving.kserve.io/deploymentMode": "Standard"}
+    return _object(pod, "serving.kserve.io/v1beta1", "InferenceService", spec, annotations=plain)
 
 
 def _llm_inference_service(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:
@@ -359,23 +315,27 @@ def _llm_inference_service(pod: PodSettings, server: ServerSettings, arguments: 
     """
     options = (option for option in split_options(arguments[1:])[1] if option.name not in _SAID_BY_LLM_D)
     words = shlex.join(word for option in options for word in option.words)
-    container: dict[str, Any] = {
+    container = {
         "name": "main",
         "env": [*_environment(pod), {"name": "VLLM_ADDITIONAL_ARGS", "value": words}],
         "resources": _resources(pod, server),
+        **({"image": pod.image} if pod.image else {}),
     }
-    if pod.image:
-        container["image"] = pod.image
-    parallelism = {"tensor": server.tp_size or 1, "pipeline": pod.stages}
-    return {
-        "apiVersion": "serving.kserve.io/v1alpha2",
-        "kind": "LLMInferenceService",
-        "metadata": _metadata(pod),
-        "spec": {
-            "model": {"uri": pod.model if pod.claim[0] else f"hf://{pod.model}", "name": server.name},
-            "replicas": pod.replicas,
-            "parallelism": {key: value for key, value in parallelism.items() if value > 1},
-            "router": {"gateway": {}, "route": {}, "scheduler": {}},
-            "template": {"containers": [container], **_NO_SERVICE_LINKS},
-        },
+    parallelism = {"tensor": server.tp_size or 1, "pipeline": pod.pp_size or 1}
+    spec = {
+        "model": {"uri": pod.model if pod.claim[0] else f"hf://{pod.model}", "name": server.name},
+        "replicas": pod.replicas,
+        "parallelism": {key: value for key, value in parallelism.items() if value > 1},
+        "router": {"gateway": {}, "route": {}, "scheduler": {}},
+        "template": {"containers": [container], **_NO_SERVICE_LINKS},
     }
+    return _object(pod, "serving.kserve.io/v1alpha2", "LLMInferenceService", spec)
+
+
+#: The objects that serve, of each kind of description.
+_OBJECTS: Mapping[_Kind, Callable[[PodSettings, ServerSettings, list[str]], dict[str, Any]]] = {
+    "deployment": _deployment,
+    "leader-worker-set": _leader_worker_set,
+    "kserve": _inference_service,
+    "llm-d": _llm_inference_service,
+}

@@ -108,8 +108,7 @@ def _definition(source: Path, repository: str, name: str) -> Mapping[str, Any]:
         text = text_of(source / name)
     elif git is not None:
         with objects_of(git, remedy=remedy) as objects:
-            commit = objects.commit("HEAD") or "HEAD"
-            text = objects.read(objects.files(commit, [name])[name]).decode()
+            text = objects.read(objects.files(objects.commit("HEAD") or "HEAD", [name])[name]).decode()
     else:
         raise SourceUnavailable(f"{source} has no {name}", remedy=remedy)
     # A chart's template: lines of Helm's own are not YAML.

@@ -21,7 +21,7 @@ from cm4vllm.common.processors import usable_processors
 from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.records.node import NodeReport
-from cm4vllm.serving.installation.packages import packages_of
+from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.ports import free_port
 
 #: Files up to this size count by their content, larger ones by name and size: weights may be 1 TB.
@@ -137,8 +137,7 @@ def _difference(reports: Mapping[str, NodeReport], value: Callable[[NodeReport],
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report of this machine."""
-    report = own_report(Path(arguments[0]), arguments[1])
-    print(MARK + msgspec.json.encode(report).decode(), flush=True)
+    print(MARK + msgspec.json.encode(own_report(Path(arguments[0]), arguments[1])).decode(), flush=True)
     return 0
 
 

@@ -1,7 +1,13 @@
-"""Assignment of cores or GPUs to each server on one machine, and to each of its workers."""
+"""Assignment of cores or GPUs to each server on one machine and to its workers, or of its workers to several nodes.
+
+vLLM starts a process on each node, all with the same options but for the node's rank (vllm/engine/arg_utils.py of
+0.32.0). Engines of data parallelism that fit into a node are distributed with --data-parallel-size-local; groups of
+tensor and pipeline parallelism that cross nodes with --nnodes, which needs no Ray.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -28,9 +34,8 @@ def in_few_processes(settings: ServerSettings, servers: int, cores: int) -> Serv
     chosen = settings.distributed_executor_backend or settings.cpu_binding != "auto"
     if servers == 1 and not chosen and cores < BUSY:
         settings = replace(settings, distributed_executor_backend="uni")
-    if settings.distributed_executor_backend != "uni":
-        return settings
-    return replace(settings, threads=max(1, cores // max(1, servers) - 1))
+    threads = max(1, cores // max(1, servers) - 1)
+    return replace(settings, threads=threads) if settings.distributed_executor_backend == "uni" else settings
 
 
 def placed(
@@ -51,14 +56,11 @@ def placed(
         settings = _within_quota(settings, servers)
         bindings = zip(ports, _bindings(settings, servers), strict=True)
         return [replace(settings, port=port, cpu_binding=binding) for port, binding in bindings]
-    if workers is None:
-        workers = settings.workers
+    workers = settings.workers if workers is None else workers
     if settings.ray_address or (servers == 1 and not (gpus and workers)):
         return [settings]
-    groups = gpu_groups(gpus, env, servers, workers or 1)
-    if servers == 1:
-        return [settings]
-    return [replace(settings, port=port, gpus=group) for port, group in zip(ports, groups, strict=True)]
+    places = zip(ports, gpu_groups(gpus, env, servers, workers or 1), strict=True)
+    return [settings] if servers == 1 else [replace(settings, port=port, gpus=group) for port, group in places]
 
 
 def require_cpu_backend(settings: ServerSettings) -> None:
@@ -80,9 +82,7 @@ def require_cpu_backend(settings: ServerSettings) -> None:
 
 def _bindings(settings: ServerSettings, servers: int) -> list[str]:
     require_cpu_backend(settings)
-    if servers * settings.workers == 1:
-        return [settings.cpu_binding]
-    if settings.cpu_binding == "auto":
+    if servers * settings.workers > 1 and settings.cpu_binding == "auto":
         return core_bindings(own_cores(), servers, settings.workers)
     if servers > 1:
         raise UsageError(
@@ -163,6 +163,69 @@ def _in_words(servers: int, workers: int) -> str:
 def _range(cores: Sequence[int]) -> str:
     """Write cores as vLLM reads them: 0-3 for neighbours, commas otherwise."""
     first, last = cores[0], cores[-1]
-    if list(cores) == list(range(first, last + 1)) and last > first:
-        return f"{first}-{last}"
-    return ",".join(str(core) for core in cores)
+    neighbours = last > first and list(cores) == list(range(first, last + 1))
+    return f"{first}-{last}" if neighbours else ",".join(map(str, cores))
+
+
+#: Options with an address or a port of this start: they do not make another server.
+ADDRESS_OPTIONS = ("--master-addr", "--master-port", "--data-parallel-address", "--data-parallel-rpc-port")
+
+
+@dataclass(frozen=True)
+class NodeLayout:
+    """The distribution of a server over `nodes`: it has `engines`, each of `group` workers."""
+
+    nodes: int
+    group: int
+    engines: int
+
+    @property
+    def workers(self) -> int:
+        """The number of workers of each node."""
+        return self.group * self.engines // self.nodes
+
+    @property
+    def crosses(self) -> bool:
+        """The workers of one engine are on several nodes."""
+        return self.workers < self.group
+
+    def options(self, rank: int, address: str, ports: tuple[int, int] | tuple[str, str]) -> list[str]:
+        """Return the further words of the node of a rank; `address` is the head's, `ports` are two of its ports."""
+        local = self.engines // self.nodes
+        options: dict[str, object] = {
+            "--data-parallel-size-local": local,
+            **({"--data-parallel-start-rank": rank * local} if rank else {}),
+            "--data-parallel-address": address,
+        }
+        if self.crosses:
+            options = {"--nnodes": self.nodes, "--node-rank": rank, "--master-addr": address, "--master-port": ports[0]}
+        if self.engines > 1 or not self.crosses:
+            options["--data-parallel-rpc-port"] = ports[1]
+        words = [str(word) for option in options.items() for word in option]
+        return ["--headless", *words] if rank else words
+
+
+def node_layout(
+    nodes: int, *, tp_size: int, pp_size: int, dp_size: int, options: Collection[str] | None = None
+) -> NodeLayout:
+    """Return how the workers are distributed; `options` are those of the installed vLLM, None where not known.
+
+    Raises UsageError for sizes that cannot be distributed evenly, and for a vLLM without the options that it needs.
+    """
+    layout = NodeLayout(nodes, tp_size * pp_size, dp_size)
+    workers = layout.group * dp_size
+    if workers % nodes or (dp_size % nodes and nodes % dp_size):
+        raise UsageError(
+            f"{workers} workers cannot be distributed over {nodes} nodes",
+            cause=f"--tp_size x --pp_size x --dp_size is {tp_size} x {pp_size} x {dp_size}; each node has equally many "
+            "workers, and either whole engines or a part of one",
+            remedy=f"give sizes whose product is a multiple of {nodes}, or fewer --nodes",
+        )
+    needed = [word for word in layout.options(1, "", (0, 0)) if word.startswith("--")]
+    if options is not None and (missing := [word for word in needed if word not in options]):
+        raise UsageError(
+            "the installed vLLM cannot serve from several nodes in this way",
+            cause=f"it has no option {', '.join(missing)}",
+            remedy="install a newer vLLM; vLLM 0.32.0 has them",
+        )
+    return layout

@@ -13,7 +13,7 @@ from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.secrets.command_lines import options_in, shell_line
 from cm4vllm.common.secrets.redaction import redacted_words
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.serving.clusters.launchers.choice import node_count
+from cm4vllm.serving.clusters.launchers import node_count
 
 #: The tags of the main job, where `--job` has none.
 MAIN_JOB = "run-mlperf,inference,_vllm"
@@ -124,11 +124,10 @@ def _options(settings: SlurmJobSettings) -> list[str]:
 
     `--exclusive` takes all processors of a node, but of its memory only what the partition gives by default.
     """
-    names = _names(settings)
     own = {
         "job-name": settings.name,
         "nodes": str(_count(settings)),
-        "nodelist": ",".join(names),
+        "nodelist": ",".join(_names(settings)),
         "ntasks-per-node": "1",
         "gpus-per-node": "" if settings.gpus is None else str(settings.gpus),
         "time": settings.time,
@@ -141,9 +140,8 @@ def _options(settings: SlurmJobSettings) -> list[str]:
     given = {option for word in further for option in _options_of(word)}
     given |= {name for group in _EXCLUSIVE if group & given for name in group}
     words = [f"--{option}={value}" for option, value in own.items() if value and option not in given]
-    for word in words:
-        if re.search(r"\s", word):
-            raise UsageError(f"{word!r} cannot be an option of sbatch", cause="it has a space in it")
+    if spaced := next(filter(re.compile(r"\s").search, words), ""):
+        raise UsageError(f"{spaced!r} cannot be an option of sbatch", cause="it has a space in it")
     words += [word for word in ("--exclusive", "--mem=0") if given.isdisjoint(_options_of(word))]
     return [*words, *map(shlex.quote, further)]
 
@@ -177,8 +175,8 @@ def _further(text: str) -> Sequence[str]:
 
 
 def _names(settings: SlurmJobSettings) -> list[str]:
-    text = settings.nodes.strip()
-    return [] if not text or re.fullmatch(r"[+-]?\d+", text) else [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in settings.nodes.split(",")]
+    return [] if re.fullmatch(r"([+-]?\d+)?", settings.nodes.strip()) else names
 
 
 def _count(settings: SlurmJobSettings) -> int:

@@ -36,8 +36,7 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.containers.server_container import container_options, removal_words, supervised_words
-from cm4vllm.serving.installation.install import PROOF, PROOF_ENV, InstallSettings, check, proof_result
-from cm4vllm.serving.installation.packages import PACKAGES
+from cm4vllm.serving.installation.install import PACKAGES, PROOF, PROOF_ENV, InstallSettings, check, proof_result
 from cm4vllm.serving.installation.vllm_choice import VENDORS, Choice, detected
 from cm4vllm.serving.supervision.logs import telling_lines
 from cm4vllm.serving.supervision.own_supervisors import end_supervisors, own

@@ -27,7 +27,7 @@ from cm4vllm.records.published_server import described_container
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.options.arguments import ServerSettings, hub_folder, secret_env, server_env
-from cm4vllm.serving.supervision.orphans import supervisor_spec
+from cm4vllm.serving.supervision.own_supervisors import supervisor_spec
 from cm4vllm.serving.supervisor import WATCHED_PIPE
 
 #: The label of every container: the namespace of process IDs and in it the supervisor.
@@ -67,10 +67,8 @@ def container_options(text: str) -> list[str]:
 def server_container(image: ContainerRecord, settings: ServerSettings) -> ContainerRecord:
     """Return the container of a server of an image: with the folders and variables that it gets of this machine."""
     environment = {**carried_variables(os.environ), **secret_env(settings), **server_env(settings)}
-    names = {*environment, *(name for name in VISIBLE if os.environ.get(name) is not None)}
-    return msgspec.structs.replace(
-        image, mounts=_mounts(settings), passed=sorted(names - {"PYTHONPATH", "VLLM_RPC_BASE_PATH"})
-    )
+    passed = {*environment, *(set(VISIBLE) & set(os.environ))} - {"PYTHONPATH", "VLLM_RPC_BASE_PATH"}
+    return msgspec.structs.replace(image, mounts=_mounts(settings), passed=sorted(passed))
 
 
 def supervised_words(record: ContainerRecord, argv: Sequence[str]) -> list[str]:

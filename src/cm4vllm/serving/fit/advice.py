@@ -22,13 +22,12 @@ from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.records.weights.config_json import json_object, section
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import catalogue
-from cm4vllm.serving.clusters.launchers.choice import node_count
+from cm4vllm.serving.clusters.launchers import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, advise, table
 from cm4vllm.serving.options.arguments import ServerSettings, least_kv_cache_gib
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
-
-
+_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4", "gptq": "int4", "awq": "int4"}
 #: Tokens of a request, and of a step, where the inputs do not set them.
 _MODEL_LEN, _BATCHED_TOKENS = 2048, 2048
 
@@ -107,13 +106,12 @@ def _on_host(server: ServerSettings, model: ModelRecord | None, servers: int) ->
     """Return the inputs of the advice on a server on the CPU backend; None where its sizes are not known."""
     if server.device != "cpu" or model is None or not (Path(model.path) / "config.json").is_file():
         return None
-    config = json_object(Path(model.path) / "config.json")
+    config, size = json_object(Path(model.path) / "config.json"), _size(Path(model.path))
     try:
         architecture = read_architecture(config)
     except ModelError:
         return None  # an architecture that we cannot size may well be one that vLLM can serve
-    longest, size = server.max_model_len or architecture.max_positions, _size(Path(model.path))
-    if longest is None:
+    if (longest := server.max_model_len or architecture.max_positions) is None:
         return None  # vLLM asks for a length, too
     return Asked(
         name=model.name,
@@ -131,18 +129,16 @@ def _on_host(server: ServerSettings, model: ModelRecord | None, servers: int) ->
 
 def asked_of(settings: AdviceSettings) -> Asked:
     """Return the inputs of the advisor. Raises UsageError, ModelError."""
-    longest = _MODEL_LEN if settings.max_model_len is None else settings.max_model_len
+    longest = settings.max_model_len or _MODEL_LEN
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
-    gpus, memory = _machine(settings)
-    nodes = node_count(settings.nodes)
+    (gpus, memory), nodes = _machine(settings), node_count(settings.nodes)
     if nodes > 1 and not gpus:
         raise UsageError(
             f"--nodes={settings.nodes} has no GPUs",
             cause="the advice on the CPU backend is on one machine",
             remedy="describe each node: --gpus=N of advise,vllm-fit and --gpu_memory=<GiB> of advise,vllm-fit",
         )
-    batched = settings.max_num_batched_tokens
     return Asked(
         name=name,
         architecture=architecture,
@@ -156,7 +152,7 @@ def asked_of(settings: AdviceSettings) -> Asked:
         utilisation=UTILISATION if settings.utilisation is None else settings.utilisation,
         kv_cache_bytes=least_kv_cache_gib(settings.kv_cache_gib) * GIB if gpus == 0 else 0,
         max_num_seqs=settings.max_num_seqs or 0,
-        max_num_batched_tokens=_BATCHED_TOKENS if batched is None else batched,
+        max_num_batched_tokens=settings.max_num_batched_tokens or _BATCHED_TOKENS,
         tensor_parallel=settings.tp_size or 0,
         pipeline_parallel=settings.pp_size or 0,
     )
@@ -171,8 +167,7 @@ def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, 
         if path.is_dir():
             return json_object(path / "config.json"), path, path.name, read_checkpoint(path).weight_data_types
         if path.is_file():
-            config = json_object(path)
-            return config, None, path.parent.name or path.name, _stated(config)
+            return (config := json_object(path)), None, path.parent.name or path.name, _stated(config)
         catalogue().model(settings.model)  # raises, with the nearest name
     if not settings.model_record:
         raise UsageError(
@@ -193,8 +188,7 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
             f"--gpus={settings.gpus} of advise,vllm-fit: this machine has {len(gpus)}",
             remedy="give the memory of each too, with --gpu_memory=<GiB> of advise,vllm-fit",
         )
-    chosen = gpus[: settings.gpus] if settings.gpus else gpus
-    if not chosen:
+    if not (chosen := gpus[: settings.gpus]):
         return 0, float(free_memory())
     memory, whose = least_memory(chosen)
     if not memory:
@@ -210,17 +204,17 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
 def _stated(config: dict[str, Any]) -> str:
     """Return the precision that a config.json states; for quantised weights, the precision of their method."""
     method = str(section(config, "quantization_config").get("quant_method", ""))
-    if method:
-        return {"fp8": "fp8", "mxfp4": "mxfp4", "gptq": "int4", "awq": "int4"}.get(method, "bf16")
-    return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype") or ""), "bf16")
+    return (_METHODS if method else _DTYPES).get(method or _dtype(config), "bf16")
+
+
+def _dtype(config: dict[str, Any]) -> str:
+    return str(config.get("dtype") or config.get("torch_dtype") or "")
 
 
 def _kv_dtype(server: ServerSettings, config: dict[str, Any]) -> str:
-    if server.kv_cache_dtype.startswith("fp8"):
-        return "fp8"
     # vLLM's `auto` computes fp32 checkpoints in half precision.
-    stated = server.dtype or str(config.get("dtype") or config.get("torch_dtype") or "").replace("float32", "bfloat16")
-    return _DTYPES.get(stated, "bf16")
+    computed = _DTYPES.get(server.dtype or _dtype(config).replace("float32", "bfloat16"), "bf16")
+    return "fp8" if server.kv_cache_dtype.startswith("fp8") else computed
 
 
 def _size(folder: Path) -> int:

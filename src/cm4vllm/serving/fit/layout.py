@@ -59,11 +59,14 @@ class Asked:
     def gpus_per_node(self) -> int:
         return self.gpus // self.nodes
 
+    @property
+    def budget_bytes(self) -> float:
+        """The bytes of a GPU that vLLM may use, or the free ones of the host."""
+        return self.memory_bytes * (self.utilisation if self.gpus else 1)
+
     def engines(self, group: int) -> int:
         """Return how many engines of `group` GPUs there are: whole ones on each node, or each over several nodes."""
-        if group <= self.gpus_per_node:
-            return self.nodes * (self.gpus_per_node // group)
-        return max(1, self.gpus // group)
+        return self.nodes * (self.gpus_per_node // group) or max(1, self.gpus // group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +111,7 @@ def advise(asked: Asked) -> Fit:
             remedy="give smaller sizes (--tp_size, --pp_size)",
         )
     layouts = [_on_gpus(asked, tensor, pipeline) for tensor, pipeline in _layouts(asked)]
-    fits = [fit for fit in layouts if fit.kv_tokens >= asked.max_model_len]
-    fits = _preferred(asked, fits)
+    fits = _preferred(asked, [fit for fit in layouts if fit.kv_tokens >= asked.max_model_len])
     if not fits:
         raise ModelError(
             f"{asked.name} does not fit {asked.gpus} x {asked.memory_bytes / GIB:.1f} GiB"
@@ -138,7 +140,6 @@ def table(asked: Asked, fit: Fit) -> str:
     """Return the advice as people read it."""
     model, where = asked.architecture, "the host" if asked.gpus == 0 else "each GPU"
     active = f", {model.active_parameters / 1e9:.2f} B a token" if model.experts else ""
-    limit = asked.memory_bytes * (asked.utilisation if asked.gpus else 1)
     kinds = "latent attention" if model.latent else f"{model.heads} heads, {model.kv_heads} of them KV"
     rows = [
         ("model", f"{asked.name}: {model.parameters / 1e9:.2f} B parameters{active}; {model.layers} layers, {kinds}"),
@@ -155,7 +156,7 @@ def table(asked: Asked, fit: Fit) -> str:
         ),
         ("working memory", f"{fit.working_bytes / GIB:9.2f} GiB   estimated"),
         ("KV cache", f"{fit.kv_bytes / GIB:9.2f} GiB   {asked.kv_dtype}, {fit.kv_bytes_per_token:,.0f} bytes a token"),
-        (f"of {where}", f"{fit.used_bytes / GIB:9.2f} GiB   of {limit / GIB:.2f}"),
+        (f"of {where}", f"{fit.used_bytes / GIB:9.2f} GiB   of {asked.budget_bytes / GIB:.2f}"),
         (
             "tokens in the cache",
             f"{fit.kv_tokens:,} of each replica: {fit.kv_tokens / asked.max_model_len:,.1f} "
@@ -168,22 +169,22 @@ def table(asked: Asked, fit: Fit) -> str:
 
 
 def _nodes(asked: Asked, fit: Fit) -> str:
-    whole = fit.group <= asked.gpus_per_node
-    how = "each engine within a node" if whole else f"each engine over {fit.group // asked.gpus_per_node} nodes"
-    return f"{asked.nodes} of {asked.gpus_per_node} GPUs, {how}"
+    where = "within a node" if fit.group <= asked.gpus_per_node else f"over {fit.group // asked.gpus_per_node} nodes"
+    return f"{asked.nodes} of {asked.gpus_per_node} GPUs, each engine {where}"
 
 
 def _flags(asked: Asked, fit: Fit) -> str:
-    words = [f"--max-model-len {asked.max_model_len}", f"--{spelling('max-num-seqs')} {fit.max_num_seqs}"]
-    for option, value in (
-        ("tensor", fit.tensor_parallel),
-        ("pipeline", fit.pipeline_parallel),
-        ("data", fit.data_parallel),
-    ):
-        words += [f"--{option}-parallel-size {value}"] if value > 1 else []
-    if asked.gpus:
-        words.append(f"--gpu-memory-utilization {asked.utilisation}")
-    return " ".join([*words, *(["--kv-cache-dtype fp8"] if asked.kv_dtype == "fp8" else [])])
+    """Return the flags to serve with; those of sizes of one are left out."""
+    flags = {
+        "--max-model-len": asked.max_model_len,
+        f"--{spelling('max-num-seqs')}": fit.max_num_seqs,
+        "--tensor-parallel-size": fit.tensor_parallel if fit.tensor_parallel > 1 else None,
+        "--pipeline-parallel-size": fit.pipeline_parallel if fit.pipeline_parallel > 1 else None,
+        "--data-parallel-size": fit.data_parallel if fit.data_parallel > 1 else None,
+        "--gpu-memory-utilization": asked.utilisation if asked.gpus else None,
+        "--kv-cache-dtype": "fp8" if asked.kv_dtype == "fp8" else None,
+    }
+    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
 
 
 def _layouts(asked: Asked) -> Iterator[tuple[int, int]]:
@@ -195,21 +196,17 @@ def _layouts(asked: Asked) -> Iterator[tuple[int, int]]:
     for size in range(1, asked.gpus + 1):
         if size > each and (size % each or asked.gpus % size):
             continue
-        for pipeline in range(1, size + 1):
+        for pipeline in (number for number in range(1, size + 1) if size % number == 0):
             tensor = size // pipeline
-            if tensor * pipeline != size or (asked.tensor_parallel and tensor != asked.tensor_parallel):
-                continue
-            if asked.pipeline_parallel and pipeline != asked.pipeline_parallel:
-                continue
+            sizes_asked = asked.tensor_parallel in (0, tensor) and asked.pipeline_parallel in (0, pipeline)
             even = model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0
-            if model.heads % tensor == 0 and even and model.layers >= pipeline:
+            if sizes_asked and model.heads % tensor == 0 and even and model.layers >= pipeline:
                 yield tensor, pipeline
 
 
 def _on_gpus(asked: Asked, tensor: int, pipeline: int) -> Fit:
-    weights = _weights(asked) / (tensor * pipeline)
-    working = FIXED_BYTES + _activations(asked, tensor)
-    kv_bytes = asked.kv_cache_bytes or max(0.0, asked.memory_bytes * asked.utilisation - weights - working)
+    weights, working = _weights(asked) / (tensor * pipeline), FIXED_BYTES + _activations(asked, tensor)
+    kv_bytes = asked.kv_cache_bytes or max(0.0, asked.budget_bytes - weights - working)
     return _fit(asked, weights, working, kv_bytes, tensor, pipeline)
 
 
@@ -224,7 +221,6 @@ def _on_cpu(asked: Asked) -> Fit:
 
 def _fit(asked: Asked, weights: float, working: float, kv_bytes: float, tensor: int, pipeline: int) -> Fit:
     tokens = kv_cache_tokens(asked.architecture, asked.kv_dtype, kv_bytes, tensor, pipeline)
-    held = max(1, tokens // asked.max_model_len)
     return Fit(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
@@ -234,7 +230,7 @@ def _fit(asked: Asked, weights: float, working: float, kv_bytes: float, tensor: 
         kv_bytes=kv_bytes,
         kv_bytes_per_token=_per_token(asked.architecture, asked.kv_dtype, tensor, pipeline),
         kv_tokens=tokens,
-        max_num_seqs=asked.max_num_seqs or min(MOST_SEQUENCES, held),
+        max_num_seqs=asked.max_num_seqs or min(MOST_SEQUENCES, max(1, tokens // asked.max_model_len)),
     )
 
 
@@ -257,27 +253,25 @@ def _activations(asked: Asked, tensor: int) -> float:
 
 
 def _arithmetic(asked: Asked, fit: Fit) -> str:
-    budget = asked.memory_bytes * (asked.utilisation if asked.gpus else 1)
     needed = asked.max_model_len * fit.kv_bytes_per_token
-    left = budget - fit.weight_bytes - fit.working_bytes
-    place = "the host" if asked.gpus == 0 else f"a GPU of {fit.tensor_parallel * fit.pipeline_parallel}"
+    left = asked.budget_bytes - fit.weight_bytes - fit.working_bytes
+    place = f"a GPU of {fit.group} x {asked.utilisation} utilisation" if asked.gpus else "the host free"
     lines = [
-        f"{asked.memory_bytes / GIB:.2f} GiB of {place}"
-        + (f" x {asked.utilisation} utilisation" if asked.gpus else " free")
-        + f" = {budget / GIB:.2f} GiB",
+        f"{asked.memory_bytes / GIB:.2f} GiB of {place} = {asked.budget_bytes / GIB:.2f} GiB",
         f"- weights {fit.weight_bytes / GIB:.2f} GiB ({asked.architecture.parameters / 1e9:.2f} B parameters, "
         f"{asked.precision}) - working memory {fit.working_bytes / GIB:.2f} GiB (estimated) = {left / GIB:.2f} GiB",
         f"one request of {asked.max_model_len:,} tokens needs {needed / GIB:.2f} GiB of KV cache "
         f"({fit.kv_bytes_per_token:,.0f} bytes a token, {asked.kv_dtype})",
+        "" if asked.gpus else f"the KV cache is given {asked.kv_cache_bytes / GIB:.2f} GiB",
     ]
-    if asked.gpus == 0:
-        lines.append(f"the KV cache is given {asked.kv_cache_bytes / GIB:.2f} GiB")
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))
 
 
 def _smaller(asked: Asked) -> str:
-    ways = [
+    ways = (
         "more or larger GPUs" if asked.gpus else "more memory, or --kv_cache_space to suit it",
         "a quantised model (fp8 halves bf16's weights, W4A16 quarters them)",
-    ]
-    return ", ".join([*ways, *(["--kv_cache_dtype=fp8"] if asked.kv_dtype != "fp8" else []), "a lower --max_model_len"])
+        "--kv_cache_dtype=fp8" if asked.kv_dtype != "fp8" else "",
+        "a lower --max_model_len",
+    )
+    return ", ".join(filter(None, ways))

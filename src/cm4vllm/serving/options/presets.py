@@ -49,10 +49,10 @@ def preset_for(device: str, model: str, gpu: str = "", gpus: int = 0) -> Preset 
 
 def preset_named(name: str) -> Preset:
     """Return the preset of this name. Raises UsageError."""
-    for preset in presets():
-        if preset.name == name:
-            return preset
-    raise UsageError(f"unknown preset {name!r}", remedy=nearest(name, [preset.name for preset in presets()]))
+    known = {preset.name: preset for preset in presets()}
+    if name not in known:
+        raise UsageError(f"unknown preset {name!r}", remedy=nearest(name, known))
+    return known[name]
 
 
 def option_words(options: dict[str, bool | int | float | str]) -> list[str]:

@@ -9,8 +9,7 @@ from itertools import combinations
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.probing.server_identities import optional_page, unlike
-from cm4vllm.serving.probing.server_places import ONCE, require_distinct_addresses
-from cm4vllm.serving.probing.server_requests import Site, sites_of
+from cm4vllm.serving.probing.server_requests import ONCE, Site, require_distinct_addresses, sites_of
 
 #: Seconds until a server has counted the answer that it gave, and how often it is compared.
 _COUNTED_S, _TIMES = 0.2, 2

@@ -19,8 +19,7 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.records.server import Api, Dialect, Prompts
 from cm4vllm.rules import Media
 from cm4vllm.serving.answers.stated import Stated
-from cm4vllm.serving.probing.probed_answers import read_text
-from cm4vllm.serving.probing.server_requests import LONG_S, Site, ask, said
+from cm4vllm.serving.probing.server_requests import LONG_S, Site, ask, read_text, said
 
 _BOUNDARY = "cm4vllm-8e41b0f6d27c4a53"
 #: The content type of a request.

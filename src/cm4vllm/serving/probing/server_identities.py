@@ -70,9 +70,8 @@ def optional_page(site: Site, path: str) -> Page:
         status, answer = ask(site._replace(patience_s=OPTIONAL_S), "GET", path, None, _SHORT_S)
     except (ServerUnreachable, ServerUnsuitable) as error:
         return Page(missing=f"its {path} cannot be read ({error.what}: {error.cause})", answered=False)
-    if status != HTTPStatus.OK:
-        return Page(missing=f"its {path} answers HTTP {status}")
-    return Page(answer.decode(errors="replace"))
+    answered = status == HTTPStatus.OK
+    return Page(answer.decode(errors="replace")) if answered else Page(missing=f"its {path} answers HTTP {status}")
 
 
 def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
@@ -80,19 +79,16 @@ def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
 
     A server that does not answer has none, and the pages in `unanswered`.
     """
-    if server.owned:
-        return {}
-    return {site.endpoint: identity(site, server.model_name) for site in sites_of(server)}
+    return {site.endpoint: identity(site, server.model_name) for site in ([] if server.owned else sites_of(server))}
 
 
 def identity(site: Site, model: str) -> ServerIdentity:
     """Return the facts that a server reports of itself and of the model."""
     pages = {path: optional_page(site, path) for path in _PAGES}
     reported = dict(_leaves(pages["/version"].value, "version"))
-    listed, metrics = pages["/v1/models"].value, pages["/metrics"].text
-    models = listed.get("data") if isinstance(listed, dict) else None
-    for entry in models if isinstance(models, list) else []:
-        if isinstance(entry, dict) and entry.get("id") == model:
+    metrics = pages["/metrics"].text
+    for entry in _models(pages["/v1/models"].value):
+        if entry.get("id") == model:
             reported |= _leaves(entry, "model")
     for label in [dict(_LABEL.findall(text)) for text in _CACHE.findall(metrics)]:
         reported |= _leaves(label, f"cache of engine {label.get('engine', 0)}")
@@ -109,8 +105,8 @@ def require_one_server(site: Site) -> None:
     """Raise ServerUnsuitable for an address at which several servers answer in turn, of other models or versions."""
     for path in ("/version", "/v1/models"):
         pages = takewhile(lambda page: page.answered, (optional_page(site, path) for _ in range(_ASKED)))
-        reports = [dict(_leaves(_by_model(page.value), _PAGES[path])) for page in pages]
-        answered = [report for report in reports if report]
+        reports = (dict(_leaves(_by_model(page.value), _PAGES[path])) for page in pages)
+        answered = list(filter(None, reports))
         if other := next((page for page in answered if page != answered[0]), None):
             raise ServerUnsuitable(
                 f"several servers answer in turn at {site.endpoint}, and they differ",
@@ -124,10 +120,13 @@ def require_one_server(site: Site) -> None:
 
 def _by_model(page: Any) -> Any:
     """Return a list of models as an object, by their names; another page as it is."""
+    return {str(entry.get("id")): {"served": "yes", **entry} for entry in _models(page)} or page
+
+
+def _models(page: Any) -> list[dict[str, Any]]:
+    """Return the models that a page lists; none of another page."""
     models = page.get("data") if isinstance(page, dict) else None
-    if not isinstance(models, list):
-        return page
-    return {str(entry.get("id")): {"served": "yes", **entry} for entry in models if isinstance(entry, dict)}
+    return [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []
 
 
 def reported_options(site: Site) -> tuple[dict[str, OptionValue], str]:
@@ -136,12 +135,9 @@ def reported_options(site: Site) -> tuple[dict[str, OptionValue], str]:
     With VLLM_SERVER_DEV_MODE=1 vLLM has its whole configuration at /server_info; of others /metrics has the part of the
     KV cache.
     """
-    labels: dict[str, Any] = {}
     metrics = optional_page(site, "/metrics")
-    for sample in _CACHE.findall(metrics.text):
-        labels |= {
-            name: _OF_LABEL[text] if text in _OF_LABEL else typed_value(text) for name, text in _LABEL.findall(sample)
-        }
+    texts = (label for sample in _CACHE.findall(metrics.text) for label in _LABEL.findall(sample))
+    labels = {name: _OF_LABEL[text] if text in _OF_LABEL else typed_value(text) for name, text in texts}
     page = optional_page(site, "/server_info?config_format=json").value
     config = page.get("vllm_config") if isinstance(page, dict) else None
     parts = [part for part in config.values() if isinstance(part, dict)] if isinstance(config, dict) else []

@@ -7,7 +7,7 @@ Names and meanings are those of vLLM's own metrics (docs.vllm.ai, Production Met
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -108,25 +108,22 @@ class MetricsWatch:
 
     def _look(self) -> bool:
         """Take a look, only counting one that has no answer; tell whether there can be one: not without metrics."""
+        self._missed += 1  # until it is taken
         if self.heartbeat.look_at_processes():  # its answer would only be waited for
-            self._missed += 1
             return True
         try:
             pages = [self._page(site) for site in self._sites]
             self._looks.append(_parsed("\n".join(pages), round(time.monotonic() - self._began, 3)))
+            self._missed -= 1
         except OSError:
-            self._missed += 1
             self._close()
         except _NoMetricsError:
-            self._missed += 1
             return bool(self._looks)
         except AnswerError as error:
-            self._missed += 1
             self._close()
             self._report(error)
             return bool(self._looks)  # where it was never readable, reading it again would only cost time
         except Exception as error:  # a page is a stranger's text: whatever is wrong with it, only this sample is lost
-            self._missed += 1
             self._report(error)
         return True
 
@@ -223,7 +220,7 @@ def _samples(text: str) -> tuple[dict[str, list[float]], dict[str, dict[float, f
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    wanted = "\n".join(line for line in text.splitlines() if line.startswith(_PREFIXES) or _typed(line))
+    wanted = "\n".join(line for line in text.splitlines() if line.removeprefix("# TYPE ").startswith(_PREFIXES))
     values: dict[str, list[float]] = {}
     buckets: dict[str, dict[float, float]] = {}
     try:
@@ -238,24 +235,12 @@ def _samples(text: str) -> tuple[dict[str, list[float]], dict[str, dict[float, f
         if not sample.name.endswith("_bucket"):
             values.setdefault(sample.name, []).append(value)
             continue
-        edge = _edge(sample.labels.get("le", ""))
-        if edge is not None and possible(value):
-            edges = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
-            edges[edge] = edges.get(edge, 0.0) + value
+        with suppress(ValueError):
+            edge = float(sample.labels.get("le", ""))
+            if (math.isinf(edge) or possible(edge)) and possible(value):
+                edges = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
+                edges[edge] = edges.get(edge, 0.0) + value
     return values, buckets
-
-
-def _edge(text: str) -> float | None:
-    try:
-        edge = float(text)
-    except ValueError:
-        return None
-    return edge if math.isinf(edge) or possible(edge) else None
-
-
-def _typed(line: str) -> bool:
-    """Return True if a line states the type of a metric that is read here."""
-    return line.startswith("# TYPE ") and line.split(" ", 3)[2].startswith(_PREFIXES)
 
 
 def _timing(

@@ -1,8 +1,8 @@
 """Probe of an address: checks that a server answers there that can be measured, before anything depends on it."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,11 @@ from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.records.access import NO_ACCESS, Access
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api, Dialect, ServerRecord, Simulation
-from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.probing.distinct_servers import require_distinct, require_one_system
 from cm4vllm.serving.probing.media_apis import media_api_of
-from cm4vllm.serving.probing.probed_answers import read_ids, words_of
 from cm4vllm.serving.probing.server_access import Unanswered, not_measurable
 from cm4vllm.serving.probing.server_identities import identity, optional_page, reported_options, require_one_server
 from cm4vllm.serving.probing.server_requests import (
@@ -33,9 +31,11 @@ from cm4vllm.serving.probing.server_requests import (
     ask,
     base_urls,
     decoded,
+    read_ids,
     request,
     said,
     sites_of,
+    words_of,
 )
 from cm4vllm.serving.probing.text_servers import find_dialect
 
@@ -53,8 +53,6 @@ _LIMITS = AnswerLimits(min_tokens=_TOKENS, max_tokens=_TOKENS, max_model_len=2**
 _NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
 #: The folder of a model in the hub's cache: models--OWNER--NAME/snapshots/COMMIT (huggingface_hub, manage-cache).
 _SNAPSHOT = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[^/]+/?$")
-#: The cause where a server does not name the model that it was asked for.
-_NOT_LISTED = "its /v1/models does not list it"
 
 
 @dataclass(frozen=True)
@@ -96,18 +94,16 @@ def probe(
     first = records[0]
     require_one_system(records)
     not_known = require_distinct(records, lambda site: check_answer(site, first.model_name, first.api))
-    unchecked = [*dict.fromkeys(note for record in records for note in record.unchecked), *not_known]
     return replace(
         first,
         replicas=[record.endpoint for record in records[1:]],
-        unchecked=unchecked,
+        unchecked=[*dict.fromkeys(note for record in records for note in record.unchecked), *not_known],
         identities={endpoint: content for record in records for endpoint, content in record.identities.items()},
     )
 
 
 def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: bool) -> ServerRecord:
     """Return the record of one server."""
-    unchecked = []
     model, unlisted = _model(site, model_name, text=text)
     version, simulated, no_version = _version(site)
     try:
@@ -117,7 +113,12 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             error.cause = f"{unlisted}\n{error.cause}"
             error.remedy = f"check the path before /v1 in --api_server\n{error.remedy}"
         raise
-    length = _context(site, model, max_model_len)
+    if not (length := model.max_model_len or max_model_len):
+        raise ServerUnsuitable(
+            f"the server at {site.endpoint} does not report how long a request may be",
+            cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
+            remedy="give it with --max_model_len=N",
+        )
     names = list(dict.fromkeys(name for each in stated for name in map(cleaned, each.models)))
     if len(names) > 1:
         raise ServerUnsuitable(
@@ -126,20 +127,26 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             remedy="point --api_server at one server; a result is of one model",
         )
     software = _software(version, model.owner, dialect)
-    if software != "vLLM" or not version:
-        unchecked.append(
-            f"its vocabulary: it is {software or 'no vLLM'}, and cannot report what token ids mean"
-            if version
-            else f"its {'version' if software else 'software'}, and its vocabulary: {no_version}"
-        )
     options, not_stated = reported_options(site)
-    if not _prefix_caching_is_known(site, options):
-        unchecked.append(f"whether it caches prompt prefixes: {not_stated}")
-    if model.parent:
-        unchecked.append(
-            f"the weights of the adapter {model.name} ({model.root or 'its root is not reported'}), which changes "
-            f"{model.parent}: the digest and the folder in the records are those of a model without it"
+    if options.get("enable-prefix-caching") is True:
+        raise ServerUnsuitable(
+            f"the server at {site.endpoint} caches prompt prefixes",
+            cause="MLPerf's rules forbid reuse of results between queries (inference_rules, Caching)",
+            remedy="start it with --no-enable-prefix-caching",
         )
+    of_software = (
+        f"its vocabulary: it is {software or 'no vLLM'}, and cannot report what token ids mean"
+        if version
+        else f"its {'version' if software else 'software'}, and its vocabulary: {no_version}"
+    )
+    # What is not known of the server, in words, and whether it is known.
+    facts = {
+        of_software: bool(version) and software == "vLLM",
+        f"whether it caches prompt prefixes: {not_stated}": "enable-prefix-caching" in options,
+        f"the weights of the adapter {model.name} ({model.root or 'its root is not reported'}), which changes "
+        f"{model.parent}: the digest and the folder in the records are those of a model without it": not model.parent,
+        f"whether it serves that model: {unlisted}": not unlisted,
+    }
     return ServerRecord(
         endpoint=site.endpoint,
         adapter_of=model.parent,
@@ -155,20 +162,9 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         owned=False,
         options=options,
         model_folder=_folder(site, model),
-        unchecked=[*unchecked, *([f"whether it serves that model: {unlisted}"] if unlisted else [])],
+        unchecked=[words for words, is_known in facts.items() if not is_known],
         identities={site.endpoint: identity(site, model.name)},
         simulated=simulated,
-    )
-
-
-def _context(site: Site, model: Model, given: int) -> int:
-    """Return the tokens that a request may have with its answer, `given` where the server does not report them."""
-    if length := model.max_model_len or given:
-        return length
-    raise ServerUnsuitable(
-        f"the server at {site.endpoint} does not report how long a request may be",
-        cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
-        remedy="give it with --max_model_len=N",
     )
 
 
@@ -190,7 +186,7 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
     require_one_server(site)
     listed = any(_is_called(model, name) or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
-        return Model(name), _NOT_LISTED
+        return Model(name), "its /v1/models does not list it"
     return _chosen(site.endpoint, name, models), ""
 
 
@@ -236,24 +232,20 @@ def _software(version: str, owner: str, dialect: Dialect | None) -> str:
 
     vLLM tells its version and names itself as its models' owner; others do the one, the other, both, or name somebody.
     """
-    owner = owner.lower()
-    if owner == "vllm" or (version and (not owner or dialect is None)):
-        return "vLLM"
-    return _NAMES.get(owner, "")
+    own = owner.lower() == "vllm" or (version and (not owner or dialect is None))
+    return "vLLM" if own else _NAMES.get(owner.lower(), "")
 
 
 def served_models(site: Site) -> list[Model]:
     """Return the models that the server lists."""
-    listed = _json(site, "/v1/models").get("data")
+    listed = decoded(site, "/v1/models", request(site, "GET", "/v1/models", None, _SHORT_S)).get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
         raise not_measurable(site.endpoint, "its /v1/models lists no models")
     return [
         Model(
             str(entry["id"]),
-            _length(entry),
-            str(entry.get("parent") or ""),
-            str(entry.get("owned_by") or ""),
-            str(entry.get("root") or ""),
+            length if isinstance(length := entry.get("max_model_len"), int) and length > 0 else 0,
+            *(str(entry.get(name) or "") for name in ("parent", "owned_by", "root")),
         )
         for entry in listed
     ]
@@ -264,11 +256,6 @@ def _folder(site: Site, model: Model) -> str:
     folder = Path(model.root)
     here = site.endpoint.startswith("unix:") or is_loopback(host_of(site.endpoint))
     return str(folder) if here and folder.is_absolute() and (folder / "config.json").is_file() else ""
-
-
-def _length(entry: Mapping[str, Any]) -> int:
-    length = entry.get("max_model_len")
-    return length if isinstance(length, int) and length > 0 else 0
 
 
 def check_answer(site: Site, model: str, api: Api, timeout_s: float = LONG_S) -> None:
@@ -334,17 +321,13 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     tokenizer = read_tokenizer(Path(model.path) / "tokenizer.json")
     size = tokenizer.get_vocab_size(with_added_tokens=False)
     ids = list(range(0, size, max(1, size // _SPREAD)))
-    ours = tokenizer.decode(ids, skip_special_tokens=False)
-    body = {"model": server.model_name, "tokens": ids}
     site = sites_of(server)[0]
-    status, answer = ask(site, "POST", "/detokenize", body, _SHORT_S)
-    if status in _NO_SUCH_IDS:
-        theirs = said(site, answer)
-    elif status == 200:
-        theirs = str(decoded(site, "/detokenize", answer).get("prompt"))
-    else:
+    status, answer = ask(site, "POST", "/detokenize", {"model": server.model_name, "tokens": ids}, _SHORT_S)
+    if status not in (HTTPStatus.OK, *_NO_SUCH_IDS):
         raise not_measurable(site.endpoint, f"its /detokenize answers HTTP {status} {said(site, answer)}")
-    if _letters(ours) != _letters(theirs):
+    refused = status in _NO_SUCH_IDS
+    theirs = said(site, answer) if refused else str(decoded(site, "/detokenize", answer).get("prompt"))
+    if _letters(tokenizer.decode(ids, skip_special_tokens=False)) != _letters(theirs):
         raise ServerUnsuitable(
             f"the server at {server.endpoint} does not serve {model.name}",
             cause=f"it decodes the token ids {ids[1]}, {ids[2]}, {ids[3]}, ... differently from that model's tokenizer",
@@ -409,21 +392,6 @@ def _same_root(root: str, name: str) -> bool:
     The folder may be on another machine; one of the hub's cache has the hub's name in its path.
     """
     cached, folder = _SNAPSHOT.search(root), typed_path(name)
-    if root.rstrip("/") == name.rstrip("/") or (cached and cached[1].replace("--", "/") == name):
-        return True
-    return bool(root) and folder.is_dir() and Path(root).resolve() == folder.resolve()
-
-
-def _prefix_caching_is_known(site: Site, options: Mapping[str, OptionValue]) -> bool:
-    """Refuse a server that reports that it caches prefixes; tell whether another one reports anything about it."""
-    if options.get("enable-prefix-caching") is True:
-        raise ServerUnsuitable(
-            f"the server at {site.endpoint} caches prompt prefixes",
-            cause="MLPerf's rules forbid reuse of results between queries (inference_rules, Caching)",
-            remedy="start it with --no-enable-prefix-caching",
-        )
-    return "enable-prefix-caching" in options
-
-
-def _json(site: Site, path: str) -> Mapping[str, Any]:
-    return decoded(site, path, request(site, "GET", path, None, _SHORT_S))
+    hub_name = cached[1].replace("--", "/") if cached else ""
+    own = name.rstrip("/") == root.rstrip("/") or (hub_name and hub_name == name)
+    return bool(own or (root and folder.is_dir() and Path(root).resolve() == folder.resolve()))

@@ -1,23 +1,43 @@
-"""A server's address, and a single HTTP request to it, for all requests before and beside a run."""
+"""A server's address, and a single HTTP request to it, for all requests before and beside a run.
 
+Two addresses that lead to one place are one server. Answers to a probe are read as the client reads those of a run, and
+refused for the same reasons.
+"""
+
+import ipaddress
 import json
+import os
 import re
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
-from itertools import count
+from itertools import combinations
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
+import psutil
+
 from cm4vllm.common.bounded_documents import json_of
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import ServerUnsuitable, UsageError
+from cm4vllm.common.host_addresses import host_of, is_address, is_loopback
 from cm4vllm.common.http_requests import LATER, REDIRECTS, Answer, HttpClient
 from cm4vllm.common.progress import say
 from cm4vllm.records.access import Access
-from cm4vllm.records.server import ServerRecord
-from cm4vllm.serving.probing.connection_errors import require_plain_http, translated_errors, trusted
-from cm4vllm.serving.probing.server_access import Unanswered, not_measurable, refused
-from cm4vllm.serving.probing.server_places import require_distinct_addresses
+from cm4vllm.records.server import Dialect, Prompts, ServerRecord
+from cm4vllm.serving.answers import id_answers
+from cm4vllm.serving.answers.event_stream import AnswerError
+from cm4vllm.serving.answers.stated import AnswerLimits, Stated
+from cm4vllm.serving.answers.text_answers import TextAnswer, TextReader, whole_text
+from cm4vllm.serving.probing.server_access import (
+    Unanswered,
+    not_measurable,
+    refused,
+    require_plain_http,
+    translated_errors,
+    trusted,
+)
 
 #: Seconds for an answer of a few tokens: a large model that has just started compiles and allocates for its first one.
 LONG_S = 120.0
@@ -50,26 +70,23 @@ def base_url(text: str) -> str:
     """
     url = text.strip()
     if url.startswith("unix:"):
-        return _unix_url(text, url)
-    if "://" not in url:
-        url = f"http://{url}"
+        path = url.removeprefix("unix:").removeprefix("//")
+        if not path.startswith("/"):
+            raise UsageError(
+                f"{text!r} is not the address of a Unix socket",
+                cause="it needs an absolute path",
+                remedy="give it as --api_server=unix:///run/vllm.sock",
+            )
+        return f"unix://{path}"
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
+        if port == 0 or any(sign.isspace() for sign in parts.netloc):
+            raise ValueError("a server has no port 0, and no name with spaces")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("its scheme is neither http, https nor unix")
     except ValueError as error:
         raise UsageError(f"{text!r} is not the address of a server", cause=str(error), remedy=_EXAMPLE) from error
-    if port == 0 or any(sign.isspace() for sign in parts.netloc):
-        raise UsageError(
-            f"{text!r} is not the address of a server",
-            remedy=_EXAMPLE,
-            cause="a server has no port 0, and no name with spaces",
-        )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(
-            f"{text!r} is not the address of a server",
-            cause="its scheme is neither http, https nor unix",
-            remedy=_EXAMPLE,
-        )
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
             "the server's address contains more than host, port and path",
@@ -77,37 +94,13 @@ def base_url(text: str) -> str:
             remedy=f"{_EXAMPLE}; a key is given in "
             "an environment variable (VLLM_API_KEY, or the one that --api_key_env names)",
         )
-    shown_port = f":{port}" if port is not None else ""
-    return f"{parts.scheme}://{_host(parts.hostname)}{shown_port}{_prefix(parts.path)}"
-
-
-def _unix_url(text: str, url: str) -> str:
-    path = url.removeprefix("unix:").removeprefix("//")
-    if not path.startswith("/"):
-        raise UsageError(
-            f"{text!r} is not the address of a Unix socket",
-            cause="it needs an absolute path",
-            remedy="give it as --api_server=unix:///run/vllm.sock",
-        )
-    return f"unix://{path}"
-
-
-def _host(name: str) -> str:
-    """Return a host as a URL has it: an IPv6 address in brackets, with its zone."""
-    if ":" not in name:
-        return name
-    address, zone, interface = name.replace("%25", "%").partition("%")
-    return f"[{address}{'%25' if zone else ''}{interface}]"
-
-
-def _prefix(path: str) -> str:
-    """Return what a URL's path has before the paths of the API; a server without a prefix has an empty one."""
-    path = path.rstrip("/")
-    for known in _API_PATHS:
-        if path == known or path.endswith(known):
-            path = path.removesuffix(known).rstrip("/")
-            break
-    return quote(path, safe="/%:@!$&'()*+,;=~")
+    address, zone, interface = parts.hostname.replace("%25", "%").partition("%")
+    host = f"[{address}{'%25' if zone else ''}{interface}]" if ":" in parts.hostname else parts.hostname
+    # What the path has before those of the API; a server without a prefix has none.
+    path = parts.path.rstrip("/")
+    known = next(filter(path.endswith, _API_PATHS), "")
+    prefix = quote(path.removesuffix(known).rstrip("/"), safe="/%:@!$&'()*+,;=~")
+    return f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{prefix}"
 
 
 #: Paths of the API that people copy together with the address.
@@ -136,8 +129,8 @@ class Site(NamedTuple):
 
     def client(self) -> HttpClient:
         """Return a client whose requests go straight to the server. Raises UsageError for unreadable certificates."""
-        tls = trusted(self.ca_file) if self.endpoint.startswith("https:") else None
-        return HttpClient(unix_socket=self._unix_socket, tls=tls)
+        is_tls = self.endpoint.startswith("https:")
+        return HttpClient(unix_socket=self._unix_socket, tls=trusted(self.ca_file) if is_tls else None)
 
     @property
     def _unix_socket(self) -> str:
@@ -173,19 +166,33 @@ def ask(
     """
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     headers = site.access.headers() | ({} if body is None else {"Content-Type": content_type})
-    end = time.monotonic() + (PATIENCE_S if site.patience_s is None else site.patience_s)
+    end, asked, again = time.monotonic() + (PATIENCE_S if site.patience_s is None else site.patience_s), 0, True
     with site.client() as client:
-        for asked in count(1):
+        while again:
             with translated_errors(site.endpoint, path, timeout_s, site.ca_file):
                 answer = client.answer(method, site.url(path), headers=headers, body=data, total_s=timeout_s)
-            if not _asked_again(site, path, answer, asked, end):
-                break
+            asked += 1
+            again = _asked_again(site, path, answer, asked, end)
     if answer.status in (401, 403):
         raise refused(site.endpoint, path, answer.status, site.access)
     if answer.status in LATER:
-        raise _not_now(site, path, answer, asked)
+        times = "once" if asked == 1 else f"{asked} times, the last time"
+        raise Unanswered(
+            f"the server at {site.endpoint} is not ready, or has too many requests",
+            cause=f"its {path} answered {times} with HTTP {answer.status} {said(site, answer.body)}".strip(),
+            remedy="wait until it has loaded its model and is free, and run again; the log of the server, or of the "
+            "gateway in front of it, says more",
+        )
     if answer.status in REDIRECTS:
-        raise _redirected(site, path, answer.headers.get("location", ""))
+        # Named without user name and query, which may be secret.
+        where = urlsplit(answer.headers.get("location", ""))
+        target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
+        raise Unanswered(
+            f"the server at {site.endpoint} redirects its {path}",
+            cause=f"to {site.access.without_secrets(target)}; a request with a key or a prompt is not sent to another "
+            "address than the one that you named, and one with a prompt follows no redirect at all",
+            remedy="give the final address with --api_server, if you trust it",
+        )
     if answer.status == HTTPStatus.BAD_REQUEST and body is None:
         require_plain_http(site.endpoint)
     return answer.status, answer.body
@@ -207,28 +214,6 @@ def _asked_again(site: Site, path: str, answer: Answer, asked: int, end: float) 
     return True
 
 
-def _not_now(site: Site, path: str, answer: Answer, asked: int) -> Unanswered:
-    times = "once" if asked == 1 else f"{asked} times, the last time"
-    return Unanswered(
-        f"the server at {site.endpoint} is not ready, or has too many requests",
-        cause=f"its {path} answered {times} with HTTP {answer.status} {said(site, answer.body)}".strip(),
-        remedy="wait until it has loaded its model and is free, and run again; the log of the server, or of the "
-        "gateway in front of it, says more",
-    )
-
-
-def _redirected(site: Site, path: str, location: str) -> Unanswered:
-    """Return the error for a redirect; it names the target without user name and query, which may be secret."""
-    where = urlsplit(location)
-    target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
-    return Unanswered(
-        f"the server at {site.endpoint} redirects its {path}",
-        cause=f"to {site.access.without_secrets(target)}; a request with a key or a prompt is not sent to another "
-        "address than the one that you named, and one with a prompt follows no redirect at all",
-        remedy="give the final address with --api_server, if you trust it",
-    )
-
-
 def request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
     """Return the body of a 200 answer. Raises as `ask` does, and ServerUnsuitable for another status."""
     status, answer = ask(site, method, path, body, timeout_s)
@@ -241,5 +226,111 @@ def said(site: Site, answer: bytes) -> str:
     """Return the words of an answer that is an error, as far as they can be shown."""
     text = answer[:2000].decode(errors="replace")
     match = re.search(r'"(?:message|detail)":\s*"((?:[^"\\]|\\.)*)', text)
-    words = match[1] if match else text.splitlines()[0] if text.strip() else ""
-    return site.access.without_secrets(words)[:300]
+    return site.access.without_secrets(match[1] if match else text.splitlines()[0] if text.strip() else "")[:300]
+
+
+#: The remedy where one server is given at two addresses.
+ONCE = "name each server once: two addresses of one server would count as two servers"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def require_distinct_addresses(urls: Sequence[str], *, resolved: bool = False) -> None:
+    """Raise UsageError for base URLs of which two lead to one place.
+
+    Names of other machines are compared as they are written, or by their addresses where they are to be `resolved`.
+    """
+    places = {url: set(_places(url, resolved=resolved)) for url in urls}
+    if twice := next((url for url in urls if urls.count(url) > 1), ""):
+        raise UsageError(f"{twice} is given twice", remedy=ONCE)
+    for first, second in combinations(urls, 2):
+        if shared := places[first] & places[second]:
+            raise UsageError(
+                f"{first} and {second} are one server, given twice", cause=f"both lead to {min(shared)}", remedy=ONCE
+            )
+
+
+def _places(url: str, *, resolved: bool) -> Iterator[str]:
+    """Yield the places that a base URL leads to: a socket's file, or addresses with port and path."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        yield os.path.realpath(parts.path)
+        return
+    host, port = host_of(url), parts.port or _DEFAULT_PORTS[parts.scheme]
+    addresses = {host.lower()}
+    if resolved or is_address(host) or is_loopback(host):
+        with suppress(OSError):
+            addresses = {str(known[4][0]) for known in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=0)}
+    listeners = _listeners(port) if resolved else set()
+    for address in addresses:
+        yield f"{_place(address, listeners)} port {port}{parts.path}"
+
+
+def _place(address: str, listeners: set[str]) -> str:
+    """Return an address in one spelling; that of this machine where a server listens at all of its addresses."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
+        parsed = parsed.ipv4_mapped
+    if parsed.is_unspecified:  # a connection to it goes to the loopback address
+        parsed = ipaddress.ip_address("127.0.0.1" if parsed.version == 4 else "::1")
+    addresses = {address.address.partition("%")[0] for part in psutil.net_if_addrs().values() for address in part}
+    own = parsed.is_loopback or str(parsed) in addresses
+    listens_there = str(parsed) in listeners or not any(ipaddress.ip_address(at).is_unspecified for at in listeners)
+    return str(parsed) if not own or listens_there else "this machine"
+
+
+def _listeners(port: int) -> set[str]:
+    """Return the addresses of this machine at which something listens on a port; none where that is not shown."""
+    with suppress(OSError, psutil.Error):
+        return {
+            known.laddr.ip
+            for known in psutil.net_connections("tcp")
+            if known.status == psutil.CONN_LISTEN and known.laddr and known.laddr.port == port
+        }
+    return set()
+
+
+def words_of(site: Site, error: AnswerError) -> str:
+    """Return why an answer cannot be counted, with its numbers."""
+    return site.access.without_secrets(f"{error}: {error.detail}" if error.detail else str(error))
+
+
+def read_ids(site: Site, body: bytes, limits: AnswerLimits, prompt_tokens: int, *, streamed: bool) -> id_answers.Answer:
+    """Return an answer that lists token ids. Raises AnswerError; ServerUnsuitable where it came from a cache."""
+    reader = id_answers.StreamReader()
+    if streamed:
+        reader.feed(body)
+    answer = reader.finish(prompt_tokens, limits) if streamed else id_answers.whole_answer(body, prompt_tokens, limits)
+    _require_uncached(site, answer.stated)
+    return answer
+
+
+def read_text(site: Site, body: bytes, prompts: Prompts, *, streamed: bool) -> tuple[TextAnswer, bool]:
+    """Return an answer in text, whatever it counts, and whether its stream ends with [DONE].
+
+    Raises ServerUnsuitable.
+    """
+    dialect = Dialect(prompts=prompts, done=False)
+    reader = TextReader(dialect)
+    try:
+        if streamed:
+            reader.feed(body)
+        answer = reader.finish(0, None) if streamed else whole_text(body, 0, None, dialect)
+    except AnswerError as error:
+        kind = "a streamed answer" if streamed else "an answer"
+        raise not_measurable(site.endpoint, f"{kind}: {words_of(site, error)}") from error
+    _require_uncached(site, answer.stated)
+    return answer, reader.done or not streamed
+
+
+def _require_uncached(site: Site, stated: Stated) -> None:
+    """Raise ServerUnsuitable for an answer to a prompt that was in part read from a cache."""
+    if stated.cached_tokens:
+        raise ServerUnsuitable(
+            f"the server at {site.endpoint} caches prompt prefixes",
+            cause=f"its usage says that {stated.cached_tokens:,} prompt tokens came from a cache (cached_tokens); "
+            "MLPerf's rules forbid reuse of results between queries (inference_rules, Caching)",
+            remedy="start it without: vLLM with --no-enable-prefix-caching, SGLang with --disable-radix-cache",
+        )

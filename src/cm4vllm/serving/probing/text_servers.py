@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,8 @@ from cm4vllm.records.server import Api, Dialect, Prompts, ServerRecord
 from cm4vllm.rules import Division
 from cm4vllm.serving.answers.stated import Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer
-from cm4vllm.serving.probing.probed_answers import read_text
 from cm4vllm.serving.probing.server_access import not_measurable
-from cm4vllm.serving.probing.server_requests import LONG_S, REFUSED, Site, ask, request, said, sites_of
+from cm4vllm.serving.probing.server_requests import LONG_S, REFUSED, Site, ask, read_text, request, said, sites_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,12 +40,12 @@ _DRAWN = {"max_tokens": _TOKENS, "min_tokens": 2, "temperature": 0, "top_p": 1, 
 _SAMPLE_TOKENS, _SAMPLE_APART = 64, 0.1
 
 
+@dataclass
 class _Refused(Exception):
     """A request in one dialect was answered with an error."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(f"HTTP {status} {words}")
-        self.status, self.words = status, words
+    status: int
+    words: str
 
 
 def text_body(
@@ -78,18 +78,17 @@ def find_dialect(site: Site, model: str, api: Api) -> tuple[Dialect, Stated]:
                 taken, stated = _tried(site, model, dialect, api)
                 return _with_more(site, model, taken, api, guessed), stated
             except _Refused as refusal:
-                causes[f"{api.path}: {refusal}".strip()] = None
+                causes[f"{api.path}: HTTP {refusal.status} {refusal.words}".strip()] = None
                 dialect, dropped = _with_less(dialect, refusal)
                 guessed += dropped
-    remedy = (
-        "leave --api out, or serve the model with a chat template"
+    raise ServerUnsuitable(
+        f"the server at {site.endpoint} gives neither token ids nor text",
+        cause="\n".join(causes),
+        remedy="leave --api out, or serve the model with a chat template"
         if api is Api.CHAT
         else "check that --vllm_model_name is the name that the server uses for the model; for a server that offers "
         "only "
-        "chat give --api=chat (open division)"
-    )
-    raise ServerUnsuitable(
-        f"the server at {site.endpoint} gives neither token ids nor text", cause="\n".join(causes), remedy=remedy
+        "chat give --api=chat (open division)",
     )
 
 
@@ -116,11 +115,10 @@ def _with_more(site: Site, model: str, dialect: Dialect, api: Api, guessed: Sequ
     Raises as `_tried` does, but for _Refused.
     """
     for name in guessed:
-        if name == dialect.left_out[-1]:  # without it the server did not answer
-            continue
-        with suppress(_Refused):
-            more = replace(dialect, left_out=[other for other in dialect.left_out if other != name])
-            dialect, _ = _tried(site, model, more, api)
+        if name != dialect.left_out[-1]:  # else the server did not answer without it
+            with suppress(_Refused):
+                more = replace(dialect, left_out=[other for other in dialect.left_out if other != name])
+                dialect, _ = _tried(site, model, more, api)
     return dialect
 
 
@@ -136,7 +134,11 @@ def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> tuple[Dialect,
         if status != HTTPStatus.OK:
             raise not_measurable(site.endpoint, f"its {api.path} answers HTTP {status} {said(site, answer)}")
         read, done = read_text(site, answer, dialect.prompts, streamed=streamed)
-        _require_text(site, read, streamed=streamed)
+        kind, tokens = "a streamed answer" if streamed else "an answer", read.stated.tokens
+        if not read.text and tokens <= 0:
+            raise not_measurable(site.endpoint, f"{kind} has no text and no token_ids")
+        if tokens > _TOKENS:
+            raise not_measurable(site.endpoint, f"{kind} of at most {_TOKENS} tokens counts {tokens} in its usage")
         stated.append(read.stated)
     if dialect.prompts is Prompts.IDS and any(each.prompt_tokens != len(_PROMPT_IDS) for each in stated):
         # Without that count it is not known whether the ids were read as ids.
@@ -148,15 +150,6 @@ def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> tuple[Dialect,
         )
     usage = all(min(each.prompt_tokens, each.tokens) >= 0 for each in stated)
     return replace(dialect, usage=usage, done=done), stated[-1]
-
-
-def _require_text(site: Site, answer: TextAnswer, *, streamed: bool) -> None:
-    """Raise ServerUnsuitable for an answer to the probe that has no text, or more than was asked for."""
-    kind, tokens = "a streamed answer" if streamed else "an answer", answer.stated.tokens
-    if not answer.text and tokens <= 0:
-        raise not_measurable(site.endpoint, f"{kind} has no text and no token_ids")
-    if tokens > _TOKENS:
-        raise not_measurable(site.endpoint, f"{kind} of at most {_TOKENS} tokens counts {tokens} in its usage")
 
 
 def check_tokenizer(server: ServerRecord, model: ModelRecord) -> None:
@@ -199,10 +192,9 @@ def _sample(server: ServerRecord, dialect: Dialect, tokenizer: Tokenizer, most: 
 
 def require_division(server: ServerRecord, division: Division) -> None:
     """Raise ServerUnsuitable for a server whose results can only be of the open division, in another one."""
-    reasons = server.open_only if division is not Division.OPEN else []
-    if reasons:
+    if server.open_only and division is not Division.OPEN:
         raise ServerUnsuitable(
             f"the {division} division is not possible with the server at {server.endpoint}",
-            cause="\n".join(reasons),
+            cause="\n".join(server.open_only),
             remedy="give --division=open, or use a server that returns token ids and serves the model itself",
         )

@@ -56,8 +56,7 @@ def telling_lines(log: Path) -> str:
     ]
     root = [line for line in telling if not any(phrase in line for phrase in _REPEATED)] or telling
     rest = [line for line in lines if line.strip() and not line.startswith(_NOISE)]
-    shown = list(dict.fromkeys(root))[-_SHOWN:] or rest[-_SHOWN:]
-    return "\n".join(line[:400] for line in shown)
+    return "\n".join(line[:400] for line in (list(dict.fromkeys(root))[-_SHOWN:] or rest[-_SHOWN:]))
 
 
 def last_words(log: Path) -> str:
@@ -87,7 +86,7 @@ def progress_line(log: Path) -> str:
     """Return what the server did last, in short: a step that its log names, else the last line."""
     lines = [text for line in last_lines(log, _READ_LINES).splitlines() if (text := _plain(line).strip())]
     steps = [line for line in lines if _STEP.search(line)]
-    line = ([*lines[-1:], *steps[-1:]] or ["its process starts"])[-1]
+    line = (steps or lines or ["its process starts"])[-1]
     return line if len(line) <= _PROGRESS else f"{line[: _PROGRESS - 4].rstrip()} ..."
 
 

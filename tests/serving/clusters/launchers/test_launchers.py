@@ -6,10 +6,7 @@ import sys
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
-from cm4vllm.serving.clusters.launchers.local import LocalLauncher
-from cm4vllm.serving.clusters.launchers.slurm import SlurmLauncher
-from cm4vllm.serving.clusters.launchers.ssh import SshLauncher
+from cm4vllm.serving.clusters.launchers import LocalLauncher, SlurmLauncher, SshLauncher, chosen_launcher
 
 #: A program in scontrol's place, which prints what Slurm 22.05 does for a job on n1 and n2.
 SCONTROL = """#!/bin/sh

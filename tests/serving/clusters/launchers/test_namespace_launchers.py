@@ -16,8 +16,8 @@ import peer
 import test_node_servers
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.serving.clusters.launchers.ssh import SshLauncher
-from cm4vllm.serving.clusters.node_layout import node_layout
+from cm4vllm.serving.clusters.launchers import SshLauncher
+from cm4vllm.serving.clusters.placement import node_layout
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import NodesStart, start_all, stop
 from cm4vllm.serving.supervision.death_reasons import death_reason

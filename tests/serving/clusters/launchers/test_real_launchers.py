@@ -23,7 +23,7 @@ from test_node_servers import python  # noqa: F401 - a fixture
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.process.machine_load import nodes_sampled
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
+from cm4vllm.serving.clusters.launchers import chosen_launcher
 from cm4vllm.serving.server import stop
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
@@ -37,7 +37,7 @@ import os, sys, time
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 import test_node_servers as t
-from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
+from cm4vllm.serving.clusters.launchers import chosen_launcher
 launcher = chosen_launcher("auto", {nodes!r}, os.environ)
 t.launch(Path({python!r}), Path({folder!r}), nodes=len(launcher.nodes), launcher=launcher, tp_size=len(launcher.nodes))
 print("ready", flush=True)

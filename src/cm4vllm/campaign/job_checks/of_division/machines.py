@@ -7,8 +7,8 @@ from cm4vllm.campaign.job_checks.of_division.facts import SOURCE, JobFacts
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.gpus.gpu import detect_gpus
+from cm4vllm.hardware.host import detect_network
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.hardware.network import detect_network
 from cm4vllm.records.described_system import NETWORK_KEYS
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.system_records import runs_here

@@ -3,14 +3,13 @@
 import contextlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cm4vllm.common.kernel_files import exists
-from cm4vllm.hardware.gpus.drivers import Questions, answered, asked, constant, entry
-from cm4vllm.hardware.gpus.vendor import Filter, Read, Vendor
+from cm4vllm.hardware.gpus.vendor import Filter, Questions, Read, Vendor, answered, asked, constant, entry
 from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
@@ -50,17 +49,6 @@ def _library() -> Any:
     return amdsmi if error is None else None
 
 
-@contextmanager
-def opened() -> Iterator[Any]:
-    """Yield the amdsmi module, initialised; None where the driver or the module is missing."""
-    amdsmi = _library()
-    try:
-        yield amdsmi
-    finally:
-        if amdsmi is not None:
-            asked(amdsmi, "amdsmi_shut_down")
-
-
 def cards(amdsmi: Any) -> list[Card]:
     """Return the GPUs that are built in, in the driver's order, each with the partitions that are listed as GPUs."""
     listed: list[Card] = []
@@ -79,19 +67,12 @@ def cards(amdsmi: Any) -> list[Card]:
 def _is_part(card: Card, bus: str, uuid: str, ask: Questions) -> bool:
     """Return True if a handle is another partition of a card: another function of its PCI device, or without a name."""
     device, _, function = bus.rpartition(".")
-    if not device or device != card.bus.rpartition(".")[0]:
-        return False
-    return function != "0" or uuid == card.uuid or not _name(ask)
+    same = device and device == card.bus.rpartition(".")[0]
+    return bool(same) and (function != "0" or uuid == card.uuid or not _name(ask))
 
 
 def _name(ask: Questions) -> str:
     return str(entry(ask("amdsmi_get_gpu_asic_info", fact="name"), "market_name") or "")
-
-
-def amd_gpus(amdsmi: Any) -> list[GpuFacts]:
-    """Return the GPUs that the driver shows, in its order."""
-    shown = cards(amdsmi)
-    return [_gpu(card, [other for other in shown if other is not card]) for card in shown]
 
 
 def _gpu(card: Card, others: Sequence[Card]) -> GpuFacts:
@@ -100,11 +81,7 @@ def _gpu(card: Card, others: Sequence[Card]) -> GpuFacts:
     vram, cap = of_it("amdsmi_get_gpu_vram_info", fact=MEMORY), of_it("amdsmi_get_power_cap_info", fact="power limit")
     pcie = entry(of_it("amdsmi_get_pcie_info", fact="PCIe"), "pcie_static")
     clocks = [
-        _mega(
-            entry(
-                of_it("amdsmi_get_clock_info", constant(of_it.library, f"AmdSmiClkType.{kind}"), fact=fact), "max_clk"
-            )
-        )
+        entry(of_it("amdsmi_get_clock_info", constant(of_it.library, f"AmdSmiClkType.{kind}"), fact=fact), "max_clk")
         for kind, fact in (("GFX", "frequency"), ("MEM", "frequency of the memory"))
     ]
     links = {other.uuid: entry(of_it("amdsmi_topo_get_link_type", other.ask.device), "type") for other in others}
@@ -118,14 +95,14 @@ def _gpu(card: Card, others: Sequence[Card]) -> GpuFacts:
         memory_bytes=memory,
         memory_type=_MEMORY_TYPES.get(entry(vram, "vram_type") or 0, ""),
         memory_bus_bits=entry(vram, "vram_bit_width"),
-        max_sm_mhz=clocks[0],
-        max_memory_mhz=clocks[1],
+        max_sm_mhz=_known(clocks[0]),
+        max_memory_mhz=_known(clocks[1]),
         pcie_generation=entry(pcie, "pcie_interface_version"),
         pcie_width=entry(pcie, "max_pcie_width"),
         pci_bus_id=card.bus,
         driver=str(entry(of_it("amdsmi_get_gpu_driver_info", fact="driver"), "driver_version") or ""),
-        power_limit_w=_watts(entry(cap, "power_cap")),
-        power_default_w=_watts(entry(cap, "default_power_cap")),
+        power_limit_w=_known(entry(cap, "power_cap"), 1e6),
+        power_default_w=_known(entry(cap, "default_power_cap"), 1e6),
         link_name="XGMI" if _XGMI in links.values() else "",
         links={other: 1 for other, kind in links.items() if kind == _XGMI},
         partitions=_partitions(card, memory),
@@ -140,8 +117,8 @@ def _memory(card: Card) -> int | None:
     part of each.
     """
     sizes = [_mib(entry(part("amdsmi_get_gpu_vram_info"), "vram_size")) for part in card.parts]
-    alike = len(sizes) > 1 and None not in sizes and len(set(sizes)) == 1
     known = [size for size in sizes if size]
+    alike = len(known) == len(sizes) > 1 and len(set(sizes)) == 1
     return (sum(known) if alike else max(known, default=0)) * 2**20 or None
 
 
@@ -167,12 +144,8 @@ def _mib(value: Any) -> int | None:
     return int(value) if isinstance(value, int | float) and value > 0 else None
 
 
-def _mega(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and value else None
-
-
-def _watts(microwatts: Any) -> float | None:
-    return microwatts / 1e6 if isinstance(microwatts, int | float) and microwatts else None
+def _known(value: Any, of_one: float = 1) -> float | None:
+    return value / of_one if isinstance(value, int | float) and value else None
 
 
 class _Amd(Vendor):
@@ -187,13 +160,20 @@ class _Amd(Vendor):
         Filter(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), empty_hides=False),
     )
 
-    def opened(self) -> AbstractContextManager[Any]:
-        """Return the context in which amdsmi can be asked."""
-        return opened()
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Yield the amdsmi module, initialised; None where the driver or the module is missing."""
+        amdsmi = _library()
+        try:
+            yield amdsmi
+        finally:
+            if amdsmi is not None:
+                asked(amdsmi, "amdsmi_shut_down")
 
     def gpus(self, library: Any) -> list[GpuFacts]:
-        """Return the facts of all AMD GPUs."""
-        return amd_gpus(library)
+        """Return the GPUs that the driver shows, in its order."""
+        shown = cards(library)
+        return [_gpu(card, [other for other in shown if other is not card]) for card in shown]
 
     def is_loaded(self) -> bool:
         """Return True if the kernel driver is loaded."""

@@ -1,12 +1,12 @@
 """NVIDIA GPUs, asked of the driver through NVML (nvidia-ml-py)."""
 
+from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from cm4vllm.hardware.gpus.drivers import Questions, answered, asked, constant, reason
-from cm4vllm.hardware.gpus.vendor import Filter, GpuUse, Read, Vendor
+from cm4vllm.hardware.gpus.vendor import Filter, GpuUse, Questions, Read, Vendor, answered, asked, constant, reason
 from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.known_hardware import is_integrated
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
@@ -43,38 +43,6 @@ class Device(NamedTuple):
     ask: Questions
 
 
-@contextmanager
-def opened() -> Iterator[Any]:
-    """Yield the NVML module, initialised; None where the driver is missing."""
-    import pynvml
-
-    _, error = answered(pynvml, "nvmlInit")
-    if error is not None:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        asked(pynvml, "nvmlShutdown")
-
-
-def why_none() -> str:
-    """Return why no NVIDIA GPU can be used; empty where the driver shows one."""
-    import pynvml
-
-    _, error = answered(pynvml, "nvmlInit")
-    if error is not None:
-        if getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return "NVIDIA's driver is not installed: its library libnvidia-ml.so.1 is not found"
-        return f"NVIDIA's driver does not respond: {reason(error)}"
-    asked(pynvml, "nvmlShutdown")
-    with opened() as library:
-        if library is not None and devices(library):
-            return ""
-        silent = silent_gpus(library) if library is not None else []
-        return f"NVIDIA's driver shows no GPU{': ' if silent else ''}{'; '.join(silent)}"
-
-
 def devices(nvml: Any) -> list[Device]:
     """Return the GPUs that respond, in the driver's order, which is that of the PCI bus."""
     shown = [(place, Questions(nvml, handle)) for place, handle, error in _handles(nvml) if error is None]
@@ -89,23 +57,9 @@ def devices(nvml: Any) -> list[Device]:
     ]
 
 
-def silent_gpus(nvml: Any) -> list[str]:
-    """Return in words the GPUs that the driver counts and that do not respond, as one that is lost."""
-    return [f"GPU {place} does not respond: {reason(error)}" for place, _, error in _handles(nvml) if error is not None]
-
-
 def _handles(nvml: Any) -> list[tuple[int, Any, Exception | None]]:
     count = asked(nvml, "nvmlDeviceGetCount") or 0
     return [(place, *answered(nvml, "nvmlDeviceGetHandleByIndex", place)) for place in range(count)]
-
-
-def nvidia_gpus(nvml: Any) -> list[GpuFacts]:
-    """Return the GPUs that the driver shows, in its order."""
-    shown = devices(nvml)
-    driver, cuda = asked(nvml, "nvmlSystemGetDriverVersion"), asked(nvml, "nvmlSystemGetCudaDriverVersion")
-    versions = (_word(driver), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
-    buses = {device.uuid: _bus(device.ask("nvmlDeviceGetPciInfo")) for device in shown}
-    return [_gpu(device, versions, buses, shown) for device in shown]
 
 
 def _gpu(device: Device, versions: tuple[str, str], buses: dict[str, str], shown: Sequence[Device]) -> GpuFacts:
@@ -120,15 +74,15 @@ def _gpu(device: Device, versions: tuple[str, str], buses: dict[str, str], shown
         if other.uuid != device.uuid
     }
     clocks = [
-        _mega(of_it("nvmlDeviceGetMaxClockInfo", constant(of_it.library, f"NVML_CLOCK_{kind}"), fact=fact))
+        of_it("nvmlDeviceGetMaxClockInfo", constant(of_it.library, f"NVML_CLOCK_{kind}"), fact=fact)
         for kind, fact in (("SM", "frequency"), ("MEM", "frequency of the memory"))
     ]
     return GpuFacts(
         name=device.name,
         uuid=device.uuid,
         memory_bytes=_memory(of_it),
-        max_sm_mhz=clocks[0],
-        max_memory_mhz=clocks[1],
+        max_sm_mhz=clocks[0] or None,
+        max_memory_mhz=clocks[1] or None,
         memory_bus_bits=of_it("nvmlDeviceGetMemoryBusWidth") or None,
         pcie_generation=of_it("nvmlDeviceGetMaxPcieLinkGeneration", fact="PCIe") or None,
         pcie_width=of_it("nvmlDeviceGetMaxPcieLinkWidth", fact="PCIe") or None,
@@ -159,16 +113,15 @@ def _memory(of_it: Questions) -> int | None:
 
 
 def _links(of_it: Questions, buses: dict[str, str]) -> dict[str, int]:
-    """Return the active NVLinks by what is at their other end."""
-    links: dict[str, int] = {}
+    """Return the numbers of active NVLinks by what is at their other end."""
+    links: Counts[str] = Counts()
     for link in range(constant(of_it.library, "NVML_NVLINK_MAX_LINKS") or 0):
         active = of_it("nvmlDeviceGetNvLinkState", link)
         if active is None:  # past the last link, or a GPU without any
             break
         if active:
-            end = _other_end(of_it, link, buses)
-            links[end] = links.get(end, 0) + 1
-    return links
+            links[_other_end(of_it, link, buses)] += 1
+    return dict(links)
 
 
 def _other_end(of_it: Questions, link: int, buses: dict[str, str]) -> str:
@@ -182,10 +135,8 @@ def _other_end(of_it: Questions, link: int, buses: dict[str, str]) -> str:
 
 def _mig_devices(of_it: Questions) -> list[MigFacts]:
     """Return the parts of a GPU with MIG."""
-    handles = [
-        of_it("nvmlDeviceGetMigDeviceHandleByIndex", place)
-        for place in range(of_it("nvmlDeviceGetMaxMigDeviceCount") or 0)
-    ]
+    places = range(of_it("nvmlDeviceGetMaxMigDeviceCount") or 0)
+    handles = (of_it("nvmlDeviceGetMigDeviceHandleByIndex", place) for place in places)
     parts = [Questions(of_it.library, handle) for handle in handles if handle is not None]
     return [
         MigFacts(
@@ -206,10 +157,6 @@ def _word(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
-def _mega(value: int | None) -> float | None:
-    return float(value) if value else None
-
-
 def _watts(milliwatts: int | None) -> float | None:
     return milliwatts / 1000 if milliwatts else None
 
@@ -223,21 +170,46 @@ class _Nvidia(Vendor):
     library = "NVML"
     filters = (Filter(("CUDA_VISIBLE_DEVICES",), loose=True, repeated_hides=True, order_variable="CUDA_DEVICE_ORDER"),)
 
-    def opened(self) -> AbstractContextManager[Any]:
-        """Return the context in which NVML can be asked."""
-        return opened()
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Yield the NVML module, initialised; None where the driver is missing."""
+        import pynvml
+
+        if answered(pynvml, "nvmlInit")[1] is not None:
+            yield None
+            return
+        try:
+            yield pynvml
+        finally:
+            asked(pynvml, "nvmlShutdown")
 
     def gpus(self, library: Any) -> list[GpuFacts]:
-        """Return the facts of all NVIDIA GPUs."""
-        return nvidia_gpus(library)
+        """Return the GPUs that the driver shows, in its order."""
+        shown = devices(library)
+        driver, cuda = asked(library, "nvmlSystemGetDriverVersion"), asked(library, "nvmlSystemGetCudaDriverVersion")
+        versions = (_word(driver), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
+        buses = {device.uuid: _bus(device.ask("nvmlDeviceGetPciInfo")) for device in shown}
+        return [_gpu(device, versions, buses, shown) for device in shown]
 
     def why_none(self) -> str:
-        """Return why no NVIDIA GPU can be used, empty if nothing prevents it."""
-        return why_none()
+        """Return why no NVIDIA GPU can be used; empty where the driver shows one."""
+        import pynvml
+
+        if (error := answered(pynvml, "nvmlInit")[1]) is not None:
+            if getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+                return "NVIDIA's driver is not installed: its library libnvidia-ml.so.1 is not found"
+            return f"NVIDIA's driver does not respond: {reason(error)}"
+        asked(pynvml, "nvmlShutdown")
+        with self.opened() as library:
+            if library is not None and devices(library):
+                return ""
+            silent = self.silent(library) if library is not None else []
+            return f"NVIDIA's driver shows no GPU{': ' if silent else ''}{'; '.join(silent)}"
 
     def silent(self, library: Any) -> list[str]:
-        """Return the GPUs that do not answer, in words."""
-        return silent_gpus(library)
+        """Return in words the GPUs that the driver counts and that do not respond, as one that is lost."""
+        lost = ((place, error) for place, _, error in _handles(library) if error is not None)
+        return [f"GPU {place} does not respond: {reason(error)}" for place, error in lost]
 
     def samples(self, library: Any) -> list[GpuSample]:
         """Return utilisation, memory, power and clocks of each GPU now."""
@@ -260,28 +232,26 @@ class _Nvidia(Vendor):
     def counters(self, library: Any) -> Iterator[tuple[Counter, Read]]:
         """Yield the counters of boards: Volta and later have one, in mJ since the driver was loaded."""
         for device in devices(library):
-            if device.ask(_ENERGY) is None:
-                continue
-            counter = Counter(
-                name=f"GPU {device.place} {device.name}",
-                scope=Scope.GPU,
-                method=f"NVML, {_ENERGY}",
-                unit_j=1e-3,
-                wraps_at=2**64,
-                device=device.uuid,
-            )
-            yield counter, partial(device.ask, _ENERGY)
+            if device.ask(_ENERGY) is not None:
+                counter = Counter(
+                    name=f"GPU {device.place} {device.name}",
+                    scope=Scope.GPU,
+                    method=f"NVML, {_ENERGY}",
+                    unit_j=1e-3,
+                    wraps_at=2**64,
+                    device=device.uuid,
+                )
+                yield counter, partial(device.ask, _ENERGY)
 
 
 def _sample(library: Any, device: Device) -> GpuSample:
     """Return utilisation, memory, power and clocks of one GPU now."""
     load, memory = device.ask("nvmlDeviceGetUtilizationRates"), device.ask("nvmlDeviceGetMemoryInfo")
-    power = device.ask("nvmlDeviceGetPowerUsage")
     return GpuSample(
         index=device.place,
         name=device.name,
         utilisation=None if load is None else load.gpu / 100,
-        power_w=None if power is None else power / 1000,
+        power_w=None if (power := device.ask("nvmlDeviceGetPowerUsage")) is None else power / 1000,
         memory_used_bytes=None if memory is None else int(memory.used),
         temperature_c=device.ask("nvmlDeviceGetTemperature", constant(library, "NVML_TEMPERATURE_GPU")),
         sm_mhz=device.ask("nvmlDeviceGetClockInfo", constant(library, "NVML_CLOCK_SM")),

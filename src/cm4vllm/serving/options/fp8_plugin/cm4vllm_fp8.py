@@ -1,6 +1,7 @@
 """Loaded by vLLM as one of its plugins (vllm.general_plugins): FP8 layers whose products are computed in fp32.
 
-cm4vllm.serving.options.fp8 says on which processors it is loaded, and why. Nothing of the package can be imported here.
+cm4vllm.serving.options.arguments says on which processors it is loaded, and why. Nothing of the package can be
+imported here.
 """
 
 import torch

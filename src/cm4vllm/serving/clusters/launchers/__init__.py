@@ -1,1 +1,0 @@
-"""Launchers: ways to run a program on each of several nodes. One interface, one module a launcher."""
