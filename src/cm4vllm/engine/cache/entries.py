@@ -275,7 +275,7 @@ def _remove(folder: str) -> None:
 
 
 def _sync(folder: str) -> None:
-    """Have the file system of `folder` on the disk: what an entry holds must not be younger than its meta."""
+    """Write the file system of `folder` to its disk: what an entry holds must not be younger than its meta."""
     import ctypes
 
     handle = os.open(folder, os.O_RDONLY)
