@@ -93,7 +93,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Write the names of the files in a folder to its disk, where a power failure leaves them. Raises DiskFull, NotWritable."""
+    """Write the names of the files in a folder to its disk, whatever fails then. Raises DiskFull, NotWritable."""
     with translated_os_errors("write", folder):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -103,7 +103,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def sync_files(folder: Path) -> None:
-    """Write the files in a folder to its disk, where a power failure leaves them. Raises DiskFull, NotWritable."""
+    """Write the files in a folder to its disk, whatever fails then. Raises DiskFull, NotWritable."""
     with translated_os_errors("write", folder):
         for path in folder.iterdir():
             if path.is_file():

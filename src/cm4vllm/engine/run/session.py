@@ -221,7 +221,7 @@ class Session:
             self._requests.pop()
 
     def at_the_end(self, title: str, cleanup: Callable[[], object]) -> None:
-        """Register a function that is called when the top-level run ends, however it ends; the last one registered first."""
+        """Register a function to call when the top-level run ends, however it ends; the last one is called first."""
         self._cleanups.append((title, cleanup))
 
     def explain(self, error: CmError) -> str:
