@@ -23,8 +23,8 @@ from typing import Any
 from cm4vllm.common.digests import content_digest
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import sync_folder, write_json
-from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.format.meta_files import META_NAMES, json_mapping, with_texts
+from cm4vllm.engine.format.script_catalogue import CACHE_AUTOMATION, add_to_index
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
@@ -254,8 +254,8 @@ class Cache:
         meta = {
             "alias": "",
             "uid": os.path.basename(folder),
-            "automation_alias": cmind_index.CACHE_AUTOMATION[0],
-            "automation_uid": cmind_index.CACHE_AUTOMATION[1],
+            "automation_alias": CACHE_AUTOMATION[0],
+            "automation_uid": CACHE_AUTOMATION[1],
             "tags": list(dict.fromkeys(tags)),
             "associated_script_artifact": f"{script[0]},{script[1]}",
             "associated_script_artifact_uid": script[1],
@@ -265,7 +265,7 @@ class Cache:
         }
         write_json(Path(folder, _META_FILE), meta)
         sync_folder(folder)
-        cmind_index.add(self._cmind, meta, folder)
+        add_to_index(self._cmind, meta, folder)
 
 
 def _remove(folder: str) -> None:

@@ -15,11 +15,10 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, NotFoundError
 from cm4vllm.common.progress import page
-from cm4vllm.engine.cache.cmind_index import slim
 from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw, split_tags
 from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
-from cm4vllm.engine.format.script_catalogue import Catalogue
+from cm4vllm.engine.format.script_catalogue import Catalogue, slim
 from cm4vllm.engine.format.variations import are_defined
 from cm4vllm.engine.plan.chain import code_of, has_hook, runs_scripts
 from cm4vllm.engine.run.hooks import Hooks
