@@ -1,4 +1,4 @@
-"""What killed commands, running ones and other users left in the place of a result."""
+"""The place of a result after a killed command, beside a running one, and with files of another user."""
 
 import os
 import shutil
