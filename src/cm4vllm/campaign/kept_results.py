@@ -86,11 +86,11 @@ def kept_result(step: Step, inputs: Settings, environment: StepEnvironment, know
 def _run(read: Read, _known: str) -> KeptResult:
     inputs = read(RunInputs)
     settings = run_settings_of(inputs)
-    earlier, why_not = earlier_run(inputs.folder, settings), ""
-    if earlier.record is not None and read(PowerInputs).under_power:
-        why_not = lacks_session(inputs.folder)
-    exports = None if earlier.record is None or why_not else {"CM_MLPERF_RUN_RECORD": str(inputs.folder / RUN_FILE)}
-    return KeptResult(settings_sha256(settings), exports, why_not or earlier.why_not)
+    earlier, why_not = earlier_run(inputs.folder, settings)
+    if earlier is not None and read(PowerInputs).under_power and (why := lacks_session(inputs.folder)):
+        return KeptResult(settings_sha256(settings), None, why)
+    exports = None if earlier is None else {"CM_MLPERF_RUN_RECORD": str(inputs.folder / RUN_FILE)}
+    return KeptResult(settings_sha256(settings), exports, why_not)
 
 
 def _search(read: Read, known: str) -> KeptResult:

@@ -256,13 +256,13 @@ def make_run(link: Link) -> Path:
         _check_server(link)
     writable_folder(folder.parent)
     with only_one(lock_of(folder), folder):
-        earlier = earlier_run(folder, run_settings_of(inputs))
-        if earlier.record is not None:
+        earlier, why_not = earlier_run(folder, run_settings_of(inputs))
+        if earlier is not None:
             say(f"kept: {folder} holds this run, made with the same inputs")
             inputs.forget_generated_conf()
         else:
-            if earlier.why_not:
-                say(f"done again: {earlier.why_not}")
+            if why_not:
+                say(f"done again: {why_not}")
             measure(inputs, require, audit_config=audit_text)
     print(run_table(folder), flush=True)
     return folder / RUN_FILE
@@ -358,6 +358,6 @@ _COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], LinkOutputs]] = {
     ),
 }
 _IS_KEPT: Mapping[str, Callable[[RunInputs], bool]] = {
-    "app,mlperf,inference,vllm": lambda inputs: earlier_run(inputs.folder, run_settings_of(inputs)).record is not None,
+    "app,mlperf,inference,vllm": lambda inputs: earlier_run(inputs.folder, run_settings_of(inputs))[0] is not None,
     "find,mlperf,inference,target-qps": lambda inputs: earlier_search(inputs) is not None,
 }

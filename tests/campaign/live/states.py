@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
-from cm4vllm.endpoints.curve_status import CurveStatus, MeasuredPoint
-from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.endpoints.records import CurveStatus, MeasuredPoint
+from cm4vllm.loadgen.process.messages import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
 from cm4vllm.records.searches.rate_search import SearchStatus, TriedRate, Verdict
 
 

@@ -27,7 +27,7 @@ from cm4vllm.campaign.live.terminal import plain_text
 from cm4vllm.common import progress
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.loadgen.process.messages import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
 from cm4vllm.records.searches.rate_search import SearchStatus, TriedRate
 
 STATES = {

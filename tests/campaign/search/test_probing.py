@@ -198,7 +198,7 @@ def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_agai
         assert not left.exists(), "a probe of an earlier search"
         before = len(server.bodies)
         following = replace(asked, output_dir=str(result), target_qps=record.rate, user_conf="")
-        made = earlier_run(result, settings_of(following)).record
+        made = earlier_run(result, settings_of(following))[0]
         assert len(server.bodies) == before
     assert made.settings.target_qps == record.rate
     assert not (result / PROBE_FILE).exists()

@@ -21,12 +21,11 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints.authoring import BundleInputs
 from cm4vllm.endpoints.curve_plan import placed_points
 from cm4vllm.endpoints.curve_search import CurveInputs
-from cm4vllm.endpoints.disclosure import missing_of_node
+from cm4vllm.endpoints.disclosure import missing_of_node, read_submitter_file
 from cm4vllm.endpoints.inspection import EndpointsCheckSettings
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines, regions_line
 from cm4vllm.endpoints.point import PointInputs
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
-from cm4vllm.endpoints.submitter_file import read_submitter_file
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import POINT_FILE, read_curves

@@ -7,8 +7,8 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus, left_words
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import duration_text, four_digits
-from cm4vllm.endpoints.curve_status import CurveStatus
-from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
+from cm4vllm.endpoints.records import CurveStatus
+from cm4vllm.loadgen.process.messages import LatencyStatus, RunStatus
 from cm4vllm.records.client import HEADROOM
 from cm4vllm.records.searches.rate_search import SearchStatus
 

@@ -19,8 +19,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import under_way, warnings
 from cm4vllm.common.records import Record, now, read_record
 from cm4vllm.common.units import duration_text
-from cm4vllm.endpoints.curve_status import CurveStatus
-from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
+from cm4vllm.endpoints.records import CurveStatus
+from cm4vllm.loadgen.process.messages import RunStatus, TimeLeft
 from cm4vllm.records.searches.rate_search import SearchStatus
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from cm4vllm.campaign.planning.run_targets import (
     is_one_by_one,
     is_searched,
     is_sized,
-    keeps_target,
+    is_target_kept,
     lacks_latency,
     lacks_rate,
     latency_name,
@@ -148,7 +148,7 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
 
 def _without_earlier(job: Job, scenarios: list[Scenario]) -> Condition | None:
     """Return the condition that an earlier result, whose target would be kept, is missing in one of the scenarios."""
-    if not all(keeps_target(job, scenario) for scenario in scenarios):
+    if not all(is_target_kept(job, scenario) for scenario in scenarios):
         return None
     places = tuple(run_place(scenario, Mode.PERFORMANCE) for scenario in scenarios)
     return Condition(need=Need.NO_EARLIER_RESULT, of=places)
