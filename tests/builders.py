@@ -5,12 +5,27 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.steps import Step
+from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.files import sha256_of
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.assets import DatasetRecord, QuantizationRecord
 from cm4vllm.records.campaign import CampaignRecord
+from cm4vllm.records.metrics import MetricsSample
+from cm4vllm.records.searches.rate_search import Boundary, SearchRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Terms
+
+
+def job_of(**fields: Any) -> Job:
+    """Return the job that settings with these fields ask for."""
+    return Job.of(CampaignSettings(**fields))
+
+
+def steps_of(**fields: Any) -> dict[str, Step]:
+    """Return the steps of such a job by their names, in the order of its schedule."""
+    return {step.name: step for step in schedule(job_of(**fields))}
 
 
 def campaign_record(**values: Any) -> CampaignRecord:
@@ -84,3 +99,29 @@ def scores_of(run_terms: Terms, values: dict[str, float], *, samples: int) -> li
         )
         for target in run_terms.targets
     ]
+
+
+def metrics_sample(**values: Any) -> MetricsSample:
+    """Return what a server's metrics show at one moment: 0 for all but these values."""
+    return MetricsSample(**{**dict.fromkeys(MetricsSample.__struct_fields__, 0), **values})
+
+
+def search_record(**values: Any) -> SearchRecord:
+    """Return the record of a search for the rate of a Server run, with other `values`."""
+    fields = {
+        "scenario": "Server",
+        "benchmark": "llama3.1-8b",
+        "confirmed": True,
+        "lowest_failing": None,
+        "low": values["rate"],
+        "high": None,
+        "binding": "TPOT",
+        "cause": "",
+        "boundary": Boundary.UNKNOWN,
+        "precision": 0.01,
+        "start": 4.0,
+        "start_source": "the test",
+        "stopped": "",
+        "cost_s": 48.0,
+    }
+    return SearchRecord(**{**fields, **values})

@@ -8,7 +8,7 @@ from made_points import BENCHMARK as STATUS_BENCHMARK
 from made_points import point_record
 from msgspec.structs import replace
 
-from cm4vllm.campaign.endpoints.schedule import schedule
+from cm4vllm.campaign.endpoints.job import schedule
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings, point_options
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import write_record

@@ -12,7 +12,7 @@ from fake_vllm import FakeVllm
 from msgspec.structs import replace
 from spoiled_logs import KEEPS_FIGURES, ODD_VALUES, cuts, key_of, performance_log, spoiled, with_value
 
-from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.search.projection import FullLength
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record

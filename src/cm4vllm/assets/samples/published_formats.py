@@ -16,7 +16,7 @@ from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.records.assets import DatasetRecord
-from cm4vllm.records.weights.lfs_pointers import FETCH, is_pointer
+from cm4vllm.records.weights.checkpoint import FETCH, is_pointer
 
 #: The columns of our datasets.
 COLUMNS = ("input", "tok_input", "output")

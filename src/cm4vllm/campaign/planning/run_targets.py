@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from cm4vllm.campaign.planning.computed_targets import (
+from cm4vllm.campaign.planning.steps import (
     LATENCY_SHARE,
     OFFLINE_MARGIN,
     REHEARSAL_MARGIN,
@@ -10,8 +10,9 @@ from cm4vllm.campaign.planning.computed_targets import (
     REHEARSAL_SHARE,
     SEARCH_RUNS,
     SERVER_SHARE,
+    Duration,
+    MeasuredTarget,
 )
-from cm4vllm.campaign.planning.steps import Duration, MeasuredTarget
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S

@@ -16,8 +16,7 @@ from cm4vllm.records.campaign import CAMPAIGN_FILE
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule
 from cm4vllm.results.comparing.comparison import Comparison, compare
 from cm4vllm.results.endpoints.curves import curves_at
-from cm4vllm.results.results_at_path import open_results
-from cm4vllm.results.run_folders import chosen_folder
+from cm4vllm.results.run_folders import chosen_folder, open_results
 from cm4vllm.submission.capsule.from_curve import capsule_of_curve
 from cm4vllm.submission.capsule.from_records import capsule_of_runs
 from cm4vllm.submission.capsule.from_tree import capsule_of_part

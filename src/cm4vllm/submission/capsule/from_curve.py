@@ -19,9 +19,8 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import read_software
 from cm4vllm.results.capsule import CURVE, RUN_RECORDS, Capsule, CapsuleServer, unknown_fields
 from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
-from cm4vllm.results.endpoints.endpoints_harness import endpoints_performance
+from cm4vllm.results.endpoints.endpoints_harness import endpoints_performance, part
 from cm4vllm.results.figures import Figure, Figures
-from cm4vllm.results.file_values import part
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
 from cm4vllm.rules import ExecutionMode, endpoints_benchmarks, endpoints_rules
 from cm4vllm.submission.capsule.from_records import noted_scripts, program_of, served_by

@@ -27,11 +27,10 @@ from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule, CapsuleScript, CapsuleServer, unknown_fields
 from cm4vllm.results.comparing.comparison import ANSWER_BYTES
 from cm4vllm.results.comparing.uncertainty import with_intervals
-from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result, Submission
-from cm4vllm.results.recorded_power import power_figures
+from cm4vllm.results.recorded_power import energy_figures, power_figures
 from cm4vllm.submission.run_files import without_folder
 
 _EXPECTED = {
