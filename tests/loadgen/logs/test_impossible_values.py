@@ -23,7 +23,8 @@ def spread(least, percentile, largest, mean, unit):
 
 
 def latencies(name, unit):
-    return spread(*map(name.format, ("min", "{}_percentile", "max", "mean")), unit)
+    least, percentile, largest, mean = map(name.format, ("min", "{}_percentile", "max", "mean"))
+    return spread(least, percentile, largest, mean, unit)
 
 
 SERVER = {
