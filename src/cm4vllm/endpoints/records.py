@@ -21,7 +21,7 @@ CURVE_FILE = "curve.json"
 
 
 class PointPlan(Record, frozen=True, kw_only=True):
-    """What a point is to measure. `curve` is None for a probe, which is of no curve.
+    """A point as it is to be measured. `curve` is None for a probe, which is of no curve.
 
     `dataset_rows` and `dataset_sha256` are those of a stored or given dataset, 0 and empty where the client fetched its
     own.
