@@ -25,14 +25,6 @@ def test_caches_are_summed_over_their_instances(server):
     assert detect_cpu(server).caches == {"L1d": "384 KiB (8 instances)", "L3": "210 MiB (2 instances)"}
 
 
-def test_what_is_not_shown_is_none(tmp_path):
-    cpu = detect_cpu(tmp_path)
-    assert cpu.max_mhz is None
-    assert cpu.numa_nodes is None
-    assert cpu.caches == {}
-    assert cpu.logical_cpus >= 1
-
-
 def test_an_arm_processor_is_named_by_its_part(tmp_path):
     (tmp_path / "proc").mkdir()
     info = tmp_path / "proc/cpuinfo"
@@ -338,8 +330,3 @@ def test_a_containers_limit_is_told(server):
     assert detect_memory(server).limit_bytes == 8 * 2**30
     put(server, {"sys/fs/cgroup/memory.max": "max"})
     assert detect_memory(server).limit_bytes is None
-
-
-def test_this_machine_has_memory():
-    memory = detect_memory()
-    assert memory.total_bytes >= memory.usable_bytes > 2**28

@@ -216,12 +216,7 @@ def zone(root: Path, folder: str, name: str, energy: str = "12000000") -> Path:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a GPU, with the zones of two packages and what is no package."""
-
-    @contextlib.contextmanager
-    def opened():
-        yield None
-
-    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
+    monkeypatch.setattr(nvml.VENDOR, "opened", contextlib.nullcontext)
     zone(tmp_path, "intel-rapl:0", "package-0")
     zone(tmp_path, "intel-rapl:1", "package-1")
     zone(tmp_path, "intel-rapl:0:0", "dram")

@@ -41,18 +41,6 @@ def test_an_l40s_is_described_as_its_driver_does():
     assert first.paths == {gpus[1].uuid: "PHB", gpus[2].uuid: "SYS", gpus[3].uuid: "SYS"}
 
 
-def test_nvlinks_to_switches_are_counted():
-    gpus = nvml.VENDOR.gpus(replayed("h100-sxm-x4"))
-    assert [gpu.links for gpu in gpus] == [{"switch": 18}] * 4
-    assert {gpu.link_name for gpu in gpus} == {"NVLink"}
-
-
-def test_nvlinks_between_gpus_are_counted_by_the_gpu_at_the_other_end():
-    gpu, other = nvml.VENDOR.gpus(replayed("a100-pcie-bridged-x2"))
-    assert gpu.links == {other.uuid: 12}
-    assert other.links == {gpu.uuid: 12}
-
-
 def test_mig_parts_are_found_with_their_own_memory():
     (gpu,) = nvml.VENDOR.gpus(replayed("h100-mig-3g40gb-x2"))
     assert gpu.mig is True
@@ -66,13 +54,6 @@ def test_an_h200_is_described_as_its_driver_does():
     assert (gpu.name, gpu.memory_bytes, gpu.memory_bus_bits) == ("NVIDIA H200", 150754820096, 6016)
     assert (gpu.driver, gpu.cuda, gpu.compute_capability) == ("580.159.04", "13.0", "9.0")
     assert (gpu.ecc, gpu.mig, gpu.power_limit_w, gpu.links) == (True, False, 700, {})
-    assert gpu.virtualisation == "passthrough"
-
-
-def test_what_a_driver_does_not_tell_is_left_open():
-    (gpu,) = nvml.VENDOR.gpus(replayed("t4-passthrough"))
-    assert gpu.memory_bus_bits is None
-    assert gpu.mig is None
     assert gpu.virtualisation == "passthrough"
 
 
@@ -110,7 +91,7 @@ def test_integrated_gpus_are_known_by_their_names(name):
     assert gpu.shares_host_memory
 
 
-@pytest.mark.parametrize("name", ["GRID A100D-8C", "NVIDIA RTX 9999", "NVIDIA L40S-48Q"])
+@pytest.mark.parametrize("name", ["GRID A100D-8C", "NVIDIA L40S-48Q"])
 @pytest.mark.parametrize("answer", [{"error": pynvml.NVML_ERROR_NOT_SUPPORTED}, {"total": 0, "free": 0, "used": 0}])
 def test_of_a_gpu_that_is_not_known_nothing_is_said_but_what_its_driver_answers(name, answer):
     answers = {"nvmlDeviceGetName(gpu0)": name, "nvmlDeviceGetMemoryInfo(gpu0)": answer}
@@ -272,12 +253,7 @@ def test_each_gpu_is_read_and_what_it_does_not_report_stays_open() -> None:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Load:
     load = Load()
-
-    @contextlib.contextmanager
-    def opened():
-        yield load
-
-    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
+    monkeypatch.setattr(nvml.VENDOR, "opened", lambda: contextlib.nullcontext(load))
     return load
 
 

@@ -63,11 +63,19 @@ def asked(**changes):
     return dataclasses.replace(ASKED, **changes)
 
 
-def test_all_keys_are_there_and_all_are_text(machine):
+def test_all_keys_are_text_as_people_write_it(machine):
     description = describe_system(machine, ASKED)
-    assert tuple(description) == KEYS
-    assert len(KEYS) == 35
+    assert tuple(description) == KEYS and len(KEYS) == 35
     assert all(isinstance(value, str) for value in description.values())
+    assert description["accelerators_per_node"] == "0"
+    assert {description[key] for key in KEYS if key.startswith("accelerator_")} == {"N/A"}
+    written = {"memory_capacity": "64 GB", "storage_capacity": "2.92 TB", "processor_frequency": "3.8 GHz"}
+    written |= {"processor_core_count": "56", "processors_per_node": "2"}
+    assert {name: description[f"host_{name}"] for name in written} == written
+    assert description["framework"] == "vLLM 0.32.0"
+    assert description["other_software_stack"].startswith("Python 3.11.7, torch 2.13.0+cpu, Linux ")
+    assert "pip" not in description["other_software_stack"]
+    assert folder_name(description) == "2xIntel-Xeon-Platinum-8480_vLLM-0.32.0"
 
 
 def test_the_container_of_a_server_is_named_in_the_remarks_on_software(machine):
@@ -98,28 +106,6 @@ def test_nodes_that_differ_are_named_with_their_values(machine):
     assert f"{NODES_DIFFER} host_memory_capacity: 64 GB; 128 GB." in notes
     assert f"{NODES_DIFFER} accelerator_model_name: NVIDIA H200; NVIDIA H100." in notes
     assert description["accelerators_per_node"] == "8"
-
-
-def test_a_cpu_system_has_the_text_0_accelerators(machine):
-    description = describe_system(machine, ASKED)
-    assert description["accelerators_per_node"] == "0"
-    assert {description[key] for key in KEYS if key.startswith("accelerator_")} == {"N/A"}
-
-
-def test_sizes_and_frequencies_are_written_as_people_do(machine):
-    description = describe_system(machine, ASKED)
-    assert description["host_memory_capacity"] == "64 GB"
-    assert description["host_storage_capacity"] == "2.92 TB"
-    assert description["host_processor_frequency"] == "3.8 GHz"
-    assert description["host_processor_core_count"] == "56"
-    assert description["host_processors_per_node"] == "2"
-
-
-def test_versions_are_those_the_server_reports(machine):
-    description = describe_system(machine, ASKED)
-    assert description["framework"] == "vLLM 0.32.0"
-    assert description["other_software_stack"].startswith("Python 3.11.7, torch 2.13.0+cpu, Linux ")
-    assert "pip" not in description["other_software_stack"]
 
 
 def test_what_is_not_known_is_not_made_up(machine):
@@ -346,10 +332,6 @@ def test_the_folders_name_has_safe_characters_only(machine, name, folder):
     assert folder_name(describe_system(machine, asked(stated={"system_name": name}))) == folder
 
 
-def test_an_intel_processor_gives_a_short_name(machine):
-    assert folder_name(describe_system(machine, ASKED)) == "2xIntel-Xeon-Platinum-8480_vLLM-0.32.0"
-
-
 def test_nothing_private_of_this_machine_is_in_its_description():
     facts = detect_machine()
     text = json.dumps(describe_system(replace(facts, gpus=[H200]), asked(used=[H200.uuid])))
@@ -408,11 +390,13 @@ def test_counts_and_texts_are_read(written):
         "cooling": "liquid",
         "status": "available",
     }
-
-
-def test_what_stands_against_the_table_is_listed(written):
     path = written("host_processor_core_count: 56\nconfirmed: [host_processor_core_count]\n")
     assert read_system_file(path).confirmed == ("host_processor_core_count",)
+    assert read_system_file(written("")).stated == {}
+    # No quotation mark reaches the checkers' CSV.
+    assert read_system_file(written("hw_notes: 'the \"fast\" one'")).stated == {"hw_notes": "the 'fast' one"}
+    with pytest.raises(UsageError, match="cannot read the system file"):
+        read_system_file(path.with_name("none.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -444,16 +428,3 @@ def test_a_wrong_line_is_an_error_that_says_what_is_right(written, text, told):
 def test_what_is_not_a_list_of_keys_is_an_error(written, text):
     with pytest.raises(UsageError, match="is not"):
         read_system_file(written(text))
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="cannot read the system file"):
-        read_system_file(tmp_path / "none.yaml")
-
-
-def test_an_empty_file_states_nothing(written):
-    assert read_system_file(written("")).stated == {}
-
-
-def test_quotation_marks_do_not_reach_the_checkers_csv(written):
-    assert read_system_file(written("hw_notes: 'the \"fast\" one'")).stated == {"hw_notes": "the 'fast' one"}

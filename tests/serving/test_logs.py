@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.serving.supervision.known_failures import KNOWN_FAILURES, known_failure
-from cm4vllm.serving.supervision.logs import advice, progress_line, telling_lines
+from cm4vllm.serving.supervision.logs import progress_line, telling_lines
 
 LOG = """\
 (APIServer pid=12) INFO 11-21 01:22:33 [utils.py:1] non-default args: {'port': 8000}
@@ -58,24 +58,6 @@ def test_the_loading_of_weights_is_told_while_other_lines_come(tmp_path):
     lines = [bar.format(0, 0, "00"), bar.format(40, 6, "07"), "W1121 01:22:33 torch.py:53] Triton not available"]
     (tmp_path / "log").write_text("\r".join(lines) + "\n")
     assert progress_line(tmp_path / "log").startswith("Loading safetensors checkpoint shards:  40% Completed | 6/15")
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("ValueError: No available memory for the cache blocks.", "--max_model_len"),
-        ("OSError: [Errno 28] No space left on device", "free space"),
-        ("vllm: error: unrecognized arguments: --foo", "--extra_args"),
-        ("ModuleNotFoundError: No module named 'x'", "install,vllm"),
-        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "free memory"),
-    ],
-)
-def test_known_failures_have_a_remedy(text, word):
-    assert word in advice(text)
-
-
-def test_an_unknown_failure_has_none():
-    assert advice("KeyError: 'x'") == ""
 
 
 # --- the table of known failures, against logs

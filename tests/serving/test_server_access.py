@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
 
-from cm4vllm.common.errors import CmError, ServerUnsuitable, UsageError
+from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.common.host_addresses import host_header, host_of
 from cm4vllm.common.secrets.redaction import Vault
 from cm4vllm.records.access import KEY_VARIABLES, Access
@@ -21,7 +21,7 @@ from cm4vllm.serving.launch import launch
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access
 from cm4vllm.serving.probing.server_access import chosen_access, own_access, unencrypted
 from cm4vllm.serving.probing.server_metrics import look
-from cm4vllm.serving.probing.server_probe import check_vocabulary, probe
+from cm4vllm.serving.probing.server_probe import probe
 from cm4vllm.serving.probing.server_requests import base_url, base_urls, sites_of
 
 SECRET = "very-secret-value-1"
@@ -257,13 +257,6 @@ def test_a_query_in_an_address_is_refused_with_the_place_of_a_key():
     assert "--api_key_env" in caught.value.remedy
 
 
-def test_a_path_that_leads_nowhere_says_what_was_asked(upstream):
-    with Gateway(upstream, "/right") as gateway, pytest.raises(CmError) as caught:
-        probe(gateway.endpoint.replace("right", "wrong"))
-    assert "/v1/models answers HTTP 404" in caught.value.cause
-    assert "/wrong" in caught.value.what
-
-
 @pytest.mark.parametrize(
     ("endpoint", "open_"),
     [
@@ -291,21 +284,6 @@ def test_a_server_started_here_is_asked_with_the_key_that_it_inherits(monkeypatc
     assert own_access() == Access()
     monkeypatch.setenv("VLLM_API_KEY", SECRET)
     assert own_access() == Access(key_env="VLLM_API_KEY")
-
-
-def test_the_vocabulary_is_asked_with_the_key_too(upstream, monkeypatch, tmp_path):
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
-    from cm4vllm.records.assets import ModelRecord
-
-    words = {word: token for token, word in enumerate(peer.VOCABULARY)}
-    Tokenizer(WordLevel(words, unk_token="none")).save(str(tmp_path / "tokenizer.json"))
-    model = ModelRecord(name="harbour", path=str(tmp_path), source="made for this test", sha256="")
-    monkeypatch.setenv("VLLM_API_KEY", SECRET)
-    with Gateway(upstream, "/a", SECRET) as gateway:
-        check_vocabulary(probe(gateway.endpoint, access=chosen_access("", "")), model)
-    assert any("/detokenize" in head for head in gateway.heads)
 
 
 def test_a_record_of_before_is_read():

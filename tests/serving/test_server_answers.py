@@ -26,7 +26,6 @@ from cm4vllm.records.access import KEY_VARIABLES
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Prompts
 from cm4vllm.serving.probing import server_requests
-from cm4vllm.serving.probing.server_access import chosen_access
 from cm4vllm.serving.probing.server_identities import identity, optional_page
 from cm4vllm.serving.probing.server_probe import check_vocabulary, probe
 from cm4vllm.serving.probing.server_requests import Site, ask
@@ -66,7 +65,7 @@ def first(number, status, path, headers=None):
 @pytest.mark.parametrize(
     ("status", "path"),
     [
-        *((status, "/v1/completions") for status in (408, 425, 429, 502, 503, 504, 500)),
+        *((status, "/v1/completions") for status in (429, 503, 500)),
         *((503, path) for path in ("/v1/models", "/version", "/metrics")),
     ],
 )
@@ -94,14 +93,7 @@ def test_retry_after_is_waited_for(upstream):
 
 @pytest.mark.parametrize(
     ("status", "path", "name"),
-    [
-        (408, "/v1/models", ""),
-        (429, "/v1/models", peer.MODEL),
-        (503, "/v1/models", "another"),
-        (408, "/v1/completions", peer.MODEL),
-        (429, "/v1/completions", "another"),
-        (503, "/v1/completions", ""),
-    ],
+    [(408, "/v1/models", ""), (503, "/v1/models", "another"), (429, "/v1/completions", "another")],
 )
 def test_a_server_that_stays_busy_is_unsuitable_with_its_status(upstream, impatient, status, path, name):
     with Gateway(upstream, rule=first(10**6, status, path)) as gateway, pytest.raises(ServerUnsuitable) as caught:
@@ -119,7 +111,7 @@ def test_waiting_is_said(upstream, impatient, capsys):
     assert "answers HTTP 503 to /v1/models: asked again" in said.out + said.err
 
 
-@pytest.mark.parametrize("status", [400, 404, 405, 410, 415, 422, 501, 500])
+@pytest.mark.parametrize("status", [404, 422, 500])
 def test_an_endpoint_that_is_not_supported_is_named_with_its_status(upstream, impatient, status):
     rule = first(10**6, status, "/v1/completions")
     with (
@@ -130,7 +122,7 @@ def test_an_endpoint_that_is_not_supported_is_named_with_its_status(upstream, im
     assert f"/v1/completions: HTTP {status} busy" in caught.value.cause
 
 
-@pytest.mark.parametrize("status", [402, 409, 418, 451, 505])
+@pytest.mark.parametrize("status", [402, 505])
 def test_another_status_is_named_and_changes_no_wire(upstream, impatient, status):
     with (
         Gateway(upstream, rule=first(1, status, "/v1/completions")) as gateway,
@@ -153,14 +145,7 @@ def failing_at(*unknown):
 
 @pytest.mark.parametrize(
     ("unknown", "left_out"),
-    [
-        (("min_tokens", "top_k"), {"min_tokens", "top_k"}),
-        (("top_k",), {"top_k"}),
-        (("min_tokens",), {"min_tokens"}),
-        (("seed",), {"seed"}),
-        (("top_p", "seed"), {"top_p", "seed"}),
-        (("stream_options",), {"stream_options"}),
-    ],
+    [(("top_k",), {"top_k"}), (("top_p", "seed"), {"top_p", "seed"}), (("stream_options",), {"stream_options"})],
 )
 def test_parameters_at_which_a_server_fails_are_left_out_one_by_one(impatient, unknown, left_out):
     with TextServer(lists_models=True) as server:
@@ -187,28 +172,20 @@ def test_a_server_that_repeats_the_request_in_its_error_names_nothing(impatient)
     ("rule", "words"),
     [
         (lambda *_: (401, b"{}", {}), "asks for a key"),
-        (lambda *_: (403, b"{}", {}), "asks for a key"),
         (lambda *_: (503, b"loading", {}), "HTTP 503 loading"),
         (lambda *_: (200, b"<!DOCTYPE html><title>Sign in</title>", {}), "is not JSON: '<!DOCTYPE html>"),
         (lambda *_: (302, b"", {"Location": "https://login.example/?next=a"}), "redirects its /v1/models"),
         (lambda *_: (404, b'{"detail": "Not Found"}', {}), "its /v1/models answers HTTP 404 Not Found"),
         (lambda *_: (200, gzip.compress(b"{}"), {"Content-Encoding": "gzip"}), "compressed (gzip)"),
-        (lambda *_: (502, b"bad gateway", {}), "HTTP 502 bad gateway"),
     ],
 )
-@pytest.mark.parametrize("name", ["", peer.MODEL, "another"])
+@pytest.mark.parametrize("name", ["", "another"])
 def test_the_cause_is_said_at_once_whether_the_model_is_named_or_not(upstream, impatient, rule, words, name):
     with Gateway(upstream, rule=rule) as gateway, pytest.raises(ServerUnsuitable) as caught:
         probe(gateway.endpoint, name, text=True)
     assert words in str(caught.value)
     assert "max_model_len" not in str(caught.value)
     assert caught.value.remedy
-
-
-def test_a_wrong_key_is_the_cause_also_where_the_model_is_named(upstream, monkeypatch):
-    monkeypatch.setenv("MY_KEY", "sk-the-wrong-one")
-    with Gateway(upstream, key="right") as gateway, pytest.raises(ServerUnsuitable, match="refuses the key"):
-        probe(gateway.endpoint, peer.MODEL, text=True, access=chosen_access("MY_KEY", ""))
 
 
 def test_a_wrong_prefix_is_named_also_where_the_model_is(upstream):
@@ -317,10 +294,8 @@ def test_a_page_that_sends_a_line_of_its_header_now_and_then_is_not_answered(mon
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ((307, b"", {"Location": "http://127.0.0.1:9090/metrics"}), "to http://127.0.0.1:9090/metrics"),
         ((301, b"", {"Location": "https://gateway.example/metrics/"}), "to https://gateway.example/metrics/"),
         ((401, b"no", {}), "/metrics: HTTP 401, and no key was sent"),
-        ((403, b"no", {}), "/metrics: HTTP 403, and no key was sent"),
         ((404, b"no", {}), "its /metrics answers HTTP 404"),
         ((200, b"x" * 10**6, {}), "longer than 100 kB"),
         ((200, gzip.compress(b"x"), {"Content-Encoding": "gzip"}), "compressed (gzip)"),

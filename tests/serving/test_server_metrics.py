@@ -35,23 +35,35 @@ class Pages(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def serve():
+def serve_as():
     servers = []
 
-    def start(*pages):
-        handler = type("Served", (Pages,), {"pages": list(pages)})
+    def start(kind, *pages, **more):
+        handler = type("Served", (kind,), {"pages": list(pages), **more})
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        servers.append((server, thread))
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        servers.append(server)
         return f"http://127.0.0.1:{server.server_port}", handler
 
     yield start
-    for server, thread in servers:
+    for server in servers:
         server.shutdown()
         server.server_close()
-        thread.join()
+
+
+@pytest.fixture
+def serve(serve_as):
+    return lambda *pages: serve_as(Pages, *pages)
+
+
+def watched(url, handler, tmp_path, served=4):
+    """Sample until the server was asked so often."""
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
+        deadline = time.monotonic() + 20
+        while handler.served < served and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return watch
 
 
 def test_a_run_is_summed_up_from_what_the_server_counted_during_it(serve, tmp_path):
@@ -118,11 +130,7 @@ def test_several_servers_are_added_up(serve, tmp_path):
 
 def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_path):
     url, handler = serve(BEFORE.read_text(), "", AFTER.read_text())
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
-        deadline = time.monotonic() + 20
-        while handler.served < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    summary = watch.summary()
+    summary = watched(url, handler, tmp_path).summary()
     assert summary.missed == 1
     assert summary.samples >= 4
 
@@ -130,27 +138,7 @@ def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="cm4vllm-tiny"} '
 
 
-@pytest.mark.parametrize("value", ["+Inf", "-Inf", "NaN"])
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_page_without_finite_values_is_missed_and_reported_and_the_watch_goes_on(
-    serve, tmp_path, capsys, value, place
-):
-    line = next(line for line in BEFORE.read_text().splitlines() if line.startswith(RUNNING))
-    pages = [BEFORE.read_text(), AFTER.read_text(), AFTER.read_text()]
-    pages.insert(place, BEFORE.read_text().replace(line, RUNNING + value))
-    url, handler = serve(*pages)
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
-        deadline = time.monotonic() + 20
-        while handler.served < 5 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    summary = watch.summary()
-    assert summary.missed == 1 and summary.samples >= 4
-    said = "".join(capsys.readouterr())
-    assert said.count("cannot be read") == 1 and "vllm:num_requests_running has no finite value" in said
-    assert read_samples(tmp_path / METRICS_FILE) == watch.samples
-
-
-@pytest.mark.parametrize("edge", ["", 'le="",', 'le="wide",', 'le="NaN",'])
+@pytest.mark.parametrize("edge", ["", 'le="wide",', 'le="NaN",'])
 def test_a_bucket_without_an_edge_is_left_out(serve, tmp_path, edge):
     lines = BEFORE.read_text().splitlines(True)
     at = next(i for i, line in enumerate(lines) if line.startswith("vllm:request_prefill_time_seconds_bucket"))
@@ -166,11 +154,7 @@ def test_a_bucket_without_an_edge_is_left_out(serve, tmp_path, edge):
 def test_a_page_that_no_parser_takes_is_missed_and_the_watch_goes_on(serve, tmp_path):
     broken = BEFORE.read_text() + 'vllm:num_requests_running{engine="0\nvllm:num_requests_running\n'
     url, handler = serve(BEFORE.read_text(), broken, AFTER.read_text())
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
-        deadline = time.monotonic() + 20
-        while handler.served < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert watch.summary().missed == 1
+    assert watched(url, handler, tmp_path).summary().missed == 1
 
 
 @pytest.mark.parametrize("page", ["", "<html>hello</html>", "process_open_fds 7.0\n"])
@@ -188,15 +172,6 @@ def test_a_failing_run_still_fails_with_its_own_error(serve, tmp_path):
         raise KeyError
 
 
-def watched(url, handler, tmp_path, served=4):
-    """Sample until the server was asked so often."""
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
-        deadline = time.monotonic() + 20
-        while handler.served < served and time.monotonic() < deadline:
-            time.sleep(0.01)
-    return watch
-
-
 GENERATED = 'vllm:generation_tokens_total{engine="0",model_name="cm4vllm-tiny"} '
 
 
@@ -204,23 +179,22 @@ GENERATED = 'vllm:generation_tokens_total{engine="0",model_name="cm4vllm-tiny"} 
     "lines",
     [
         [f"{GENERATED}1.7e308", GENERATED.replace('"0"', '"1"') + "1.7e308"],
-        [f"{GENERATED}1e300"],
         [f"{GENERATED}-1"],
         [f"{GENERATED}{'9' * 400}"],
-        ['vllm:num_requests_running{engine="7",model_name="m"} 1e300'],
+        [f"{RUNNING}NaN"],
         ['vllm:num_requests_waiting{engine="7",model_name="m"} +Inf'],
         ['vllm:request_queue_time_seconds_sum{engine="7",model_name="m"} 1.7e308'],
         ["process_start_time_seconds 1e300", f"{GENERATED}1e19"],
     ],
 )
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, 1])
 def test_a_value_that_no_count_can_have_is_missed_and_loses_nothing(serve, tmp_path, capsys, lines, place):
     pages = [BEFORE.read_text(), AFTER.read_text(), AFTER.read_text()]
     pages.insert(place, "\n".join([BEFORE.read_text(), *lines, ""]))
     url, handler = serve(*pages)
     watch = watched(url, handler, tmp_path, served=5)
     assert watch.summary().missed == 1
-    assert "cannot be read" in "".join(capsys.readouterr())
+    assert "".join(capsys.readouterr()).count("cannot be read") == 1
     assert read_samples(tmp_path / METRICS_FILE) == watch.samples
 
 
@@ -231,7 +205,6 @@ WAITING = RUNNING.replace("running", "waiting")
     "lines",
     [
         [f"{RUNNING}1.7e308", f"{WAITING}1.7e308"],
-        [f"{RUNNING}1e308", f"{WAITING}1e308", f"{GENERATED}1e308"],
         [f"{RUNNING}9e15", f"{WAITING}9e15", RUNNING.replace('"0"', '"1"') + "1.7e308"],
     ],
 )
@@ -286,24 +259,6 @@ class Endless(Pages):
                 time.sleep(self.pause_s)
             except OSError:
                 return
-
-
-@pytest.fixture
-def serve_as():
-    servers = []
-
-    def start(kind, *pages, **more):
-        handler = type("Served", (kind,), {"pages": list(pages), **more})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}", handler
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_page_that_the_same_server_moved_is_read(serve_as, tmp_path):

@@ -72,13 +72,7 @@ def test_files_that_links_of_the_model_lead_to_are_mounted_too(model, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("config.json", '{"model_type": "llama"}'),
-        ("params.json", '{"dim": 4096}'),
-        ("model-00001-of-00002.safetensors", "x"),
-        ("tokenizer_config.json", "{}"),
-        ("modeling_new.py", ""),
-    ],
+    [("config.json", '{"model_type": "llama"}'), ("model-00001-of-00002.safetensors", "x"), ("modeling_new.py", "")],
 )
 def test_files_of_another_model_and_of_a_snapshot_are_mounted_where_links_lead_to_them(model, tmp_path, name, text):
     other, content, snapshot = (tmp_path / part for part in ("other", "hub/blobs", "hub/snapshots/1"))
@@ -107,16 +101,11 @@ def test_of_a_snapshot_in_the_hubs_cache_the_contents_are_mounted(tmp_path):
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        ("home", "/root"),
         ("everything", "/"),
         ("users.txt", "/etc/passwd"),
-        ("passwd", "/etc/passwd"),
         ("config.json", "/none/config.json"),
         ("weights.safetensors", "../secret.json"),
-        ("kaggle.json", "../home/kaggle.json"),
         ("config.json", "../home/config.json"),
-        ("params.json", "../home/params.json"),
-        ("secrets.txt", "../home/secrets.txt"),
         ("settings.py", "../home/settings.py"),
         ("tokenizer.json", "../home/link/tokenizer.json"),
     ],
@@ -199,16 +188,9 @@ def test_the_image_has_its_own_packages(model):
         (f"--env=VLLM_API_KEY={SECRET}", "a secret in --container_args"),
         ("--detach", "--detach cannot be given"),
         ("--network=bridge", "--network cannot be given"),
-        ("-id", "-d cannot be given"),
         ("-itd", "-d cannot be given"),
-        ("-d=true", "-d cannot be given"),
         ("-tp8000:8000", "-p cannot be given"),
-        ("-itP", "-P cannot be given"),
-        ("--pod=x", "--pod cannot be given"),
         ("--pod new:x", "--pod cannot be given"),
-        ("--pod-id-file=/tmp/id", "--pod-id-file cannot be given"),
-        ("--restart=always", "--restart cannot be given"),
-        ("--label=cm4vllm.supervisor=1", "cm4vllm.supervisor cannot be given"),
         ("--label cm4vllm.supervisor=1", "cm4vllm.supervisor cannot be given"),
         ("-lcm4vllm.supervisor=1", "cm4vllm.supervisor cannot be given"),
         ("--volume='/a", "cannot be read"),
