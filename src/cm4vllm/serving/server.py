@@ -99,9 +99,8 @@ class _Starting:
 
     def cause_of_end(self) -> str | None:
         """Return why it ends, None while it is up."""
-        if self.nodes:
-            return reason_on_nodes(self.nodes)
-        return reason_in(self.folder) if self.supervisor.poll() is not None else None
+        alone = reason_in(self.folder) if not self.nodes and self.supervisor.poll() is not None else None
+        return reason_on_nodes(self.nodes) if self.nodes else alone
 
 
 def start_all(
@@ -127,9 +126,9 @@ def start_all(
     starting: list[_Starting] = []
     try:
         for settings, folder in parts:
-            others = {server.endpoint for server in starting}
             place = writable_folder(folder)
             if nodes is None:
+                others = {server.endpoint for server in starting}
                 starting.append(_started(python, settings, place, argv, others, image))
             else:
                 starting.append(_started_on_nodes(python, settings, place, argv, nodes))
