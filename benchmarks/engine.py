@@ -12,13 +12,10 @@ CM4MLOPS naming a checkout of mlcommons/cm4mlops, its engine gets the same scrip
     search   cm find script among 10,000 scripts
     first    the first command in a home of 10,000 scripts, beside what cmind's own indexing takes
 
-Ratios are to `python -c pass` of the same round. Bytecode of the package is there, as after any first run; with
-PYTHONDONTWRITEBYTECODE=1 what is loaded by its path alone has none. Memory is the largest resident set.
+Ratios are to `python -c pass` of the same round. Bytecode of the package is there, as after any first run. Memory is
+the largest resident set.
 """
 
-from __future__ import annotations
-
-import functools
 import json
 import os
 import shutil
@@ -26,15 +23,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from figures import CM, Figure, arguments, figure, interleaved, left_out, ratios, report
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The most that bytecode not written may cost, and the most memory above that of `python -c pass`.
-NO_BYTECODE, MEMORY_MIB = 1.1, 40
-FIRST_USE = 1.2
+#: The most memory above that of `python -c pass`, and the longest first use beside cmind's own indexing.
+MEMORY_MIB, FIRST_USE = 40, 1.2
 SCRIPTS, MANY_SCRIPTS, DEPENDENCIES = 300, 10_000, 100
 
 #: Starts argv[1:] and prints its seconds, KiB and exit code. The resident set of a process counts that of the process
@@ -49,8 +47,7 @@ print(time.perf_counter() - begin, used.ru_maxrss, os.waitstatus_to_exitcode(sta
 """
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A command line of `cm`, and the most that it may take as a multiple of `python -c pass`."""
 
     title: str
@@ -59,8 +56,7 @@ class Case:
     fails: bool = False
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """The time and memory that a process took."""
 
     seconds: float
@@ -75,37 +71,6 @@ CASES = {
     "unknown": Case("unknown tag, 300 scripts", ("run", "script", "--tags=bench,unheard-of"), 8, fails=True),
 }
 SEARCH = Case("tag search, 10,000 scripts, warm", ("find", "script", "--tags=filler,of-7"), 15)
-VERSION = ("version",)
-
-
-class Scripts:
-    """A CM repository of synthetic scripts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._count = 0
-        folder.mkdir(parents=True)
-        (folder / "cmr.yaml").write_text('alias: synthetic\nuid: "00000000000000f1"\n')
-
-    def add(self, tags: str, meta: str = "", shell: str = "") -> None:
-        """Write a script; its alias is its tags joined by dashes."""
-        self._count += 1
-        alias = tags.replace(",", "-")
-        folder = self.folder / "script" / alias
-        folder.mkdir(parents=True)
-        (folder / "_cm.yaml").write_text(
-            f'alias: {alias}\nuid: "{self._count:015x}a"\nautomation_alias: script\nautomation_uid: 5b4e0237da074764\n'
-            f"tags:\n{''.join(f'- {tag}{chr(10)}' for tag in tags.split(','))}{meta}"
-        )
-        if shell:
-            (folder / "run.sh").write_text(shell)
-
-    def fill(self, until: int) -> Scripts:
-        """Add scripts that nothing asks for, of the size of public ones, until there are so many."""
-        for number in range(self._count, until):
-            self.add(f"filler,of-{number // 10},number-{number}", _FILLER)
-        return self
-
 
 #: About as long as the median of the public metas.
 _FILLER = """\
@@ -142,54 +107,57 @@ variations:
 """
 
 
-def some_scripts(folder: Path, count: int) -> Path:
-    """Write the scripts of all cases but those of many, `count` in all."""
-    scripts = Scripts(folder)
-    scripts.add("bench,cached", "cache: true\nnew_env_keys: [CM_BENCH]\n", "echo CM_BENCH=1 > tmp-run-env.out\n")
+def write_script(repository: Path, tags: str, meta: str = "", shell: str = "") -> None:
+    """Write a script; its alias is its tags joined by dashes."""
+    alias = tags.replace(",", "-")
+    folder = repository / "script" / alias
+    folder.mkdir(parents=True)
+    (folder / "_cm.yaml").write_text(
+        f'alias: {alias}\nuid: "{sha256(alias.encode()).hexdigest()[:16]}"\nautomation_alias: script\n'
+        f"automation_uid: 5b4e0237da074764\ntags: [{tags}]\n{meta}"
+    )
+    if shell:
+        (folder / "run.sh").write_text(shell)
+
+
+def scripts_of(repository: Path, count: int) -> Path:
+    """Write a CM repository of the scripts of all cases and, to `count`, of ones that nothing asks for."""
+    write_script(
+        repository, "bench,cached", "cache: true\nnew_env_keys: [CM_BENCH]\n", "echo CM_BENCH=1 > tmp-run-env.out\n"
+    )
     for kind, shell in (("meta", ""), ("shell", "true\n")):
         for number in range(DEPENDENCIES):
-            scripts.add(f"bench,{kind}-{number}", f"env:\n  CM_{kind.upper()}_{number}: 'yes'\n", shell)
-        scripts.add(
-            f"bench,all-{kind}",
-            "deps:\n" + "".join(f"- tags: bench,{kind}-{number}\n" for number in range(DEPENDENCIES)),
-        )
-    return scripts.fill(count).folder
-
-
-def engine_of_cm4mlops(checkout: Path, folder: Path) -> Path:
-    """Copy the engine of cm4mlops, and of its scripts only detect-os: the others would answer, too."""
-    shutil.copytree(checkout / "automation", folder / "automation")
-    shutil.copytree(checkout / "script" / "detect-os", folder / "script" / "detect-os")
-    shutil.copy(checkout / "cmr.yaml", folder)
-    return folder
+            write_script(repository, f"bench,{kind}-{number}", f"env:\n  CM_{kind.upper()}_{number}: 'yes'\n", shell)
+        dependencies = "".join(f"- tags: bench,{kind}-{number}\n" for number in range(DEPENDENCIES))
+        write_script(repository, f"bench,all-{kind}", f"deps:\n{dependencies}")
+    for number in range(count - 2 * DEPENDENCIES - 3):
+        write_script(repository, f"filler,of-{number // 10},number-{number}", _FILLER)
+    (repository / "cmr.yaml").write_text('alias: synthetic\nuid: "00000000000000f1"\n')
+    return repository
 
 
 class Home:
     """A CM home with an engine's repository and the synthetic one."""
 
     def __init__(self, folder: Path, engine: Path, scripts: Path) -> None:
-        self.folder = folder
         self.home = folder / "CM"
+        self.work = folder / "work"
         self.home.mkdir(parents=True)
-        (folder / "work").mkdir()
+        self.work.mkdir()
         (self.home / "repos.json").write_text(json.dumps([str(engine), str(scripts)]))
 
-    def cm(self, words: Sequence[str], *, fails: bool = False, extra: Mapping[str, str] | None = None) -> Taken:
+    def cm(self, words: Sequence[str], *, fails: bool = False) -> Taken:
         """Time one `cm`."""
-        return self.timed([str(CM), *words], fails=fails, extra=extra)
+        return self.timed([str(CM), *words], fails=fails)
 
-    def timed(self, words: Sequence[str], *, fails: bool = False, extra: Mapping[str, str] | None = None) -> Taken:
+    def timed(self, words: Sequence[str], *, fails: bool = False) -> Taken:
         """Time one process. Raises RuntimeError when it ends otherwise than it should."""
-        kept = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith("CM_") and key != "PYTHONDONTWRITEBYTECODE"
-        }
-        env = {**kept, "CM_REPOS": str(self.home), **(extra or {})}
+        left = "PYTHONDONTWRITEBYTECODE"
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("CM_") and key != left}
         done = subprocess.run(
             [sys.executable, "-ISc", _TIMED, *words],
-            cwd=self.folder / "work",
-            env=env,
+            cwd=self.work,
+            env={**kept, "CM_REPOS": str(self.home)},
             capture_output=True,
             text=True,
             check=True,
@@ -199,78 +167,51 @@ class Home:
             raise RuntimeError(f"{' '.join(words)} ended with {status}:\n{done.stderr}")
         return Taken(float(seconds), int(kib) / 1024)
 
-    def forget(self) -> None:
-        """Remove what the next start would find indexed."""
+    def first(self, words: Sequence[str]) -> Taken:
+        """Time one `cm` in a home in which nothing is indexed."""
         for path in self.home.iterdir():
             if path.is_file() and path.name != "repos.json":
                 path.unlink()
-
-    def first(self, words: Sequence[str]) -> Taken:
-        """Time one `cm` in a home that was never used."""
-        self.forget()
         return self.cm(words)
 
 
-Cases = dict[str, Callable[[], Taken]]
-
-
-def homes_of(folder: Path, engines: Mapping[str, Path], scripts: Path) -> dict[str, Home]:
-    """Make a home with the scripts for each engine."""
-    return {name: Home(folder / name, engine, scripts) for name, engine in engines.items()}
-
-
 def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, among: str) -> Iterator[Figure]:
-    """Measure each case in each home, ours without bytecode, too, beside Python's and cmind's own start."""
+    """Measure each case in each home, beside Python's and cmind's own start."""
     ours = homes["ours"]
-    plain = functools.partial(ours.timed, [sys.executable, "-c", "pass"])
-    commands: Cases = {"pass": plain, "version": functools.partial(ours.cm, VERSION)}
+    commands: dict[str, Callable[[], Taken]] = {
+        "pass": partial(ours.timed, [sys.executable, "-c", "pass"]),
+        "version": partial(ours.cm, ["version"]),
+    }
     for name, case in cases.items():
         for engine, home in homes.items():
-            commands[f"{name} {engine}"] = functools.partial(home.cm, case.words, fails=case.fails)
-        commands[f"{name} no bytecode"] = functools.partial(
-            ours.cm, case.words, fails=case.fails, extra={"PYTHONDONTWRITEBYTECODE": "1"}
-        )
+            commands[f"{name} {engine}"] = partial(home.cm, case.words, fails=case.fails)
     for command in commands.values():  # indexes the home, and fills the cache
         command()
     measured = interleaved(commands, rounds)
-    floor = f"cmind's own start, {among}"
-    yield figure(f"python -c pass, beside {among}", [taken.seconds * 1e3 for taken in measured["pass"]], "ms")
-    yield figure(floor, over(measured["version"], measured["pass"]), "x")
-    yield figure(f"{floor}: memory", above(measured["version"], measured["pass"]), "MiB")
+    plain, floor = measured["pass"], f"cmind's own start, {among}"
+    yield from (
+        figure(f"python -c pass, beside {among}", [taken.seconds * 1e3 for taken in plain], "ms"),
+        figure(floor, over(measured["version"], plain), "x"),
+        figure(f"{floor}: memory", above(measured["version"], plain), "MiB"),
+    )
     for name, case in cases.items():
         own = measured[f"{name} ours"]
-        yield figure(case.title, over(own, measured["pass"]), "x", at_most=case.limit)
-        yield figure(
-            f"{case.title}: without bytecode / with",
-            over(measured[f"{name} no bytecode"], own),
-            "x",
-            at_most=NO_BYTECODE,
-        )
-        yield figure(f"{case.title}: memory", above(own, measured["pass"]), "MiB", at_most=MEMORY_MIB)
+        yield figure(case.title, over(own, plain), "x", at_most=case.limit)
+        yield figure(f"{case.title}: memory", above(own, plain), "MiB", at_most=MEMORY_MIB)
         if "cm4mlops" in homes:
-            yield figure(f"{case.title}: cm4mlops", over(measured[f"{name} cm4mlops"], measured["pass"]), "x")
+            yield figure(f"{case.title}: cm4mlops", over(measured[f"{name} cm4mlops"], plain), "x")
 
 
-def first(folder: Path, engines: Mapping[str, Path], *, count: int, rounds: int) -> Iterator[Figure]:
+def first_use(homes: Mapping[str, Home], rounds: int) -> Iterator[Figure]:
     """Measure the first command in a home of many scripts; cmind indexes them before any engine is reached."""
-    scripts = Scripts(folder / "scripts").fill(count).folder
-    homes = homes_of(folder, engines, scripts)
-    commands: Cases = {"indexing": functools.partial(homes["ours"].first, VERSION)}
-    commands |= {name: functools.partial(home.first, SEARCH.words) for name, home in homes.items()}
+    commands = {"indexing": partial(homes["ours"].first, ["version"])}
+    commands |= {name: partial(home.first, SEARCH.words) for name, home in homes.items()}
     measured = interleaved(commands, rounds)
-    title = "first use, 10,000 scripts"
     yield figure("cmind's own indexing of 10,000 scripts", [taken.seconds for taken in measured["indexing"]], "s")
-    yield figure(
-        f"{title}: ours / cmind's own indexing", over(measured["ours"], measured["indexing"]), "x", at_most=FIRST_USE
-    )
-    yield figure(
-        f"{title}: memory above cmind's own indexing",
-        above(measured["ours"], measured["indexing"]),
-        "MiB",
-        at_most=MEMORY_MIB,
-    )
-    if "cm4mlops" in homes:
-        yield figure(f"{title}: cm4mlops / cmind's own indexing", over(measured["cm4mlops"], measured["indexing"]), "x")
+    for name in homes:
+        title = f"first use, 10,000 scripts: {name} / cmind's own indexing"
+        limit = FIRST_USE if name == "ours" else None
+        yield figure(title, over(measured[name], measured["indexing"]), "x", at_most=limit)
 
 
 def over(some: Sequence[Taken], other: Sequence[Taken]) -> list[float]:
@@ -283,47 +224,39 @@ def above(some: Sequence[Taken], other: Sequence[Taken]) -> list[float]:
     return [a.mib - b.mib for a, b in zip(some, other, strict=True)]
 
 
-def figures_of(
-    names: Sequence[str], engines: Mapping[str, Path], folder: Path, *, rounds: int, first_rounds: int, share: float
-) -> Iterator[Figure]:
-    """Yield the figures of the cases named."""
-    many = int(MANY_SCRIPTS * share)
-    if few := [name for name in names if name in CASES]:
-        homes = homes_of(folder / "some", engines, some_scripts(folder / "some" / "scripts", SCRIPTS))
-        yield from compared({name: CASES[name] for name in few}, homes, rounds, f"{SCRIPTS:,} scripts")
+def figures_of(names: Sequence[str], folder: Path, *, rounds: int, many: int) -> Iterator[Figure]:
+    """Yield the figures of the cases named, among SCRIPTS scripts and among `many`."""
+    engines = {"ours": ROOT}
+    if named := os.environ.get("CM4MLOPS"):
+        checkout, engines["cm4mlops"] = Path(named), folder / "cm4mlops"
+        shutil.copytree(checkout / "automation", engines["cm4mlops"] / "automation")
+        # Of its scripts this one alone: the others would answer, too.
+        shutil.copytree(checkout / "script" / "detect-os", engines["cm4mlops"] / "script" / "detect-os")
+        shutil.copy(checkout / "cmr.yaml", engines["cm4mlops"])
+    else:
+        left_out("cm4mlops", "CM4MLOPS=DIR names a checkout of it")
+
+    def homes(name: str, count: int) -> dict[str, Home]:
+        scripts = scripts_of(folder / f"scripts for {name}", count)
+        return {engine: Home(folder / name / engine, path, scripts) for engine, path in engines.items()}
+
+    if few := {name: CASES[name] for name in names if name in CASES}:
+        yield from compared(few, homes("some", SCRIPTS), rounds, f"{SCRIPTS:,} scripts")
     if "search" in names:
-        homes = homes_of(folder / "many", engines, Scripts(folder / "many" / "scripts").fill(many).folder)
-        yield from compared({"search": SEARCH}, homes, rounds, f"{many:,} scripts")
+        yield from compared({"search": SEARCH}, homes("many", many), rounds, f"{many:,} scripts")
     if "first" in names:
-        yield from first(folder / "first", engines, count=many, rounds=first_rounds)
+        yield from first_use(homes("first", many), min(rounds, 2))
 
 
 def main() -> int:
     """Print the table."""
     description = "the script engine beside Python's and cmind's own start, and beside cm4mlops"
     parser = arguments(description, rounds=9, parts=(*CASES, "search", "first"))
-    parser.add_argument("--first-rounds", type=int, default=2, help="rounds of the case first (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="one round, and a hundredth of 10,000 scripts")
+    parser.add_argument("--quick", action="store_true", help="one round, and few scripts")
     options = parser.parse_args()
-    rounds, first_rounds = (1, 1) if options.quick else (options.rounds, options.first_rounds)
-    with tempfile.TemporaryDirectory(prefix="engine-benchmark-") as temporary:
-        folder = Path(temporary)
-        engines = {"ours": ROOT}
-        if checkout := os.environ.get("CM4MLOPS"):
-            engines["cm4mlops"] = engine_of_cm4mlops(Path(checkout), folder / "cm4mlops")
-        else:
-            left_out("cm4mlops", "CM4MLOPS=DIR names a checkout of it")
-        return report(
-            figures_of(
-                options.only,
-                engines,
-                folder,
-                rounds=rounds,
-                first_rounds=first_rounds,
-                share=0.01 if options.quick else 1,
-            ),
-            options.json,
-        )
+    rounds, many = (1, SCRIPTS) if options.quick else (options.rounds, MANY_SCRIPTS)
+    with tempfile.TemporaryDirectory(prefix="engine-benchmark-") as folder:
+        return report(figures_of(options.only, Path(folder), rounds=rounds, many=many), options.json)
 
 
 if __name__ == "__main__":

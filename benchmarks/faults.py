@@ -36,11 +36,7 @@ COLUMNS = ("seed", "fault", "at", "step under way", "process killed", "exit code
 
 REAL_JOB = JobKind(
     argv=lambda folder: [
-        str(CM),
-        "run",
-        "script",
-        "--tags=run-mlperf,inference,_vllm",
-        "--run_checker=no",
+        *(str(CM), "run", "script", "--tags=run-mlperf,inference,_vllm", "--run_checker=no"),
         f"--test_query_count={REAL_SAMPLES}",
         f"--output_dir={folder / 'results'}",
     ],
@@ -58,35 +54,31 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed (%(default)s)")
     parser.add_argument("--real", action="store_true", help="the main job on the real vLLM")
     options = parser.parse_args()
-    kind, faults = (REAL_JOB, REAL_FAULTS) if options.real else (SMALL_JOB, _possible())
+    may_mount, has_clock = os.geteuid() == 0, clock_library() is not None
+    possible = {
+        name: fault
+        for name, fault in FAULTS.items()
+        if (may_mount or not fault.with_disk) and (has_clock or not fault.with_clock)
+    }
+    kind, faults = (REAL_JOB, REAL_FAULTS) if options.real else (SMALL_JOB, possible)
     print(_line(COLUMNS), _line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     wrong = 0
     for seed in range(options.first, options.first + options.rounds):
         trial = _tried(seed, kind, faults)
         wrong += bool(trial.wrong)
-        print(_row(trial), flush=True)
+        print(_line(_cells(trial)), flush=True)
     return report([figure("trials with something wrong", [wrong], "trials", at_most=0)], options.json)
 
 
-def _row(trial: Trial) -> str:
+def _cells(trial: Trial) -> tuple[object, ...]:
     when = f"{trial.moment_s:.1f} s" + (f", {trial.share:.0%} of {trial.run}" if trial.run else "")
     wrong = " ".join("; ".join(trial.wrong).split()) or "-"
     hit = trial.hit.replace("vllm.entrypoints.cli.main", "vllm") or "-"
-    return _line((trial.seed, trial.name, when, trial.step or "-", hit, trial.code, trial.attempts, wrong))
+    return trial.seed, trial.name, when, trial.step or "-", hit, trial.code, trial.attempts, wrong
 
 
 def _line(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(str(cell) for cell in cells)} |"
-
-
-def _possible() -> Mapping[str, Fault]:
-    """Return the faults that can be tried here, by name."""
-    may_mount, has_clock = os.geteuid() == 0, clock_library() is not None
-    return {
-        name: fault
-        for name, fault in FAULTS.items()
-        if (may_mount or not fault.with_disk) and (has_clock or not fault.with_clock)
-    }
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _tried(seed: int, kind: JobKind, faults: Mapping[str, Fault]) -> Trial:

@@ -21,9 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -57,7 +55,8 @@ class Hour:
         """Return the tokens/s of vLLM's own generate, measured once for each way of serving."""
         name = f"{real.quantization} x {real.gpus}"
         if name not in self.in_process:
-            self.in_process[name] = [made.rate for made in self.repeated(real.in_process())]
+            with real.in_process() as measure:
+                self.in_process[name] = [made.rate for made in self.times(measure)]
         return self.in_process[name]
 
     def served(self, real: RealVllm) -> list[float]:
@@ -66,17 +65,19 @@ class Hour:
             task = replace(real.task, api=real.api)
             return [made.rate for made in self.times(lambda: real.through_loadgen(server, task))]
 
-    def repeated(self, opened: AbstractContextManager[Callable[[], Made]]) -> list[Made]:
-        with opened as measure:
-            return self.times(measure)
-
     def times(self, measure: Callable[[], Made]) -> list[Made]:
         """Measure once to warm up, and then each round."""
         measure()
         return [measure() for _ in range(self.rounds)]
 
-
-Part = Callable[[Hour], Iterator[Figure]]
+    def beside(self, title: str, real: RealVllm) -> Iterator[Figure]:
+        """Yield the rates in one process and through LoadGen, and their ratio."""
+        alone, through = self.generated(real), self.served(real)
+        yield from (
+            figure(f"{title}, in process", alone, "tokens/s"),
+            figure(f"{title}, through LoadGen", through, "tokens/s"),
+            figure(f"{title}, through LoadGen / in process", ratios(through, alone), "x", at_least=WANTED),
+        )
 
 
 def detected(hour: Hour) -> Iterator[Figure]:
@@ -111,7 +112,7 @@ def compared(gpus: Sequence[GpuFacts], said: str) -> Iterator[Figure]:
 
 def offline(hour: Hour) -> Iterator[Figure]:
     """Offline through LoadGen beside vLLM's own generate."""
-    yield from _beside("Offline", hour, hour.real)
+    yield from hour.beside("Offline", hour.real)
 
 
 def fp8(hour: Hour) -> Iterator[Figure]:
@@ -119,28 +120,27 @@ def fp8(hour: Hour) -> Iterator[Figure]:
     if hour.real.device == "cpu":
         left_out("fp8", "vLLM's CPU backend does not quantise weights to FP8 when it starts")
         return
-    yield from _beside("Offline, FP8", hour, quantised := replace(hour.real, quantization="fp8"))
+    yield from hour.beside("Offline, FP8", quantised := replace(hour.real, quantization="fp8"))
     yield figure("in process, FP8 / own type", ratios(hour.generated(quantised), hour.generated(hour.real)), "x")
 
 
 def server(hour: Hour) -> Iterator[Figure]:
     """Server at a share of the in-process rate, beside the same load without LoadGen and HTTP."""
     qps = hour.share * min(hour.generated(hour.real)) / TOKENS
-    alone = hour.repeated(hour.real.in_process(qps=qps))
+    with hour.real.in_process(qps=qps) as measure:
+        alone = hour.times(measure)
     task = replace(hour.real.task, api=hour.real.api, streamed=True, interval=SERVER_STREAM_INTERVAL, qps=qps)
     with hour.real.served(hour.real.settings()) as running:
         through = hour.times(lambda: hour.real.through_loadgen(running, task))
     yield figure("Server, queries/s asked for", [qps], "queries/s")
     for name, made in (("in process", alone), ("through LoadGen", through)):
-        yield figure(f"Server, {name}", [run.rate for run in made], "tokens/s")
-        yield figure(f"Server, {name}, TTFT p99", [run.ttft_p99 for run in made], "ms")
-        yield figure(f"Server, {name}, TPOT p99", [run.tpot_p99 for run in made], "ms")
-    yield figure(
-        "Server, through LoadGen / in process",
-        ratios([run.rate for run in through], [run.rate for run in alone]),
-        "x",
-        at_least=WANTED,
-    )
+        yield from (
+            figure(f"Server, {name}", [run.rate for run in made], "tokens/s"),
+            figure(f"Server, {name}, TTFT p99", [run.ttft_p99 for run in made], "ms"),
+            figure(f"Server, {name}, TPOT p99", [run.tpot_p99 for run in made], "ms"),
+        )
+    share = ratios([run.rate for run in through], [run.rate for run in alone])
+    yield figure("Server, through LoadGen / in process", share, "x", at_least=WANTED)
 
 
 def parallel(hour: Hour) -> Iterator[Figure]:
@@ -149,7 +149,7 @@ def parallel(hour: Hour) -> Iterator[Figure]:
         left_out("parallel", f"it needs two GPUs, {hour.gpus} can be used")
         return
     if hour.real.device != "cpu":
-        yield from _beside(f"Offline, tensor parallel {hour.gpus}", hour, replace(hour.real, gpus=hour.gpus))
+        yield from hour.beside(f"Offline, tensor parallel {hour.gpus}", replace(hour.real, gpus=hour.gpus))
     rate = hour.served(hour.real)
     many = replace(hour.real, samples=hour.real.samples * hour.gpus)
     with many.replicas(hour.gpus) as servers:
@@ -159,17 +159,17 @@ def parallel(hour: Hour) -> Iterator[Figure]:
     yield figure(f"Offline, {hour.gpus} replicas / one server", ratios([each.rate for each in made], rate), "x")
 
 
-PARTS: dict[str, Part] = {"detected": detected, "offline": offline, "server": server, "fp8": fp8, "parallel": parallel}
+PARTS: dict[str, Callable[[Hour], Iterator[Figure]]] = {
+    "detected": detected,
+    "offline": offline,
+    "server": server,
+    "fp8": fp8,
+    "parallel": parallel,
+}
 
 
-def _beside(title: str, hour: Hour, real: RealVllm) -> Iterator[Figure]:
-    alone, through = hour.generated(real), hour.served(real)
-    yield figure(f"{title}, in process", alone, "tokens/s")
-    yield figure(f"{title}, through LoadGen", through, "tokens/s")
-    yield figure(f"{title}, through LoadGen / in process", ratios(through, alone), "x", at_least=WANTED)
-
-
-def _parser() -> ArgumentParser:
+def main() -> int:
+    """Measure the parts that are asked for, and print the table."""
     parser = arguments(__doc__.split("\n")[0], rounds=3, parts=PARTS)
     parser.add_argument("--vllm_python", required=True, metavar="PYTHON", help="a Python that has vllm")
     parser.add_argument("--device", choices=DEVICES, default="cuda", help="%(default)s")
@@ -186,36 +186,25 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--samples", type=int, default=4096, help="queries of a run on one GPU (%(default)s)")
     parser.add_argument("--sequences", type=int, default=256, help="--max-num-seqs of vLLM (%(default)s)")
     parser.add_argument("--share", type=float, default=0.8, help="of the in-process rate, for Server (%(default)s)")
-    return parser
-
-
-def main() -> int:
-    """Measure the parts that are asked for, and print the table."""
-    asked = _parser().parse_args()
+    asked = parser.parse_args()
     gpus = asked.gpus or len(detect_gpus())
     with tempfile.TemporaryDirectory() as folder:
         model = provide(ModelSettings(source="dummy", location=asked.model, layers=asked.dummy_layers), Path(folder))
         print(f"DUMMY WEIGHTS: {model.name}, {model.parameters:,} parameters; {gpus} GPUs")
-        hour = Hour(
-            RealVllm(
-                python=asked.vllm_python,
-                model=Path(model.path),
-                samples=asked.samples,
-                sequences=asked.sequences,
-                device=asked.device,
-                load_format="dummy",
-                eager=asked.device == "cpu",
-                api=asked.api,
-            ),
-            asked.rounds,
-            gpus,
-            asked.share,
+        real = RealVllm(
+            python=asked.vllm_python,
+            model=Path(model.path),
+            samples=asked.samples,
+            sequences=asked.sequences,
+            device=asked.device,
+            load_format="dummy",
+            eager=asked.device == "cpu",
+            api=asked.api,
         )
-        figures = []
-        for name in asked.only:
-            for part_figure in PARTS[name](hour):
-                print(f"{part_figure.name}: {part_figure.value:,.4g} {part_figure.unit}", flush=True)
-                figures.append(part_figure)
+        hour, figures = Hour(real, asked.rounds, gpus, asked.share), []
+        for part_figure in (part_figure for name in asked.only for part_figure in PARTS[name](hour)):
+            print(f"{part_figure.name}: {part_figure.value:,.4g} {part_figure.unit}", flush=True)
+            figures.append(part_figure)
         return report(figures, asked.json)
 
 

@@ -7,14 +7,11 @@ each cell is one run of the main job against it (--api_server), into a folder of
 `v6.1/*/Offline`. The outcome of each cell is kept in a file as soon as it is known; the same command again runs what is
 missing or failed, all with --again. A cell is refused where a limit of the machine is too low for it (ulimit -n, say).
 --page writes the table of all cells to a page. The model is the tiny one, whose answers are shorter than those of the
-benchmark's own: the factor is measured, and shown where the rules publish the length. --true_lengths takes random
-weights (_dummy) instead, with answers of the published length; their prompts are still the stand-in's, and only the
-performance is measured, since nothing else can be of them.
+benchmark's own: the factor is measured, and shown where the rules publish the length.
 """
 
 import argparse
 import fnmatch
-import json
 import os
 import re
 import signal
@@ -23,14 +20,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.assets import dummy
 from cm4vllm.assets.tiny.stand_ins import STAND_INS
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import LimitTooLow
@@ -42,7 +37,7 @@ from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.readiness import machine_limits
 from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.run import RUN_FILE, RunRecord
-from cm4vllm.rules import Mode, benchmark_terms, catalogue, round_names, terms
+from cm4vllm.rules import benchmark_terms, catalogue, round_names
 from figures import CM, Figure, figure, report
 from matrix_cells import Cell, Cells, Ran, page, reasons, table
 
@@ -50,20 +45,6 @@ from matrix_cells import Cell, Cells, Ran, page, reasons, table
 START_S, CELL_S = 1800, 1800
 #: Where the outcomes of the cells are kept.
 KEPT = Path(__file__).with_name("matrix_cells.json")
-#: Context that is left for the prompts of the stand-in's dataset.
-_PROMPT = 2048
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model to serve: `tag` chooses it in the main job, `name` is its name on the server.
-
-    `benchmark` is the benchmark whose stand-in it is, empty for random weights.
-    """
-
-    tag: str
-    name: str
-    benchmark: str = ""
 
 
 def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
@@ -78,35 +59,20 @@ def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
     return [cell for cell in all_cells if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in only)]
 
 
-def model_of(cell: Cell, layers: int | None, *, true_lengths: bool) -> Model:
-    """Return what serves a cell."""
+def model_of(cell: Cell) -> tuple[str, str]:
+    """Return the name of the stand-in that serves a cell, and the benchmark whose stand-in it is."""
     stand_in = catalogue().benchmark(cell.benchmark).stand_in
-    if not true_lengths or stand_in != "tiny":
-        of = cell.benchmark if stand_in != "tiny" else "llama3.1-8b"
-        return Model("_tiny", STAND_INS[stand_in].name, of)
-    known = dummy.known_model(cell.benchmark)
-    return Model(f"_dummy.{known}", dummy.dummy_name(known, layers))
+    return STAND_INS[stand_in].name, cell.benchmark if stand_in != "tiny" else "llama3.1-8b"
 
 
 @contextmanager
-def served(model: Model, asked: Sequence[str], folder: Path, longest: int) -> Iterator[str]:
-    """Serve a model as run,vllm-server does, and give its URL. Raises RuntimeError where it does not start."""
+def served(benchmark: str, folder: Path) -> Iterator[str]:
+    """Serve a benchmark's stand-in as run,vllm-server does, and yield its URL. Raises RuntimeError if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = [f"--model={model.benchmark}"]
-    if not model.benchmark:
-        made = subprocess.run(
-            [CM, "run", "script", f"--tags=get,ml-model,{model.tag}", "--quiet", "--out=json", *asked],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=START_S,
-        ).stdout
-        record = json.loads(made[made.index("{") :])["new_env"]["CM_ML_MODEL_RECORD"]
-        words = [f"--model_record={record}", f"--max_model_len={longest + _PROMPT}"]
     log = folder / "server.txt"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [CM, "run", "script", "--tags=run,vllm-server", "--quiet", *words],
+            [CM, "run", "script", "--tags=run,vllm-server", "--quiet", f"--model={benchmark}"],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -130,44 +96,34 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
     raise RuntimeError(f"the server did not start:\n{error_of(log.read_text(errors='replace'))}")
 
 
-def longest(cell: Cell) -> int:
-    """Return the length of a cell's longest answer, in tokens."""
-    return max(terms(cell.round, cell.benchmark, cell.scenario, mode).generation.max_tokens for mode in Mode)
-
-
-def command(cell: Cell, model: Model, url: str, out: Path, more: Sequence[str]) -> list[str]:
+def command(cell: Cell, url: str, out: Path, more: Sequence[str]) -> list[str]:
     """Return the words of the main job for a cell, as a user types them."""
-    tags = f"run-mlperf,inference,_vllm,{model.tag},_r{cell.round.removeprefix('v')}"
+    tags = f"run-mlperf,inference,_vllm,_tiny,_r{cell.round.removeprefix('v')}"
     return [
-        str(CM),
-        "run",
-        "script",
-        f"--tags={tags}",
-        "--quiet",
+        *(str(CM), "run", "script", f"--tags={tags}", "--quiet"),
         f"--model={cell.benchmark}",
         f"--scenario={cell.scenario}",
         f"--api_server={url}",
-        f"--vllm_model_name={model.name}",
+        f"--vllm_model_name={model_of(cell)[0]}",
         f"--output_dir={out}",
         *more,
     ]
 
 
-def run(cell: Cell, model: Model, url: str, folder: Path, more: Sequence[str]) -> Ran:
+def run(cell: Cell, url: str, folder: Path, more: Sequence[str]) -> Ran:
     """Rehearse one cell."""
     out, begin = folder / cell.name, time.monotonic()
-    words = command(cell, model, url, out, more)
+    words = command(cell, url, out, more)
     commit = commit_of_this_repository()[:7] or "unknown"  # so many digits as git shows
-    asked = Ran(cell=cell, took_s=0, date=now(), machine=machine(), command=shown(words), commit=commit)
+    ran = Ran(cell=cell, took_s=CELL_S, date=now(), machine=machine(), command=shown(words), commit=commit)
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CELL_S)
     except subprocess.TimeoutExpired:
-        return replace(asked, took_s=CELL_S, error=f"not done after {CELL_S} s")
-    ran = replace(asked, took_s=round(time.monotonic() - begin, 1))
+        return replace(ran, error=f"not done after {CELL_S} s")
+    ran = replace(ran, took_s=round(time.monotonic() - begin, 1))
     if done.returncode:
-        refused = done.returncode == LimitTooLow.exit_code
         error = error_of(done.stdout + done.stderr).replace(str(folder), "…")  # outcomes are published
-        return replace(ran, error=error, refused=refused)
+        return replace(ran, error=error, refused=done.returncode == LimitTooLow.exit_code)
     return outcome(ran, out / "test")
 
 
@@ -189,18 +145,16 @@ def machine() -> str:
 
 
 def outcome(ran: Ran, out: Path) -> Ran:
-    """Read what a cell left: the run's figures, and whether it ended in a tree, as all but random weights do."""
+    """Read what a cell left: the run's figures, and whether it ended in a tree."""
     records = sorted(out.glob(f"runs/*/*/{ran.cell.scenario}/performance/{RUN_FILE}"))
     if not records:
         return replace(ran, error=f"no {RUN_FILE} of a performance run")
-    settings = read_record(records[0], RunRecord).settings
-    if not settings.model.is_dummy and not (out / "submission").is_dir():
+    if not (out / "submission").is_dir():
         return replace(ran, error="no submission tree")
     made = read_performance(records[0].parent)
     tokens, samples = float(made.figures.get("tokens_per_second", 0.0)), float(made.samples_per_second)
-    published = next(
-        (target.reference for target in settings.terms.targets if target.metric == "TOKENS_PER_SAMPLE"), None
-    )
+    targets = {target.metric: target.reference for target in read_record(records[0], RunRecord).settings.terms.targets}
+    published = targets.get("TOKENS_PER_SAMPLE")
     return replace(
         ran,
         tokens_per_second=round(tokens, 1),
@@ -226,8 +180,8 @@ def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
     yield figure("cells that did not fail", [sum(not done.failed for done in ran) / len(ran)], "share", at_least=1)
 
 
-def parsed() -> argparse.Namespace:
-    """Return the options of the command line."""
+def main() -> int:
+    """Run the cells that are asked for and print the table; return 1 where one failed."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--only", default="*", metavar="PATTERN,…", help="as v6.1/*/Offline (all)")
     parser.add_argument("--list", action="store_true", help="print the cells and run nothing")
@@ -238,57 +192,43 @@ def parsed() -> argparse.Namespace:
         metavar="DIR",
         help="mlcommons/inference, for the official checkers; without it they are left out",
     )
-    parser.add_argument("--true_lengths", action="store_true", help="random weights, answers of the published length")
-    parser.add_argument("--dummy_layers", type=int, help="with --true_lengths: layers of each model; all otherwise")
     parser.add_argument("--again", action="store_true", help="run also the cells that are kept")
     parser.add_argument("--cells", type=Path, default=KEPT, metavar="FILE", help="what ran, and is kept (%(default)s)")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table of all cells to FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     asked = parser.parse_args()
-    asked.cells_asked = cells(asked.only.split(","))
-    if not asked.cells_asked:
+    chosen, kept = cells(asked.only.split(",")), Cells.kept(asked.cells)
+    if not chosen:
         parser.error(f"no cell fits {asked.only}; --list shows them")
-    return asked
-
-
-def main() -> int:
-    """Run the cells that are asked for and print the table; return 1 where one failed."""
-    asked = parsed()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    ran = run_cells(asked) if not asked.list else Cells.kept(asked.cells)
     if asked.list:
-        print("\n".join(cell.name for cell in asked.cells_asked))
+        print("\n".join(cell.name for cell in chosen))
     else:
-        print(table(asked.cells_asked, ran.ran))
-        print("\n".join(reasons([ran.ran[cell.name] for cell in asked.cells_asked if cell.name in ran.ran])))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        kept = run_cells(chosen, kept, asked)
     if asked.page:
-        write_text(asked.page, page(cells(), ran.ran))
-    here = [ran.ran[cell.name] for cell in asked.cells_asked if cell.name in ran.ran]
-    return 0 if asked.list else report(figures(here), asked.json)
+        write_text(asked.page, page(cells(), kept.ran))
+    if asked.list:
+        return 0
+    ran = [kept.ran[cell.name] for cell in chosen if cell.name in kept.ran]
+    print(table(chosen, kept.ran), *reasons(ran), sep="\n")
+    return report(figures(ran), asked.json)
 
 
-def run_cells(asked: argparse.Namespace) -> Cells:
+def run_cells(chosen: Sequence[Cell], kept: Cells, asked: argparse.Namespace) -> Cells:
     """Run the cells that are missing or failed, model by model, and return all that are kept."""
-    layers = [f"--dummy_layers={asked.dummy_layers}"] if asked.true_lengths and asked.dummy_layers else []
     checkers = f"--inference_src={Path(asked.inference_src).absolute()}" if asked.inference_src else "--run_checker=no"
-    more = [f"--test_query_count={asked.test_query_count}", checkers, *layers]
-    kept, folder = Cells.kept(asked.cells), asked.output_dir.absolute()
-
-    def model(cell: Cell) -> Model:
-        return model_of(cell, asked.dummy_layers, true_lengths=asked.true_lengths)
+    more, folder = [f"--test_query_count={asked.test_query_count}", checkers], asked.output_dir.absolute()
 
     def is_kept(cell: Cell) -> bool:
         earlier = kept.ran.get(cell.name)
-        return bool(
-            earlier and not earlier.error and earlier.command == shown(command(cell, model(cell), "", folder, more))
-        )
+        own = shown(command(cell, "", folder, more))
+        return earlier is not None and not earlier.error and earlier.command == own
 
-    todo = [cell for cell in asked.cells_asked if asked.again or not is_kept(cell)]
-    for served_model, group in groupby(sorted(todo, key=lambda cell: model(cell).name), model):
-        together = list(group)
-        with served(served_model, layers, folder / served_model.name, max(map(longest, together))) as url:
+    todo = [cell for cell in chosen if asked.again or not is_kept(cell)]
+    for (name, benchmark), together in groupby(sorted(todo, key=model_of), model_of):
+        with served(benchmark, folder / name) as url:
             for cell in together:
-                done = run(cell, served_model, url, folder, more)
+                done = run(cell, url, folder, more)
                 kept = kept.with_one(done, asked.cells)
                 rate, unit = done.rate
                 ended = f"{'refused: ' if done.refused else ''}{done.error}"

@@ -107,11 +107,10 @@ def table(cells: Sequence[Cell], ran: Mapping[str, Ran]) -> str:
     rounds = sorted({cell.round for cell in cells})
     lines = ["| benchmark | scenario | " + " | ".join(rounds) + " |", "|---|---|" + "---|" * len(rounds)]
     words = {(cell.benchmark, cell.scenario, cell.round): _word(ran.get(cell.name)) for cell in cells}
-    for benchmark in sorted({cell.benchmark for cell in cells}):
-        for scenario in Scenario:
-            row = [words.get((benchmark, scenario, round_name), "-") for round_name in rounds]
-            if set(row) != {"-"}:
-                lines.append(f"| {benchmark} | {scenario} | " + " | ".join(row) + " |")
+    order = list(Scenario)
+    for benchmark, scenario in sorted({key[:2] for key in words}, key=lambda key: (key[0], order.index(key[1]))):
+        row = [words.get((benchmark, scenario, round_name), "-") for round_name in rounds]
+        lines.append(f"| {benchmark} | {scenario} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 

@@ -74,11 +74,11 @@ def write_metrics(path: Path, queries: int) -> ServerMetrics:
             running=60 + look % 7,
             waiting=look % 3,
             kv_cache_usage=0.3 + 0.01 * (look % 10),
+            prompt_tokens=1000 * queries * look // looks,
+            generation_tokens=TOKENS * queries * look // looks,
             preemptions=0,
             prefix_cache_hits=0,
             cached_prompt_tokens=0,
-            prompt_tokens=1000 * queries * look // looks,
-            generation_tokens=TOKENS * queries * look // looks,
         )
         for look in range(looks)
     ]
@@ -93,14 +93,14 @@ def write_metrics(path: Path, queries: int) -> ServerMetrics:
         waiting_max=2,
         waiting_mean=1.0,
         kv_cache_usage_max=0.39,
-        preemptions=0,
-        prefix_cache_hits=0,
-        cached_prompt_tokens=0,
         prompt_tokens=samples[-1].prompt_tokens,
         generation_tokens=samples[-1].generation_tokens,
         queue=phase,
         prefill=phase,
         decode=phase,
+        preemptions=0,
+        prefix_cache_hits=0,
+        cached_prompt_tokens=0,
     )
 
 

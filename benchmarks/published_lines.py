@@ -133,30 +133,11 @@ def server(model: str, name: str, sequences: int) -> Iterator[None]:
     is of the same session, because Linux may count niceness only among the processes of one (sched(7), autogroup).
     """
     python = exported("get,vllm")["CM_VLLM_PYTHON_BIN_WITH_PATH"]
-    words = [
-        "nice",
-        "-n",
-        "10",
-        python,
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
-        model,
-        "--served-model-name",
-        name,
-        "--port",
-        str(PORT),
-        "--no-enable-prefix-caching",
-        "--generation-config",
-        "vllm",
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-        "--max-num-seqs",
-        str(sequences),
-        "--distributed-executor-backend",
-        "uni",
-    ]
+    options = (
+        f"--served-model-name {name} --port {PORT} --max-num-seqs {sequences} --no-enable-prefix-caching "
+        "--generation-config vllm --dtype float32 --enforce-eager --distributed-executor-backend uni"
+    )
+    words = ["nice", "-n", "10", python, "-m", "vllm.entrypoints.cli.main", "serve", model, *options.split()]
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -173,7 +154,7 @@ def server(model: str, name: str, sequences: int) -> Iterator[None]:
         ) as process,
     ):
         try:
-            await_health(process, ("localhost", PORT))
+            await_health(process, f"http://localhost:{PORT}")
             yield
         finally:
             process.terminate()

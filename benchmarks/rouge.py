@@ -11,7 +11,7 @@ import re
 import resource
 import time
 from collections.abc import Callable
-from functools import partial
+from itertools import islice
 from pydoc_data.topics import topics
 
 from cm4vllm.accuracy.rouge import TYPES, PairScorer, expected_seconds, score_pairs
@@ -30,39 +30,40 @@ JOB_PAIRS, JOB_S, JOB_CORES = 24_576, 360.0, 2
 Pair = tuple[str, str]
 
 
-class Prose:
-    """Pairs of a prediction and a reference, drawn from the sentences of Python's own manual."""
+#: The sentences of Python's own manual.
+_TEXT = " ".join(" ".join(topic.split()) for topic in topics.values())
+_SENTENCES = [s for s in re.split(r"(?<=[.!?]) ", _TEXT) if 5 <= len(s.split()) <= 50]
+_WORDS = _TEXT.split()
 
-    def __init__(self, seed: int) -> None:
-        text = " ".join(" ".join(topic.split()) for topic in topics.values())
-        self._sentences = [s for s in re.split(r"(?<=[.!?]) ", text) if 5 <= len(s.split()) <= 50]
-        self._words = text.split()
-        self._draw = random.Random(seed)  # noqa: S311 - texts, not secrets
 
-    def pair(self, words: int) -> Pair:
-        """Return a prediction and a reference of so many words."""
+def pairs_of(words: int, count: int) -> list[Pair]:
+    """Return pairs of a prediction and a reference of so many words."""
+    draw = random.Random(words)  # noqa: S311 - texts, not secrets
+
+    def changed(sentence: str, share: float, word: Callable[[], str]) -> str:
+        return " ".join(word() if draw.random() < share else old for old in sentence.split())
+
+    def new() -> str:
+        return "".join(draw.choices("aeilmnorst", k=8)) + draw.choice(("", "s", "ing", "ation"))
+
+    def pair() -> Pair:
         sentences: list[str] = []
         while sum(len(sentence.split()) for sentence in sentences) < words:
-            sentences.append(self._changed(self._draw.choice(self._sentences), NEW_WORDS, self._new))
-        other = partial(self._draw.choice, self._words)
-        prediction = [self._changed(sentence, OTHER_WORDS, other) for sentence in sentences]
-        self._draw.shuffle(prediction)
+            sentences.append(changed(draw.choice(_SENTENCES), NEW_WORDS, new))
+        prediction = [changed(sentence, OTHER_WORDS, lambda: draw.choice(_WORDS)) for sentence in sentences]
+        draw.shuffle(prediction)
         return " ".join(prediction), " ".join(sentences)
 
-    def _changed(self, sentence: str, share: float, word: Callable[[], str]) -> str:
-        return " ".join(word() if self._draw.random() < share else old for old in sentence.split())
-
-    def _new(self) -> str:
-        return "".join(self._draw.choices("aeilmnorst", k=8)) + self._draw.choice(("", "s", "ing", "ation"))
+    return [pair() for _ in range(count)]
 
 
 def speed(shape: str, words: int, rounds: int) -> Figure:
     """Return the processor's time for a pair of so many words, in ms."""
-    prose, scorer, times = Prose(words), PairScorer(Sentences(UNTRAINED), TYPES), []
+    scorer, pairs, times = PairScorer(Sentences(UNTRAINED), TYPES), iter(pairs_of(words, PAIRS * rounds)), []
     for _ in range(rounds):
-        pairs = [prose.pair(words) for _ in range(PAIRS)]
+        some = list(islice(pairs, PAIRS))
         begin = time.process_time()
-        for pair in pairs:
+        for pair in some:
             scorer.score(*pair)
         times.append((time.process_time() - begin) / PAIRS * 1e3)
     return figure(shape, times, "ms/pair")
@@ -71,8 +72,7 @@ def speed(shape: str, words: int, rounds: int) -> Figure:
 def job(count: int) -> list[Figure]:
     """Return the time of a whole job of so many pairs, that of its processors, and what the plan states."""
     words = max(SHAPES.values())
-    prose = Prose(count)
-    predictions, references = zip(*(prose.pair(words) for _ in range(count)), strict=True)
+    predictions, references = zip(*pairs_of(words, count), strict=True)
     begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     score_pairs(predictions, references, Sentences(UNTRAINED), workers=JOB_CORES)
     took, after = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)

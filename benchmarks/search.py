@@ -19,14 +19,14 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import rivals
 from cm4vllm.campaign.search.rate_search import SearchPlan, queueing_estimate, search
-from cm4vllm.campaign.search.search_space import Candidate, Space
+from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.common.errors import CmError
 from cm4vllm.rules import LatencyLimits
 from figures import Figure, arguments, figure, report
@@ -65,16 +65,14 @@ class Case:
 class Outcome:
     """The outcome of a search. `ratio` is the rate found over the true rate, 0 where no full-length run passed.
 
-    `low` and `high` are the ends of the interval over the true rate, None where the search had none.
+    `low` and `high` are the ends of the interval over the true rate, both 0 where the search had none.
     """
 
-    found: float
-    ratio: float
-    repeats: int
-    cost: float
-    probes: int
-    low: float | None = None
-    high: float | None = None
+    ratio: float = 0.0
+    repeats: int = 0
+    cost: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
 
     @property
     def near(self) -> bool:
@@ -83,14 +81,17 @@ class Outcome:
     @property
     def covered(self) -> bool:
         """Return True if the interval holds the true rate."""
-        return self.low is not None and self.high is not None and self.low <= 1 <= self.high
+        return self.low <= 1 <= self.high
 
     @property
-    def interval(self) -> str:
-        """The interval, for people."""
-        if self.low is None or self.high is None:
-            return "no interval"
-        return f"interval {self.low:.3f} to {self.high:.3f} of it{'' if self.covered else ' NOT COVERED'}"
+    def words(self) -> str:
+        """The outcome, for people."""
+        interval = f"interval {self.low:.3f} to {self.high:.3f} of it" if self.high else "no interval"
+        return (
+            f"{self.ratio:.3f} of the true rate{'' if self.near else ' MISSED'}, {interval}"
+            f"{'' if self.covered else ' NOT COVERED'}; cost {self.cost:.2f} full-length runs; "
+            f"{self.repeats} of {REPEATS} repeats valid"
+        )
 
 
 def cases(rounds: int, first: int = 1) -> Iterator[Case]:
@@ -141,7 +142,7 @@ def edge(case: Case, noise: int, low: float, high: float) -> float:
 def truth(case: Case, offline: float) -> float:
     """Return the true rate."""
     first = edge(case, 0, offline / 8, offline * 1.3)
-    noises = range(1, NOISES) if case.system != replace(case.system, noise=0.0) else ()
+    noises = range(1, NOISES) if case.system.noise else ()
     return statistics.median([first, *(edge(case, noise, first / 1.06, first * 1.06) for noise in noises)])
 
 
@@ -150,19 +151,46 @@ def outcome(case: Case) -> Outcome:
     offline = offline_rate(case.system, seed=case.full.seed)
     true, prober = truth(case, offline), SimulatedProber(case.system, case.limits, case.full, case.drift)
     try:
-        search_outcome = search(prober, queueing_estimate(offline, case.limits), SearchPlan(case.limits))
+        made = search(prober, queueing_estimate(offline, case.limits), SearchPlan(case.limits))
     except CmError:
-        return Outcome(0.0, 0.0, 0, prober.clock_s / FULL_S, 0)
-    repeats = sum(valid(case, search_outcome.rate, 100 + number) for number in range(REPEATS))
+        return Outcome(cost=prober.clock_s / FULL_S)
     return Outcome(
-        search_outcome.rate,
-        search_outcome.rate / true if search_outcome.confirmed else 0.0,
-        repeats,
-        prober.clock_s / FULL_S,
-        len(search_outcome.probes),
-        search_outcome.interval.low / true if search_outcome.interval else None,
-        search_outcome.interval.high / true if search_outcome.interval else None,
+        ratio=made.rate / true if made.confirmed else 0.0,
+        repeats=sum(valid(case, made.rate, 100 + number) for number in range(REPEATS)),
+        cost=prober.clock_s / FULL_S,
+        low=made.interval.low / true if made.interval else 0.0,
+        high=made.interval.high / true if made.interval else 0.0,
     )
+
+
+def rate_figures(asked: Iterable[Case], *, drifts: bool) -> list[Figure]:
+    """Search on each system, print the outcome, and return the figures of all."""
+    kinds: dict[str, list[Outcome]] = {}
+    for case in asked:
+        kinds.setdefault(case.kind, []).append(trial := outcome(case))
+        print(f"{case.kind} {case.full.seed}: {trial.words}", flush=True)
+    every = [trial for outcomes in kinds.values() for trial in outcomes]
+    print(
+        f"of {len(every)}: a full-length run passed at the rate found: {sum(bool(trial.ratio) for trial in every)}; "
+        f"of {REPEATS * len(every)} repeats with other noise valid: {sum(trial.repeats for trial in every)}"
+    )
+    wanted = None if drifts else MOST_SYSTEMS
+    figures = [
+        figure("within 3 % of the true rate", [share(trial.near for trial in every)], "share", at_least=wanted),
+        figure("interval holds the true rate", [share(trial.covered for trial in every)], "share"),
+        figure("dearest search", [max(trial.cost for trial in every)], "full-length runs", at_most=MOST_COST),
+    ]
+    for kind, outcomes in kinds.items():
+        figures += [
+            figure(f"{kind}: found / true rate", [trial.ratio for trial in outcomes], "x"),
+            figure(f"{kind}: cost", [trial.cost for trial in outcomes], "full-length runs"),
+        ]
+    return figures
+
+
+def share(holds: Iterable[bool]) -> float:
+    """Return the part of them that hold."""
+    return statistics.fmean(holds)
 
 
 # --- server settings -------------------------------------------------------------------------------------------------
@@ -211,7 +239,7 @@ class SettingsOutcome:
     `part` is the score of the chosen candidate over the best candidate's, `tried` over the best of those that were
     tried, `gain` over the server's without the search; `said` is the gain that the search itself reports. `bound` is
     the ratio by which another tried candidate may be better according to the search's records, None where they have
-    no bound. Of the other tried candidates, `bounded` have a bound and `within` keep it. `cost` is in minutes.
+    no bound. `cost` is in minutes.
     """
 
     part: float
@@ -219,9 +247,6 @@ class SettingsOutcome:
     gain: float
     said: float
     bound: float | None
-    bounded: int
-    within: int
-    others: int
     cost: float
 
     @property
@@ -229,68 +254,50 @@ class SettingsOutcome:
         """Return True if the best of the tried candidates is within the bound."""
         return self.bound is not None and 1 / self.tried <= self.bound * EQUAL
 
+    @property
+    def words(self) -> str:
+        """The outcome, for people."""
+        bound = "no bound" if self.bound is None else f"up to {self.bound:.3f} times as much"
+        return (
+            f"chosen does {self.part:.3f} of the best{'' if self.part >= 1 - NEAR else ' MISSED'}, {self.gain:.3f} "
+            f"times the server as it is (said: {self.said:.3f}); another tried one does {1 / self.tried:.3f} times as "
+            f"much, by the records {bound}{'' if self.covered else ' NOT COVERED'}; "
+            f"{self.cost:.1f} of {MINUTES:g} minutes"
+        )
+
 
 def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> SettingsOutcome:
     """Search for settings on one system, and compare the chosen candidate with the best one."""
-    candidates = SPACE.candidates({})
     start_s = random.Random(seed).uniform(*START_S)  # noqa: S311 - a simulation
-    bench = SimulatedBench(system, limits, FullLength(SETTINGS_S, seed), start_s=start_s)
-    chosen_settings = halve(candidates, bench, HalvingPlan(60 * MINUTES))
-
-    def true(candidate: Candidate) -> float:
-        made = configured(system, candidate)
-        return true_score(made, limits, seed) if made else 0.0
-
-    scores = [true(candidate) for candidate in candidates]
-    chosen, others = (
-        scores[chosen_settings.best.number],
-        rivals(chosen_settings.evaluations, chosen_settings.best.number),
-    )
-    bounded = [(other.most, scores[other.number] / chosen) for other in others if other.most is not None]
+    candidates, full = SPACE.candidates({}), FullLength(SETTINGS_S, seed)
+    made = halve(candidates, SimulatedBench(system, limits, full, start_s=start_s), HalvingPlan(60 * MINUTES))
+    systems = [configured(system, candidate) for candidate in candidates]
+    scores = [true_score(each, limits, seed) if each else 0.0 for each in systems]
+    chosen, others = scores[made.best.number], rivals(made.evaluations, made.best.number)
+    bounds = [other.most for other in others if other.most is not None]
     return SettingsOutcome(
         part=chosen / max(scores),
         tried=chosen / max([chosen, *(scores[other.number] for other in others)]),
         gain=chosen / scores[0],
-        said=(chosen_settings.best.score or 0.0) / (chosen_settings.as_it_is.score or 1.0)
-        if chosen_settings.as_it_is
-        else 0.0,
-        bound=max([1.0, *(most for most, _ in bounded)]) if len(bounded) == len(others) else None,
-        bounded=len(bounded),
-        within=sum(ratio <= most * EQUAL for most, ratio in bounded),
-        others=len(others),
-        cost=sum(evaluation.took_s for evaluation in chosen_settings.evaluations) / 60,
+        said=(made.best.score or 0.0) / (made.as_it_is.score or 1.0) if made.as_it_is else 0.0,
+        bound=max([1.0, *bounds]) if len(bounds) == len(others) else None,
+        cost=sum(evaluation.took_s for evaluation in made.evaluations) / 60,
     )
 
 
-def settings_main(count: int, first: int) -> list[Figure]:
-    """Print each outcome of the search over server settings; return its figures."""
-    made = []
+def settings_figures(count: int, first: int) -> list[Figure]:
+    """Search for settings on each system, print the outcome, and return the figures of all."""
+    outcomes = []
     for system, limits, seed in settings_systems(count, first):
-        made.append(outcome := settings_outcome(system, limits, seed))
-        bound = "no bound" if outcome.bound is None else f"up to {outcome.bound:.3f} times as much"
-        print(
-            f"settings {seed} ({'Server' if limits else 'Offline'}): chosen does {outcome.part:.3f} of the best"
-            f"{'' if outcome.part >= 1 - NEAR else ' MISSED'}, {outcome.gain:.3f} times the server as it is (said: "
-            f"{outcome.said:.3f}); another tried one does {1 / outcome.tried:.3f} times as much, by the records {bound}"
-            f"{'' if outcome.covered else ' NOT COVERED'}, {outcome.within} of {outcome.others} within theirs; "
-            f"{outcome.cost:.1f} of {MINUTES:g} minutes",
-            flush=True,
-        )
-    bounds = [outcome.bound for outcome in made if outcome.bound is not None]
-    others, bounded = sum(outcome.others for outcome in made), sum(outcome.bounded for outcome in made)
+        outcomes.append(trial := settings_outcome(system, limits, seed))
+        print(f"settings {seed} ({'Server' if limits else 'Offline'}): {trial.words}", flush=True)
+    longest = max(trial.cost for trial in outcomes)
     return [
-        figure(
-            "settings within 3 % of the best", [sum(outcome.part >= 1 - NEAR for outcome in made) / len(made)], "share"
-        ),
-        figure("settings: chosen / best", [outcome.part for outcome in made], "x"),
-        figure("settings: chosen / as it is", [outcome.gain for outcome in made], "x"),
-        figure("settings: longest search", [max(outcome.cost for outcome in made)], "minutes", at_most=MINUTES),
-        figure(
-            "settings: best tried one within the bound", [sum(outcome.covered for outcome in made) / len(made)], "share"
-        ),
-        figure("settings: other candidates with a bound", [bounded / others], "share"),
-        figure("settings: of these within it", [sum(outcome.within for outcome in made) / max(1, bounded)], "share"),
-        *([figure("settings: bound, where all have one", bounds, "x")] if bounds else []),
+        figure("settings within 3 % of the best", [share(trial.part >= 1 - NEAR for trial in outcomes)], "share"),
+        figure("settings: chosen / best", [trial.part for trial in outcomes], "x"),
+        figure("settings: chosen / as it is", [trial.gain for trial in outcomes], "x"),
+        figure("settings: best tried one within the bound", [share(trial.covered for trial in outcomes)], "share"),
+        figure("settings: longest search", [longest], "minutes", at_most=MINUTES),
     ]
 
 
@@ -302,44 +309,10 @@ def main() -> int:
     parser.add_argument("--settings", type=int, default=0, help="systems of the search over server settings alone")
     options = parser.parse_args()
     if options.settings:
-        return report(settings_main(options.settings, options.first), options.json)
-    kinds: dict[str, list[Outcome]] = {}
+        return report(settings_figures(options.settings, options.first), options.json)
     asked = cases(options.drift or options.rounds, options.first)
-    for case in map(drifting, asked) if options.drift else asked:
-        kinds.setdefault(case.kind, []).append(trial := outcome(case))
-        print(
-            f"{case.kind} {case.full.seed}: {f'found {trial.found:.4g}' if trial.ratio else 'no run passed'}, "
-            f"{trial.ratio:.3f} of the true rate{'' if trial.near else ' MISSED'}, {trial.interval}; "
-            f"cost {trial.cost:.2f} full-length runs, {trial.probes} probes; "
-            f"{trial.repeats} of {REPEATS} repeats valid",
-            flush=True,
-        )
-    every = [trial for outcomes in kinds.values() for trial in outcomes]
-    print(
-        f"within {NEAR:.0%}: {sum(trial.near for trial in every)} of {len(every)}; a full-length run passed at the "
-        f"rate found: {sum(bool(trial.ratio) for trial in every)} of {len(every)}; the interval holds the true rate: "
-        f"{sum(trial.covered for trial in every)} of {len(every)}; repeats with other noise valid: "
-        f"{sum(trial.repeats for trial in every)} of {REPEATS * len(every)}"
-    )
-    figures = [
-        figure(
-            "within 3 % of the true rate",
-            [sum(trial.near for trial in every) / len(every)],
-            "share",
-            at_least=None if options.drift else MOST_SYSTEMS,
-        ),
-        figure(
-            "within 5 % of the true rate", [sum(abs(trial.ratio - 1) <= 0.05 for trial in every) / len(every)], "share"
-        ),
-        figure("interval holds the true rate", [sum(trial.covered for trial in every) / len(every)], "share"),
-        figure("dearest search", [max(trial.cost for trial in every)], "full-length runs", at_most=MOST_COST),
-    ]
-    for kind, outcomes in kinds.items():
-        figures += [
-            figure(f"{kind}: found / true rate", [trial.ratio for trial in outcomes], "x"),
-            figure(f"{kind}: cost", [trial.cost for trial in outcomes], "full-length runs"),
-        ]
-    return report(figures, options.json)
+    drifts = bool(options.drift)
+    return report(rate_figures(map(drifting, asked) if drifts else asked, drifts=drifts), options.json)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from urllib.parse import urlsplit
+
+from loopback_server import Handler, LoopbackServer
 
 
 @dataclass
-class Gateway:
+class Gateway(LoopbackServer):
     """Use as a context manager; `endpoint` is its base URL with the prefix, `heads` has what each request began with.
 
     It passes requests below `prefix` on to `upstream` without it, when they carry `key` and `headers`. One that lacks
@@ -28,12 +26,10 @@ class Gateway:
     key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     redirect: str = ""
-    host: str = "127.0.0.1"
     certificate: str = ""
     fail_from: int = 1 << 30
     rule: Callable[[str, str, bytes], tuple[int, bytes, dict[str, str]] | None] = lambda method, path, body: None
     heads: list[str] = field(default_factory=list)
-    port: int = 0
 
     @property
     def endpoint(self) -> str:
@@ -41,47 +37,24 @@ class Gateway:
         return f"http{'s' if self.certificate else ''}://{host}:{self.port}{self.prefix}"
 
     def __enter__(self) -> Gateway:
-        kind = type("Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in self.host else socket.AF_INET})
-        self._server = kind((self.host, self.port), type("Handler", (_Handler,), {"gateway": self}))
-        self.port = self._server.server_port
+        self.start(_Handler)
         if self.certificate:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(self.certificate)
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 1024
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that go away."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    gateway: Gateway
-
-    def log_message(self, *_: object) -> None:
-        pass
+class _Handler(Handler):
+    server_of: Gateway
 
     def do_GET(self) -> None:
         self._one()
 
-    def do_POST(self) -> None:
-        self._one()
+    do_POST = do_GET
 
     def _one(self) -> None:
-        gateway = self.gateway
+        gateway = self.server_of
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         gateway.heads.append(f"{self.requestline}\n{self.headers}")
         wanted = {**gateway.headers, **({"Authorization": f"Bearer {gateway.key}"} if gateway.key else {})}
@@ -99,21 +72,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._pass_on(self.path.removeprefix(gateway.prefix), body)
 
     def _answer(self, status: int, data: bytes, *headers: tuple[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (("Content-Type", "application/json"), ("Content-Length", str(len(data))), *headers):
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+        self.send(status, data, "application/json", *headers)
 
     def _pass_on(self, path: str, body: bytes) -> None:
-        parts = urlsplit(self.gateway.upstream)
+        parts = urlsplit(self.server_of.upstream)
         upstream = http.client.HTTPConnection(parts.hostname or "", parts.port)
         try:
             upstream.request(self.command, path, body, {"Content-Type": "application/json"})
             answer = upstream.getresponse()
             kind = answer.headers.get("Content-Type", "text/plain")
             if not answer.chunked:
-                self._answer(answer.status, answer.read(), ("Content-Type", kind))
+                self.send(answer.status, answer.read(), kind)
                 return
             self.send_response(answer.status)
             self.send_header("Content-Type", kind)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,17 +42,11 @@ CROSSING = {
     ("submission.system_records", "hardware.system_description"): "the description is made with the tree",
     ("submission.system_records", "hardware.system_file"): "the submitter's file of the system is read with the tree",
     ("submission.system_records", "hardware.gpus.gpu"): "the driver names the GPUs that a server uses",
-    ("submission.gpus_in_use", "hardware.gpus.used_gpus"): "the variables of the driver say which GPUs a server sees",
+    ("submission.system_records", "hardware.gpus.used_gpus"): "the driver's variables say which GPUs a server sees",
     ("submission.campaign_software", "hardware.machine_facts"): "the facts beside a result have the keys of detection",
     ("submission.campaign_software", "hardware.host"): "the facts beside a result have the keys of detection",
-    (
-        "submission.capsule.this_environment",
-        "hardware.machine_facts",
-    ): "a replay is compared with the machine it runs on",
-    (
-        "submission.capsule.this_environment",
-        "hardware.system_description",
-    ): "a replay is compared with its own description",
+    ("submission.capsule.replay", "hardware.machine_facts"): "a replay is compared with the machine it runs on",
+    ("submission.capsule.replay", "hardware.system_description"): "a replay is compared with its own description",
     (
         "submission.capsule.replay",
         "serving.options.searchable_options",
@@ -112,32 +107,13 @@ def upward(name: str, others: frozenset[str]) -> list[str]:
     )
 
 
-def circles(edges: dict[str, frozenset[str]]) -> list[list[str]]:
-    """Return the groups of modules that import each other, directly or in turn (Tarjan's algorithm)."""
-    groups: list[list[str]] = []
-    number: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-
-    def visit(name: str) -> None:
-        number[name] = low[name] = len(number)
-        stack.append(name)
-        for other in sorted(edges.get(name, ())):
-            if other not in number:
-                visit(other)
-            if other in stack:
-                low[name] = min(low[name], low[other])
-        if low[name] == number[name]:
-            at = stack.index(name)
-            group = stack[at:]
-            del stack[at:]
-            if len(group) > 1:
-                groups.append(sorted(group))
-
-    for name in sorted(edges):
-        if name not in number:
-            visit(name)
-    return groups
+def circle(edges: dict[str, frozenset[str]]) -> list[str]:
+    """Return modules of which each imports the next one, and the last one the first; none where there is no circle."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def test_a_module_imports_only_what_comes_before_it():
@@ -173,7 +149,7 @@ def test_commands_that_judge_start_without_a_package_that_measures(recipe):
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    assert circles({name: module(name).imported for name in MODULES if name}) == []
+    assert circle({name: module(name).imported for name in MODULES if name}) == []
 
 
 def test_the_checks_find_what_they_look_for():
@@ -181,7 +157,7 @@ def test_the_checks_find_what_they_look_for():
     assert upward("engine.format.meta", frozenset({"engine.run.request", "common.errors"})) == ["engine.run.request"]
     assert upward("loadgen.client.wire", frozenset({"loadgen.process.main"})) == ["loadgen.process.main"]
     assert upward("rules.terms", frozenset({"engine.format.meta"})) == ["engine.format.meta"]
-    assert circles({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("b"), "d": frozenset()}) == [["b", "c"]]
+    assert set(circle({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("b"), "d": frozenset()})) == {"b", "c"}
     lazy = "def f():\n    from cm4vllm.common.errors import CmError\n    from cm4vllm.common import files\n"
     assert set(imports_of(ast.walk(ast.parse(lazy)), "engine.x")) == {"common.errors", "common.files"}
 

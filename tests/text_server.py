@@ -13,15 +13,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
+
+from loopback_server import Handler, LoopbackServer
 
 MODEL = "harbour"
 WORDS = ["none", "</s>", *(f"{kind}{number}" for kind in ("buoy", "crane", "dock", "ebb") for number in range(200))]
@@ -68,8 +68,8 @@ def answer_words(prompt: str, most: int) -> list[str]:
     return [f" {WORDS[2 + (number * 31 + 97 * place) % 700]}" for place in range(1 + number % most)]
 
 
-@dataclass
-class TextServer:
+@dataclass(kw_only=True)
+class TextServer(LoopbackServer):
     """Use as a context manager; `endpoint` is its base URL. `bodies` has what it was asked.
 
     `refuses` are the parameters that it does not know, `takes_ids` and `takes_text` the prompts that it takes. With
@@ -108,23 +108,13 @@ class TextServer:
     odd: Callable[[dict[str, Any]], dict[str, Any]] = lambda document: document
     empty: Callable[[int], bool] = lambda number: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    port: int = 0
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> TextServer:
-        self._server = _Server(("127.0.0.1", self.port), type("Handler", (_Handler,), {"server_of": self}))
-        self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        return self.start(_Handler)
 
     def refusal(self, path: str, body: dict[str, Any]) -> tuple[int, str] | None:
         """Return status and words where a request is not taken."""
@@ -143,28 +133,15 @@ class TextServer:
         return None
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 1024
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that go away."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server_of: TextServer
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         asked = self.server_of
         if self.path == "/v1/models" and asked.lists_models:
             self._answer(200, {"object": "list", "data": [{"id": MODEL, "owned_by": asked.owner}]})
         elif self.path == "/v1/models":
-            self._send(500, b"Internal Server Error", "text/plain; charset=utf-8")
+            self.send(500, b"Internal Server Error", "text/plain; charset=utf-8")
         elif self.path == "/version" and asked.version:
             self._answer(200, {"version": asked.version})
         else:
@@ -255,11 +232,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def _answer(self, status: int, document: dict[str, Any]) -> None:
-        self._send(status, json.dumps(document).encode(), "application/json")
-
-    def _send(self, status: int, data: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.send(status, json.dumps(document).encode(), "application/json")

@@ -21,24 +21,18 @@ class CAutomation(OwnAutomation):
 
         tags (str): tags of the entries; env (bool): also show what they export
         """
-        from cm4vllm.engine.cache.cache_commands import show
-
-        return self._result_of(show, i)
+        return self._result_of("cache.cache_commands.show", i)
 
     def search(self, i: dict[str, Any]) -> dict[str, Any]:
         """Find cache entries and print their paths; on a terminal with size and age.
 
         tags (str): tags of the entries, -tag for those without it
         """
-        from cm4vllm.engine.cache.cache_commands import find
-
-        return self._result_of(find, i)
+        return self._result_of("cache.cache_commands.find", i)
 
     def delete(self, i: dict[str, Any]) -> dict[str, Any]:
         """Remove cache entries, after one question.
 
         tags (str): tags of the entries; f, force (bool): do not ask
         """
-        from cm4vllm.engine.cache.cache_commands import remove
-
-        return self._result_of(remove, i)
+        return self._result_of("cache.cache_commands.remove", i)

@@ -6,7 +6,6 @@ cmind executes this file again on every call, and shows the docstrings of these 
 import importlib.util
 import os
 import sys
-from functools import partial
 from typing import Any
 
 # A checkout that is registered but not installed: what recipes start finds the package by PYTHONPATH.
@@ -38,27 +37,21 @@ class CAutomation(ScriptAutomation):
 
         tags (str): tags of the scripts
         """
-        from cm4vllm.engine.tools.help import script_help
-
-        return self._result_of(script_help, i)
+        return self._result_of("tools.help.script_help", i)
 
     def search(self, i: dict[str, Any]) -> dict[str, Any]:
         """Find scripts; for a person, print their paths.
 
         tags (str): tags of the scripts, -tag for those without it; or a name
         """
-        from cm4vllm.engine.tools.find import find_scripts
-
-        return self._result_of(find_scripts, i)
+        return self._result_of("tools.find.find_scripts", i)
 
     def test(self, i: dict[str, Any]) -> dict[str, Any]:
         """Run the test inputs that the metas of scripts give.
 
         tags (str): tags of the scripts; or a name, repo:name, or name*; all scripts without
         """
-        from cm4vllm.engine.tools.find import test_scripts
-
-        return self._result_of(test_scripts, i)
+        return self._result_of("tools.find.test_scripts", i)
 
     def plan(self, i: dict[str, Any]) -> dict[str, Any]:
         """Print what a run would do: nothing of any script is run, and nothing is written.
@@ -66,24 +59,18 @@ class CAutomation(ScriptAutomation):
         All that `cm run script` takes, and
         graph (bool): print it as a Mermaid graph; out=json or j: as JSON
         """
-        from cm4vllm.engine.plan.graph import print_plan
-
-        return self._result_of(print_plan, i)
+        return self._result_of("plan.graph.print_plan", i)
 
     def lint(self, i: dict[str, Any]) -> dict[str, Any]:
         """Print what is suspicious in scripts, by file and line; 3 if anything is.
 
         tags (str): tags of the scripts; or a name, repo:name, or name*; all scripts without
         """
-        from cm4vllm.engine.tools.lint import lint_scripts
-
-        return self._result_of(lint_scripts, i)
+        return self._result_of("tools.lint.lint_scripts", i)
 
     def doctor(self, i: dict[str, Any]) -> dict[str, Any]:
         """Print what is wrong with the CM home and this machine, each with a remedy; 1 if anything is."""
-        from cm4vllm.engine.tools.doctor import print_diagnosis
-
-        return self._result_of(print_diagnosis, i)
+        return self._result_of("tools.doctor.print_diagnosis", i)
 
     def add(self, i: dict[str, Any]) -> dict[str, Any]:
         """Write a new script from a template: cm add script [repo:]name --tags=a,b
@@ -91,9 +78,7 @@ class CAutomation(ScriptAutomation):
         tags (str): its tags; the words of its name otherwise
         template (str): python or shell
         """
-        from cm4vllm.engine.tools.add import add_script
-
-        return self._result_of(add_script, i)
+        return self._result_of("tools.add.add_script", i)
 
     def dockerfile(self, i: dict[str, Any]) -> dict[str, Any]:
         """Write a folder with a Dockerfile for a script and all that it needs.
@@ -101,15 +86,11 @@ class CAutomation(ScriptAutomation):
         All that `cm run script` takes: it becomes the command of the image. And
         docker_folder (str): the folder; docker_base_image, docker_image (str): what it is built on, and its name
         """
-        from cm4vllm.engine.tools.docker import docker_script
-
-        return self._result_of(partial(docker_script, run_it=False), i)
+        return self._result_of("tools.docker.docker_script", i, run_it=False)
 
     def docker(self, i: dict[str, Any]) -> dict[str, Any]:
         """Write a Dockerfile for a script, build it and run it.
 
         What `cm dockerfile script` takes; no_run (bool): only write it
         """
-        from cm4vllm.engine.tools.docker import docker_script
-
-        return self._result_of(partial(docker_script, run_it=True), i)
+        return self._result_of("tools.docker.docker_script", i, run_it=True)

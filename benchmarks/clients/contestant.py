@@ -1,13 +1,20 @@
-"""The process of one contestant: `python -m clients.contestant NAME alone|loadgen TASK`, the task as JSON."""
+"""The process of one contestant: `python -m clients.contestant NAME alone|loadgen TASK`, the task as JSON.
+
+Alone, without LoadGen, all queries are handed over at once, and a fixed number of them is sent at a time.
+"""
+
+from __future__ import annotations
 
 import gc
 import json
 import pkgutil
 import sys
+import threading
+from array import array
 from dataclasses import asdict
+from functools import partial
 
-from clients.closed_loop import Client, Done, First, measure
-from clients.task import Result, Task
+from clients.task import Client, Meter, Result, Task
 
 #: The classes of the clients, each in a module of its own: no contestant needs what another is made of.
 _CLIENTS = {
@@ -19,26 +26,48 @@ _CLIENTS = {
 }
 
 
-def _client(name: str, task: Task, first: First, done: Done) -> Client:
-    client: Client = pkgutil.resolve_name(_CLIENTS[name])(task, first, done)
-    return client
+def measure(name: str, task: Task) -> Result:
+    """Have a client do `task` without LoadGen; return its times and memory, from the first query on."""
+    finished = threading.Semaphore(0)
+    lock = threading.Lock()
+    queries = tokens = 0
+
+    def done(key: int, answer: array[int]) -> None:
+        nonlocal queries, tokens
+        with lock:  # the reference's way answers on many threads
+            queries -= 1
+            tokens += len(answer)
+            if queries == 0:
+                finished.release()
+
+    client: Client = pkgutil.resolve_name(_CLIENTS[name])(task, lambda key, token: None, done)
+    for count in (task.in_flight, task.queries) if task.warm else (task.queries,):
+        queries, tokens = count, 0
+        meter = Meter()
+        client.submit([(key, key) for key in range(count)])
+        finished.acquire()
+        result = meter.result(count, tokens)
+    client.close()
+    return result
 
 
 def _perform(name: str, way: str, task: Task) -> Result:
     if way == "alone":
-        return measure(task, lambda first, done: _client(name, task, first, done))
+        return measure(name, task)
     if name.startswith("watched"):
         from clients.watched import watched_run
 
         return watched_run(task, drawn=name == "watched on a terminal")
     from clients import through_loadgen
 
-    if name == "ours":
-        return through_loadgen.ours(task)
-    return through_loadgen.peer(task, lambda first, done: _client(name, task, first, done))
+    return (
+        through_loadgen.ours(task)
+        if name == "ours"
+        else through_loadgen.peer(task, partial(pkgutil.resolve_name(_CLIENTS[name]), task))
+    )
 
 
 if __name__ == "__main__":
-    told_name, told_way, told_task = sys.argv[1], sys.argv[2], Task(**json.loads(sys.argv[3]))
+    asked = Task(**json.loads(sys.argv[3]))
     gc.freeze()
-    print(json.dumps(asdict(_perform(told_name, told_way, told_task))))
+    print(json.dumps(asdict(_perform(sys.argv[1], sys.argv[2], asked))))

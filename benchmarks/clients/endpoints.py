@@ -15,8 +15,7 @@ from inference_endpoint.core.types import Query, QueryResult
 from inference_endpoint.endpoint_client.config import HTTPClientConfig
 from inference_endpoint.endpoint_client.http_client import HTTPEndpointClient
 
-from clients.closed_loop import Done, First
-from clients.task import Task, bodies
+from clients.task import Done, First, Task, bodies
 
 
 class Endpoints:
@@ -28,9 +27,9 @@ class Endpoints:
         self._data = [{**body, "input_tokens": body.pop("prompt")} for body in map(json.loads, bodies(task))]
         self._client = HTTPEndpointClient(
             HTTPClientConfig(
-                endpoint_urls=[f"http://127.0.0.1:{task.port}/v1/completions"],
+                endpoint_urls=[f"{task.url}/v1/completions"],
                 api_type=APIType.OPENAI_COMPLETIONS,
-                num_workers=task.workers,
+                num_workers=1,
                 max_connections=task.in_flight,
                 warmup_connections=0,
                 log_level="CRITICAL",

@@ -1,12 +1,11 @@
-"""The client of cm4vllm as a run has it, without LoadGen: worker processes, and the thread that reads from them."""
+"""The client of cm4vllm as a run has it, without LoadGen: a worker process, and the thread that reads from it."""
 
 import ctypes
 import os
 from array import array
 from collections.abc import Sequence
 
-from clients.closed_loop import Done, First
-from clients.task import PROMPTS, Task, bodies, prompt
+from clients.task import PROMPTS, Done, First, Task, bodies, prompt
 from cm4vllm.common.errors import CmError
 from cm4vllm.loadgen.client.worker_messages import WorkerSettings
 from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers
@@ -16,7 +15,7 @@ from cm4vllm.serving.answers.stated import AnswerLimits
 
 
 class Ours:
-    """Workers that share the in-flight bound, and all servers."""
+    """A worker that has all queries."""
 
     def __init__(self, task: Task, first: First, done: Done) -> None:
         self._first, self._done = first, done
@@ -25,33 +24,21 @@ class Ours:
         library = SampleLibrary(prompts, lambda _: next(said))
         library.load(range(len(prompts)))
         self._records = library.records
-        endpoints = [f"http://127.0.0.1:{port}" for port in (task.port, *task.more_ports)]
-        limits = AnswerLimits(min_tokens=1, max_tokens=task.tokens, max_model_len=131_072)
-        share = -(-task.in_flight // task.workers)
-        self._workers = Workers(
-            [
-                WorkerSettings(
-                    name=f"worker {number}",
-                    endpoints=endpoints,
-                    ca_file="",
-                    api=Api.COMPLETIONS,
-                    stream_interval=task.interval if task.streamed else 0,
-                    limits=limits,
-                    max_in_flight=share,
-                )
-                for number in range(task.workers)
-            ],
-            library.descriptor,
-            self,
-            _broken,
+        settings = WorkerSettings(
+            name="worker 0",
+            endpoints=[task.url],
+            ca_file="",
+            api=Api.COMPLETIONS,
+            stream_interval=task.interval if task.streamed else 0,
+            limits=AnswerLimits(min_tokens=1, max_tokens=task.tokens, max_model_len=131_072),
+            max_in_flight=task.in_flight,
         )
+        self._workers = Workers([settings], library.descriptor, self, _broken)
+        self.close = self._workers.close
 
     def submit(self, queries: Sequence[tuple[int, int]]) -> None:
         count = len(self._records)
         self._workers.issue((key, *self._records[index % count]) for key, index in queries)
-
-    def close(self) -> None:
-        self._workers.close()
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
         for key, address, _ in answers:

@@ -1,27 +1,28 @@
-"""The real vLLM: what it generates in process, what comes through its server and LoadGen, and what else asks it."""
+"""The real vLLM: what it generates in process, and what comes through its server and LoadGen."""
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
 from clients.generate import TOKENS
-from clients.task import HERE, PROMPTS, TOO_LONG_S, Result, Task, cpu_seconds, perform, prompt, tree
+from clients.task import HERE, PROMPTS, TOO_LONG_S, Task, cpu_seconds, perform, prompt, tree
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
 from cm4vllm.records.server import Api
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
+from cm4vllm.serving.ports import free_port
+from cm4vllm.serving.probing.server_requests import Site
 
 #: Seconds that vLLM may take to load a model, or to answer all prompts.
 START_S = 600
@@ -50,6 +51,11 @@ class Served:
 
     endpoint: str
     pid: int
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Return the CPU time of its HTTP process, and that of the processes below."""
+        api = cpu_seconds([self.pid])
+        return api, cpu_seconds(tree(self.pid)) - api
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,27 +116,20 @@ class RealVllm:
         `qps` the samples come at that rate.
         """
         env, executor = ({}, "") if settings is None else (server_env(settings), settings.distributed_executor_backend)
-        prompts = [prompt(index % PROMPTS, 128, VOCABULARY) for index in range(self.samples)]
+        options = {
+            "max_num_seqs": self.sequences,
+            "distributed_executor_backend": executor,
+            "load_format": self.load_format,
+            "quantization": self.quantization,
+            "tensor_parallel_size": self.gpus,
+            "enforce_eager": self.eager,
+        }
         with tempfile.NamedTemporaryFile("w") as file:
-            file.write(json.dumps(prompts))
+            json.dump([prompt(index % PROMPTS, 128, VOCABULARY) for index in range(self.samples)], file)
             file.flush()
-            options = {
-                "max_num_seqs": self.sequences,
-                "distributed_executor_backend": executor,
-                "load_format": self.load_format,
-                "quantization": self.quantization,
-                "tensor_parallel_size": self.gpus,
-                "enforce_eager": self.eager,
-            }
-            argv = [
-                self.python,
-                str(HERE / "generate.py"),
-                str(self.model),
-                file.name,
-                json.dumps({key: value for key, value in options.items() if value}),
-            ]
+            given = json.dumps({key: value for key, value in options.items() if value})
             process = subprocess.Popen(
-                argv,
+                [self.python, str(HERE / "generate.py"), str(self.model), file.name, given],
                 env=_environment(**env),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -168,12 +167,11 @@ class RealVllm:
     @contextmanager
     def served(self, settings: ServerSettings, unix: Path | None = None) -> Iterator[Served]:
         """Serve the model on a free port, or on the Unix socket `unix`."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        argv = [*server_argv(Path(self.python), settings, port), *(["--uds", str(unix)] if unix else [])]
+        port = free_port("127.0.0.1", 0)
+        endpoint = f"unix://{unix}" if unix else f"http://127.0.0.1:{port}"
         with tempfile.TemporaryFile("w+") as log:
             server = subprocess.Popen(
-                argv,
+                [*server_argv(Path(self.python), settings, port), *(["--uds", str(unix)] if unix else [])],
                 env=_environment(**server_env(settings)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -182,12 +180,11 @@ class RealVllm:
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
             try:
-                try:
-                    await_health(server, unix or ("127.0.0.1", port))
-                except RuntimeError as error:
-                    log.seek(0)
-                    raise RuntimeError(f"{error}:\n{''.join(log.readlines()[-10:])}") from None
-                yield Served(f"unix://{unix}" if unix else f"http://127.0.0.1:{port}", server.pid)
+                await_health(server, endpoint)
+                yield Served(endpoint, server.pid)
+            except RuntimeError as error:
+                log.seek(0)
+                raise RuntimeError(f"{error}:\n{''.join(log.readlines()[-10:])}") from None
             finally:
                 server.terminate()
                 server.wait(timeout=TOO_LONG_S)
@@ -196,73 +193,12 @@ class RealVllm:
         """Make a run against `server`, and `others` like it."""
         more = [int(other.endpoint.rpartition(":")[2]) for other in others]
         task = replace(task, endpoint=server.endpoint, more_ports=more)
-        before = cpu_seconds([server.pid]), cpu_seconds(tree(server.pid)), os.times()
+        (api, engine), times = server.cpu_s(), os.times()
         result = perform("ours", "loadgen", task, sorted(os.sched_getaffinity(0)))
-        after = cpu_seconds([server.pid]), cpu_seconds(tree(server.pid)), os.times()
-        api, whole = after[0] - before[0], after[1] - before[1]
-        return Made(
-            result.tokens / result.wall_s,
-            api,
-            whole - api,
-            sum(after[2][2:4]) - sum(before[2][2:4]),
-            result.ttft_p99,
-            result.tpot_p99,
-        )
-
-
-def bench_serve(python: str, model: Path, task: Task, cores: Sequence[int]) -> Result:
-    """Have `vllm bench serve` send the queries of `task`; it always streams."""
-    with tempfile.TemporaryDirectory() as folder:
-        _run(
-            [
-                python,
-                "-m",
-                "vllm.entrypoints.cli.main",
-                "bench",
-                "serve",
-                "--backend",
-                "openai",
-                "--port",
-                str(task.port),
-                "--endpoint",
-                "/v1/completions",
-                "--model",
-                "mock",
-                "--tokenizer",
-                str(model),
-                "--dataset-name",
-                "random",
-                "--random-input-len",
-                str(task.prompt_tokens),
-                "--random-output-len",
-                str(task.tokens),
-                "--num-prompts",
-                str(task.queries),
-                "--max-concurrency",
-                str(task.in_flight),
-                "--ignore-eos",
-                "--disable-tqdm",
-                "--save-result",
-                "--result-dir",
-                folder,
-                "--result-filename",
-                "result.json",
-            ],
-            cores,
-        )
-        said = json.loads((Path(folder) / "result.json").read_text())
-    return Result(queries=said["completed"], tokens=said["total_output_tokens"], wall_s=said["duration"])
-
-
-def _run(argv: list[str], cores: Sequence[int] | None = None) -> None:
-    argv = ["taskset", "-c", ",".join(map(str, cores)), *argv] if cores else argv
-    done = subprocess.run(
-        argv, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S
-    )
-    if done.returncode:
-        lines = (done.stdout + done.stderr).splitlines()
-        telling = [line for line in lines if "Error: " in line][:5]  # vLLM's first errors are the cause of its last
-        raise RuntimeError("\n".join([f"{' '.join(argv[:5])} … failed:", *telling, "…", *lines[-5:]]))
+        (api_then, engine_then), then = server.cpu_s(), os.times()
+        client = sum(then[2:4]) - sum(times[2:4])
+        rate = result.tokens / result.wall_s
+        return Made(rate, api_then - api, engine_then - engine, client, result.ttft_p99, result.tpot_p99)
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -271,19 +207,13 @@ def _environment(**more: str) -> dict[str, str]:
     return env
 
 
-def await_health(server: subprocess.Popen[bytes], place: Path | tuple[str, int]) -> None:
-    """Wait until a server says at its address, or on its Unix socket, that it is healthy. Raises RuntimeError."""
-    deadline = time.monotonic() + START_S
-    family, address = (socket.AF_UNIX, str(place)) if isinstance(place, Path) else (socket.AF_INET, place)
-    while server.poll() is None and time.monotonic() < deadline:
-        with socket.socket(family) as trial:
-            trial.settimeout(5)
-            try:
-                trial.connect(address)
-                trial.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                if trial.recv(64).startswith(b"HTTP/1.1 200"):
+def await_health(server: subprocess.Popen[bytes], endpoint: str) -> None:
+    """Wait until the server at a base URL, or at a Unix socket (unix://PATH), is healthy. Raises RuntimeError."""
+    deadline, site = time.monotonic() + START_S, Site(endpoint)
+    with site.client() as client:
+        while server.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError, ValueError):
+                if client.answer("GET", site.url("/health"), headers={}, total_s=5).status == 200:
                     return
-            except OSError:
-                pass
-        time.sleep(0.5)
+            time.sleep(0.5)
     raise RuntimeError("the vLLM server did not come up")

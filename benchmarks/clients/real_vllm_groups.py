@@ -2,12 +2,12 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from clients.bench import Bench
 from clients.real_vllm import Made, RealVllm
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, figure, interleaved, left_out, ratios
@@ -26,92 +26,97 @@ _OF_EXECUTORS = {
 IN_PROCESS, LIKE_THE_SERVER = "in process", "in process, as the server"
 
 
+@dataclass(frozen=True)
+class Bench:
+    """The settings of a measurement: the cores of each side, the rounds, and the `share` of the work that is done."""
+
+    client: int
+    server: int
+    rounds: int
+    share: float = 1.0
+    endpoints: str | None = None
+    vllm: str | None = None
+    model: Path | None = None
+
+    def queries(self, whole: int) -> int:
+        return max(64, int(whole * self.share))
+
+
 def vllm(bench: Bench) -> Iterator[Figure]:
     """The real vLLM, on all cores: what its server, LoadGen and our client leave of its own rate.
 
     "Through LoadGen" is as a run makes it: a server started as a run starts it, asked for tokens alone. Its limit is
     beside vLLM's own generate as vLLM sets it up, and with the server's executor and environment.
     """
-    real = _real(bench)
-    if real is None:
-        return
-    ours, default = real.settings(), real.settings("mp")
-    tokens_only = replace(real.task, api="generate")
-    with (
-        real.in_process() as generate,
-        real.in_process(ours) as alike,
-        real.served(ours) as server,
-        real.served(default) as other,
-    ):
-        cases: dict[str, Callable[[], Made]] = {
-            IN_PROCESS: generate,
-            LIKE_THE_SERVER: alike,
-            "through LoadGen": partial(real.through_loadgen, server, tokens_only),
-            "through LoadGen, with text": partial(real.through_loadgen, server, real.task),
-            "through LoadGen, vLLM's default executor": partial(real.through_loadgen, other, tokens_only),
-        }
-        for case in cases.values():
-            case()  # warms up
-        measured = interleaved(cases, bench.rounds)
-    for name, all_made in measured.items():
-        rates = [made.rate for made in all_made]
-        yield figure(f"real vLLM, Offline: {name}", rates, "tokens/s")
-        if name in (IN_PROCESS, LIKE_THE_SERVER):
-            continue
-        for within in (IN_PROCESS, LIKE_THE_SERVER):
-            yield figure(
-                f"real vLLM, Offline: {name} / {within}",
-                ratios(rates, [made.rate for made in measured[within]]),
-                "x",
-                at_least=0.95 if name == "through LoadGen" else None,
-            )
-        for who in ("engine", "api", "client"):
-            yield figure(f"processor time, {name}: {who}", [getattr(made, who) for made in all_made], "s")
+    for real in _real(bench):
+        ours, tokens_only = real.settings(), replace(real.task, api="generate")
+        with ExitStack() as stack:
+            generate, alike = (stack.enter_context(real.in_process(settings)) for settings in (None, ours))
+            server, other = (stack.enter_context(real.served(settings)) for settings in (ours, real.settings("mp")))
+            cases: dict[str, Callable[[], Made]] = {
+                IN_PROCESS: generate,
+                LIKE_THE_SERVER: alike,
+                "through LoadGen": partial(real.through_loadgen, server, tokens_only),
+                "through LoadGen, with text": partial(real.through_loadgen, server, real.task),
+                "through LoadGen, vLLM's default executor": partial(real.through_loadgen, other, tokens_only),
+            }
+            for case in cases.values():
+                case()  # warms up
+            measured = interleaved(cases, bench.rounds)
+        rates = {name: _rates(all_made) for name, all_made in measured.items()}
+        for name, all_made in measured.items():
+            yield figure(f"real vLLM, Offline: {name}", rates[name], "tokens/s")
+            if name in (IN_PROCESS, LIKE_THE_SERVER):
+                continue
+            wanted = 0.95 if name == "through LoadGen" else None
+            for within in (IN_PROCESS, LIKE_THE_SERVER):
+                share = ratios(rates[name], rates[within])
+                yield figure(f"real vLLM, Offline: {name} / {within}", share, "x", at_least=wanted)
+            for who in ("engine", "api", "client"):
+                yield figure(f"processor time, {name}: {who}", [getattr(made, who) for made in all_made], "s")
 
 
 def ways(bench: Bench) -> Iterator[Figure]:
     """The real vLLM, Offline, asked in several ways: rate beside the first one's, time of the server's HTTP process."""
-    real = _real(bench)
-    if real is None:
-        return
-    settings = real.settings()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        real.served(settings) as tcp,
-        real.served(settings, Path(folder) / "socket") as unix,
-    ):
-        streamed = replace(real.task, streamed=True)
-        asked = {
-            "TCP, whole answers": (tcp, real.task),
-            "Unix socket": (unix, real.task),
-            "/inference/v1/generate": (tcp, replace(real.task, api="generate")),
-            "both": (unix, replace(real.task, api="generate")),
-            "stream_interval 16": (tcp, replace(streamed, interval=16)),
-            "stream_interval 1": (tcp, streamed),
-        }
-        cases = {name: partial(real.through_loadgen, server, task) for name, (server, task) in asked.items()}
-        for server in (tcp, unix):
-            real.through_loadgen(server, real.task)  # warms up
-        measured = interleaved(cases, bench.rounds)
-    first = [made.rate for made in next(iter(measured.values()))]
-    for name, all_made in measured.items():
-        yield figure(f"real vLLM, Offline, {name}", [made.rate for made in all_made], "tokens/s")
-        yield figure(f"real vLLM, Offline, {name} / the first", ratios([made.rate for made in all_made], first), "x")
-        yield figure(f"real vLLM, Offline, {name}: HTTP process", [made.api for made in all_made], "s")
+    for real in _real(bench):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            real.served(real.settings()) as tcp,
+            real.served(real.settings(), Path(folder) / "socket") as unix,
+        ):
+            tokens_only, streamed = replace(real.task, api="generate"), replace(real.task, streamed=True)
+            cases = {
+                "TCP, whole answers": partial(real.through_loadgen, tcp, real.task),
+                "Unix socket": partial(real.through_loadgen, unix, real.task),
+                "/inference/v1/generate": partial(real.through_loadgen, tcp, tokens_only),
+                "both": partial(real.through_loadgen, unix, tokens_only),
+                "stream_interval 16": partial(real.through_loadgen, tcp, replace(streamed, interval=16)),
+                "stream_interval 1": partial(real.through_loadgen, tcp, streamed),
+            }
+            for server in (tcp, unix):
+                real.through_loadgen(server, real.task)  # warms up
+            measured = interleaved(cases, bench.rounds)
+        first = _rates(next(iter(measured.values())))
+        for name, all_made in measured.items():
+            yield from (
+                figure(f"real vLLM, Offline, {name}", _rates(all_made), "tokens/s"),
+                figure(f"real vLLM, Offline, {name} / the first", ratios(_rates(all_made), first), "x"),
+                figure(f"real vLLM, Offline, {name}: HTTP process", [made.api for made in all_made], "s"),
+            )
 
 
 def executors(bench: Bench) -> Iterator[Figure]:
     """The real vLLM with the processes of its default executor (mp) and with one less (uni); each round starts both."""
-    real = _real(bench)
-    if real is None:
-        return
-    cases = {name: partial(_by_executor, replace(real, eager=True), name) for name in ("mp", "uni")}
-    measured = interleaved(cases, bench.rounds)
-    for name, unit in _OF_EXECUTORS.items():
-        values = {executor: [made[name] for made in all_made] for executor, all_made in measured.items()}
-        for executor, made in values.items():
-            yield figure(f"real vLLM, {executor}: {name}", made, unit)
-        yield figure(f"real vLLM, uni / mp: {name}", ratios(values["uni"], values["mp"]), "x")
+    for real in _real(bench):
+        cases = {name: partial(_by_executor, replace(real, eager=True), name) for name in ("mp", "uni")}
+        measured = interleaved(cases, bench.rounds)
+        for name, unit in _OF_EXECUTORS.items():
+            mp, uni = ([made[name] for made in measured[executor]] for executor in ("mp", "uni"))
+            yield from (
+                figure(f"real vLLM, mp: {name}", mp, unit),
+                figure(f"real vLLM, uni: {name}", uni, unit),
+                figure(f"real vLLM, uni / mp: {name}", ratios(uni, mp), "x"),
+            )
 
 
 def _by_executor(real: RealVllm, executor: str) -> dict[str, float]:
@@ -127,8 +132,13 @@ def _by_executor(real: RealVllm, executor: str) -> dict[str, float]:
     return dict(zip(_OF_EXECUTORS, values, strict=True))
 
 
-def _real(bench: Bench) -> RealVllm | None:
-    if not (bench.vllm and bench.model):
+def _rates(all_made: Sequence[Made]) -> list[float]:
+    return [made.rate for made in all_made]
+
+
+def _real(bench: Bench) -> Iterator[RealVllm]:
+    """Yield the vLLM that the command line names, if any."""
+    if bench.vllm and bench.model:
+        yield RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(2_048))
+    else:
         left_out("the real vLLM", "not installed (--vllm=PYTHON --model=DIR)")
-        return None
-    return RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(2_048))

@@ -1,34 +1,41 @@
-"""The task of a contestant and its result: JSON between the benchmark and the process of the contestant.
+"""The task of a contestant, its result and the form of its client: JSON between the benchmark and the contestant.
 
 Only the standard library: a contestant may run in another Python.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 HERE = Path(__file__).parent
 #: Seconds that no contestant needs: one that hangs must not hold the benchmark.
 TOO_LONG_S = 300
 #: Different prompts that a contestant sends in turn.
 PROMPTS = 512
+HEADERS = {"Content-Type": "application/json"}
+
+#: What a client calls with a query's key and its first token, and with its key and all tokens.
+First = Callable[[int, int], None]
+Done = Callable[[int, "array[int]"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """`queries` completions of `tokens` tokens each, of prompts of `prompt_tokens`, at most `in_flight` at a time.
 
-    `qps` is the rate of a Server run, None where queries follow each other as fast as they are answered. `more_ports`
-    and `workers` are for ours alone: further servers, and worker processes. `warm` has `in_flight` queries answered
-    before anything is measured, so that the connections are open. A stream has `interval` tokens a chunk. `endpoint`
-    and `api` are for ours through LoadGen: a server that is not at `port`, and the way in which it is asked.
+    `qps` is the rate of a Server run, None where queries follow each other as fast as they are answered. `warm` has
+    `in_flight` queries answered before anything is measured, so that the connections are open. A stream has `interval`
+    tokens a chunk. `more_ports`, `endpoint` and `api` are for ours through LoadGen: further servers, a server that is
+    not at `port`, and the way in which it is asked.
     """
 
     port: int
@@ -39,21 +46,23 @@ class Task:
     in_flight: int
     prompt_tokens: int = 128
     qps: float | None = None
-    workers: int = 1
     vocabulary: int = 128_000
     warm: bool = False
     interval: int = 1
     endpoint: str = ""
     api: str = "completions"
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of a contestant: wall and CPU time in s, memory gained in KiB, and LoadGen's figures (times in ms).
 
-    `watching_s` is the CPU time that it cost to watch the run, which is not all part of `cpu_s`.
-
-    A figure that was not measured is 0.
+    `watching_s` is the CPU time that it cost to watch the run, which is not all part of `cpu_s`. A figure that was not
+    measured is 0.
     """
 
     queries: int
@@ -70,6 +79,16 @@ class Result:
     @property
     def qps(self) -> float:
         return self.queries / self.wall_s
+
+
+class Client(Protocol):
+    """A client under comparison: made with a task, and two callables for a first token and for a whole answer."""
+
+    def submit(self, queries: Sequence[tuple[int, int]]) -> None:
+        """Take queries, each a key and the number of its body; called on another thread."""
+
+    def close(self) -> None:
+        """End all connections."""
 
 
 def bodies(task: Task) -> list[bytes]:
@@ -102,15 +121,9 @@ def prompt(index: int, length: int, vocabulary: int) -> list[int]:
     return [(index * 37 + place * 7919) % vocabulary for place in range(length)]
 
 
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Have what is started inside run on `cores` alone."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def on_cores(cores: Sequence[int], *argv: str) -> list[str]:
+    """Return the command that runs another on these cores alone."""
+    return ["taskset", "--cpu-list", ",".join(map(str, cores)), *argv]
 
 
 def perform(name: str, way: str, task: Task, cores: Sequence[int], *, python: str = sys.executable) -> Result:
@@ -118,16 +131,14 @@ def perform(name: str, way: str, task: Task, cores: Sequence[int], *, python: st
 
     Raises RuntimeError when it fails, or did not count all tokens.
     """
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
-    with pinned(cores):
-        done = subprocess.run(
-            [python, "-m", "clients.contestant", name, way, json.dumps(asdict(task))],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TOO_LONG_S,
-        )
+    done = subprocess.run(
+        on_cores(cores, python, "-m", "clients.contestant", name, way, json.dumps(asdict(task))),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TOO_LONG_S,
+    )
     if done.returncode:
         raise RuntimeError(f"{name} ({way}) failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     result = Result(**json.loads(done.stdout.splitlines()[-1]))

@@ -14,8 +14,7 @@ from typing import Any
 
 import mlperf_loadgen
 
-from clients.closed_loop import Client, Done, First
-from clients.task import PROMPTS, Result, Task, prompt
+from clients.task import PROMPTS, Client, Done, First, Result, Task, prompt
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.settings import run_settings
@@ -51,9 +50,25 @@ def peer(task: Task, make: Callable[[First, Done], Client]) -> Result:
 
     client = make(first, done)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        settings = settings_of(task, folder)
-        _test(settings, folder, lambda samples: client.submit([(sample.id, sample.index) for sample in samples]))
+        settings, folder = settings_of(task, Path(name)), Path(name)
+        (folder / "user.conf").write_text(settings.user_conf)
+        test = mlperf_loadgen.TestSettings()
+        test.FromConfig(str(folder / "user.conf"), settings.terms.loadgen_name, settings.terms.loadgen_scenario, 1)
+        test.scenario = getattr(mlperf_loadgen.TestScenario, settings.terms.loadgen_scenario)
+        test.mode = mlperf_loadgen.TestMode.PerformanceOnly
+        log = mlperf_loadgen.LogSettings()
+        log.log_output.outdir = name
+        log.log_output.copy_summary_to_stdout = False
+        log.enable_trace = False
+
+        def issue(samples: Sequence[Any]) -> None:
+            client.submit([(sample.id, sample.index) for sample in samples])
+
+        sut = mlperf_loadgen.ConstructSUT(issue, lambda: None)
+        library = mlperf_loadgen.ConstructQSL(PROMPTS, PROMPTS, lambda indices: None, lambda indices: None)
+        mlperf_loadgen.StartTestWithLogSettings(sut, library, test, log, str(folder / "audit.config"))
+        mlperf_loadgen.DestroyQSL(library)
+        mlperf_loadgen.DestroySUT(sut)
         client.close()
         return _result(folder, sum(counts))
 
@@ -93,7 +108,7 @@ def settings_of(task: Task, folder: Path) -> RunSettings:
             sentences="none",
         ),
         server=ServerRecord(
-            endpoint=task.endpoint or f"http://127.0.0.1:{task.port}",
+            endpoint=task.endpoint or task.url,
             api=Api(task.api),
             replicas=[f"http://127.0.0.1:{port}" for port in task.more_ports],
             model_name="mock",
@@ -102,24 +117,6 @@ def settings_of(task: Task, folder: Path) -> RunSettings:
             owned=False,
         ),
     )
-
-
-def _test(settings: RunSettings, folder: Path, issue: Callable[[Sequence[Any]], None]) -> None:
-    conf = folder / "user.conf"
-    conf.write_text(settings.user_conf)
-    test = mlperf_loadgen.TestSettings()
-    test.FromConfig(str(conf), settings.terms.loadgen_name, settings.terms.loadgen_scenario, 1)
-    test.scenario = getattr(mlperf_loadgen.TestScenario, settings.terms.loadgen_scenario)
-    test.mode = mlperf_loadgen.TestMode.PerformanceOnly
-    log = mlperf_loadgen.LogSettings()
-    log.log_output.outdir = str(folder)
-    log.log_output.copy_summary_to_stdout = False
-    log.enable_trace = False
-    sut = mlperf_loadgen.ConstructSUT(issue, lambda: None)
-    library = mlperf_loadgen.ConstructQSL(PROMPTS, PROMPTS, lambda indices: None, lambda indices: None)
-    mlperf_loadgen.StartTestWithLogSettings(sut, library, test, log, str(folder / "audit.config"))
-    mlperf_loadgen.DestroyQSL(library)
-    mlperf_loadgen.DestroySUT(sut)
 
 
 def _result(folder: Path, tokens: int) -> Result:

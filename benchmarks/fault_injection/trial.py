@@ -15,20 +15,24 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
+
+import psutil
 
 from clients.programs import compiled
 from cm4vllm.campaign.ledger import LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.programs.processes import die_with_parent
+from cm4vllm.common.records import read_record
 from cm4vllm.records.logs.run_logs import read_performance
-from cm4vllm.records.run import RUN_FILE
+from cm4vllm.records.run import RUN_FILE, RunRecord
 
 #: Seconds that a job on the fast server may take, and that processes may take to end.
 JOB_S, END_S = 240.0, 20.0
@@ -42,6 +46,8 @@ UNKNOWN_S = 10.0
 DISK_BYTES = 536 * 2**20
 #: The difference allowed between LoadGen's rate and that by the monotonic clock: LoadGen counts from its first query.
 RATE_APART = 0.5
+#: The folder of the segments of shared memory.
+SHARED_MEMORY = Path("/dev", "shm")
 _CLOCK_FILE, _FAULT_FILE = "clock", "fault"
 
 
@@ -112,38 +118,31 @@ class Trial:
         env = {**os.environ, MARK: str(self.folder), "TERM": "xterm", FAULT_FILE: str(self.folder / _FAULT_FILE)}
         if self.clock is not None:
             env |= {"LD_PRELOAD": str(self.clock), "CLOCK_FILE": str(self.folder / _CLOCK_FILE)}
-        if fault is not None and fault.on_terminal:
-            return self._started_on_terminal(env, ignores_hangup=fault.ignores_hangup)
-        with (self.folder / "job.log").open("ab") as log:
-            return subprocess.Popen(
-                self.kind.argv(self.folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-                env=env,
-            )
-
-    def _started_on_terminal(self, env: Mapping[str, str], *, ignores_hangup: bool) -> subprocess.Popen[bytes]:
-        self._terminal, slave = pty.openpty()
+        on_terminal = fault is not None and fault.on_terminal
+        hangup = signal.SIG_IGN if fault is not None and fault.ignores_hangup else signal.SIG_DFL
 
         def take_terminal() -> None:
             die_with_parent()
-            signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores_hangup else signal.SIG_DFL)
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            if on_terminal:
+                signal.signal(signal.SIGHUP, hangup)
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-        process = subprocess.Popen(
-            self.kind.argv(self.folder),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=take_terminal,
-            env=env,
-        )
-        os.close(slave)
-        threading.Thread(target=self._read_terminal, daemon=True).start()
+        with (self.folder / "job.log").open("ab") as log:
+            place: int | IO[bytes] = log
+            if on_terminal:
+                self._terminal, place = pty.openpty()
+            process = subprocess.Popen(
+                self.kind.argv(self.folder),
+                stdin=place if on_terminal else subprocess.DEVNULL,
+                stdout=place,
+                stderr=place,
+                start_new_session=True,
+                preexec_fn=take_terminal,
+                env=env,
+            )
+            if isinstance(place, int):
+                os.close(place)
+                threading.Thread(target=self._read_terminal, daemon=True).start()
         return process
 
     def _read_terminal(self) -> None:
@@ -175,44 +174,33 @@ class Trial:
         """Return True if the run has done its share of samples, or has ended before that was seen."""
         name = self.run.replace("/", " ")
         state = read_ledger(self.out).states.get(name)
-        if state is None or state.last.state in (State.PLANNED, State.RUNNING):
-            with contextlib.suppress(OSError, ValueError):
-                status = json.loads((self.out / STATUS_FILE).read_bytes())
-                steps = {step["name"] for step in status["steps"] if step["state"] == State.RUNNING}
-                run = status["run"] if name in steps else None
-                if run and run["total"]:
-                    return bool(run["done"] >= max(1, self.share * run["total"]))
-                return bool(run and run["elapsed_s"] >= self.share * UNKNOWN_S)
+        if state is not None and state.last.state not in (State.PLANNED, State.RUNNING):
+            return True
+        status = object_of(self.out / STATUS_FILE)
+        under_way = {step["name"] for step in status.get("steps", ()) if step["state"] == State.RUNNING}
+        if name not in under_way or not (run := status["run"]):
             return False
-        return True
+        if run["total"]:
+            return bool(run["done"] >= max(1, self.share * run["total"]))
+        return bool(run["elapsed_s"] >= self.share * UNKNOWN_S)
 
     def processes(self, words: str = "") -> list[int]:
         """Return the processes of the trial, those whose command line has these words."""
-        pids = []
-        for place in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if (
-                    place.name.isdigit()
-                    and f"{MARK}={self.folder}\0".encode() in (place / "environ").read_bytes()
-                    and words.encode() in (place / "cmdline").read_bytes().replace(b"\0", b" ")
-                ):
-                    pids.append(int(place.name))
-        return pids
+        every = psutil.process_iter(["environ", "cmdline"])
+        marked = (process for process in every if (process.info["environ"] or {}).get(MARK) == str(self.folder))
+        return [process.pid for process in marked if words in " ".join(process.info["cmdline"] or ())]
 
     def note_memory(self) -> None:
         """Note the segments of shared memory that processes of the trial have mapped: they must be gone at its end."""
         for pid in self.processes():
-            with contextlib.suppress(OSError):
-                maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
-                self.memory |= {Path(line.split()[5]) for line in maps.splitlines() if " /dev/shm/" in line}
+            with contextlib.suppress(psutil.Error):
+                files = (entry.path for entry in psutil.Process(pid).memory_maps())
+                self.memory |= {path for path in map(Path, files) if path.parent == SHARED_MEMORY}
 
     def finished(self) -> dict[str, Any]:
         """Return what is whole: each LoadGen run, as SCENARIO/MODE, with the digests of its logs."""
-        runs = {}
-        for path in self.out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-            with contextlib.suppress(OSError, ValueError):
-                runs["/".join(path.parent.parts[-2:])] = json.loads(path.read_bytes())["files"]
-        return runs
+        records = ((path, object_of(path)) for path in self.out.glob(f"runs/*/*/*/*/{RUN_FILE}"))
+        return {"/".join(path.parent.parts[-2:]): record["files"] for path, record in records if "files" in record}
 
     def says(self, fault: str) -> None:
         """Set a fault of the fast server from now on; an empty text ends it."""
@@ -220,7 +208,8 @@ class Trial:
 
     def set_clock(self, seconds: float) -> None:
         """Set the clock of the job's processes forward."""
-        with (self.folder / _CLOCK_FILE).open("r+b" if (self.folder / _CLOCK_FILE).exists() else "w+b") as file:
+        path = self.folder / _CLOCK_FILE
+        with path.open("r+b" if path.exists() else "w+b") as file:  # the processes have mapped it
             file.write(struct.pack("=q", int(seconds * 1e9)))
 
     def look(self) -> None:
@@ -234,10 +223,10 @@ class Trial:
             if path.exists():
                 self.wrong.append(f"{path} is left of its shared memory")
         for path in self.out.glob("server/**/server.json"):
-            with contextlib.suppress(OSError, ValueError):
-                address = urlsplit(json.loads(path.read_bytes())["endpoint"])
-                with contextlib.closing(socket.create_connection((address.hostname, address.port or 0), timeout=2)):
-                    self.wrong.append(f"something still listens at {address.netloc}")
+            address = urlsplit(object_of(path).get("endpoint", ""))
+            with contextlib.suppress(OSError):
+                socket.create_connection((address.hostname or "", address.port or 0), timeout=2).close()
+                self.wrong.append(f"something still listens at {address.netloc}")
         for name, files in self.finished().items():
             folder = next(self.out.glob(f"runs/*/*/{name}"))
             if any(sha256_of(folder / log) != digest for log, digest in files.items()):
@@ -251,15 +240,12 @@ class Trial:
                 took_s = json.loads(line).get("took_s") if line.endswith(b"}") else None
                 if took_s is not None and not 0 <= took_s <= self.kind.longest_s:
                     yield f"the ledger has a step of {took_s} s"
-        for path in self.out.glob(f"runs/*/*/*/performance/{RUN_FILE}"):
-            with contextlib.suppress(OSError, ValueError):
-                record = json.loads(path.read_bytes())
-                result = read_performance(path.parent)
-                rate = record["client"]["completed"] / record["duration_s"]
-                if result.samples_per_second is not None and not (
-                    rate * (1 - RATE_APART) <= result.samples_per_second <= rate / (1 - RATE_APART)
-                ):
-                    yield f"LoadGen's {result.samples_per_second:g} samples/s are not the clock's {rate:g}"
+        for name in [name for name in self.finished() if name.endswith("/performance")]:
+            folder = next(self.out.glob(f"runs/*/*/{name}"))
+            record = read_record(folder / RUN_FILE, RunRecord)
+            rate, stated = record.client.completed / record.duration_s, read_performance(folder).samples_per_second
+            if not rate * (1 - RATE_APART) <= stated <= rate / (1 - RATE_APART):
+                yield f"LoadGen's {stated:g} samples/s are not the clock's {rate:g}"
 
     @contextlib.contextmanager
     def prepared(self, fault: Fault) -> Iterator[None]:

@@ -91,9 +91,8 @@ class Queue:
             took *= drawn_factors(noise, self.noise, len(issued))
         free, done = [0.0] * self.servers, []
         for at, seconds in zip(issued.tolist(), took.tolist(), strict=True):
-            now = free[0] if free[0] > at else at
-            heapq.heapreplace(free, now + seconds)
-            done.append(now + seconds)
+            done.append(max(free[0], at) + seconds)
+            heapq.heapreplace(free, done[-1])
         end = np.array(done)
         return Served(issued, end - took * (1 - 1 / self.tokens), end, np.full(len(issued), self.tokens))
 
@@ -104,7 +103,7 @@ class Batching:
 
     A step takes `step_s`, `each_s` more for each running sequence and `prefill_s` for each that begins in it, of which
     there are at most `prefills`. Answers have from `shortest` to `longest` tokens. `noise` is the standard deviation of
-    the logarithm of a step's time; one step in `stall_every` takes `stall_s` longer.
+    the logarithm of a step's time.
     """
 
     step_s: float = 0.02
@@ -115,8 +114,6 @@ class Batching:
     shortest: int = 20
     longest: int = 60
     noise: float = 0.0
-    stall_every: int = 0
-    stall_s: float = 0.0
 
     def serve(self, issued: Times, lengths: np.random.Generator, noise: np.random.Generator) -> Served:
         count, at = len(issued), issued.tolist()
@@ -134,19 +131,13 @@ class Batching:
                 leaving.setdefault(step + each[coming] - 1, []).append(coming)
                 coming += 1
             running += coming - begun
-            now += self._step(running, coming - begun, step) * next(factors)
+            now += (self.step_s + self.each_s * running + self.prefill_s * (coming - begun)) * next(factors)
             first[begun:coming] = [now] * (coming - begun)
             for request in leaving.pop(step, ()):
                 done[request] = now
                 running -= 1
             step += 1
         return Served(issued, np.array(first), np.array(done), tokens)
-
-    def _step(self, running: int, begun: int, step: int) -> float:
-        took = self.step_s + self.each_s * running + self.prefill_s * begun
-        if self.stall_every and step % self.stall_every == self.stall_every - 1:
-            took += self.stall_s
-        return took
 
 
 class Paged(ServerTimes, frozen=True, kw_only=True):

@@ -1,7 +1,5 @@
 """docs/exit-codes.md: `python docs/tools/exit_codes_page.py > docs/exit-codes.md`."""
 
-import re
-
 from cm4vllm.common import errors
 
 _PAGE = """\
@@ -19,17 +17,22 @@ _SIGNALS = """
 A signal that stops a run gives 128 + its number. Processes that the run started are ended, and finished steps are kept.
 A hook of a recipe that returns `{'return': n, 'error': text}` gives n.
 """
-#: A line of the tree on top of errors.py: its class, its code, its meaning.
-_KIND = re.compile(r"^ +(\w+) +(\d+) +(.+)$", re.MULTILINE)
 
 
 def exit_codes() -> list[tuple[int, str, str]]:
     """Return code, kind and meaning of each way in which a command ends, by code."""
-    kinds = [(int(code), f"`{name}`", text) for name, code, text in _KIND.findall(errors.__doc__ or "")]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.CmError)]
+    rows = [(kind.exit_code, f"`{kind.__name__}`", _meaning(kind)) for kind in kinds]
     signals = [
         (128 + number, f"SIG{name}", f"the run was stopped by SIG{name}") for number, name in ((1, "HUP"), (15, "TERM"))
     ]
-    return sorted([(0, "", "done"), *kinds, *signals])
+    return sorted([(0, "", "done"), *rows, *signals])
+
+
+def _meaning(kind: type[errors.CmError]) -> str:
+    """Return the first sentence of a kind's docstring as the cell of a table."""
+    sentence = str(kind.__doc__).splitlines()[0].removesuffix(".")
+    return sentence[:1].lower() + sentence[1:]
 
 
 def exit_codes_page() -> str:

@@ -6,7 +6,7 @@ from typing import Any
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from pathlib import Path
 
-    from cm4vllm.common.folders.replaceable_folders import require_replaceable
+    from cm4vllm.common.folders.ownership_notes import require_replaceable
     from cm4vllm.endpoints.point import POINT, PointInputs
 
     if folder := PointInputs.of(i["env"]).output_dir:

@@ -44,28 +44,21 @@ def started(trial, monkeypatch):
         process.wait()
 
 
-def show(trial, step, **run):
-    steps = [{"name": step, "state": State.RUNNING}]
-    (trial.out / STATUS_FILE).write_text(json.dumps({"steps": steps, "run": run or None}))
-
-
 def test_a_fault_waits_for_the_share_of_its_run(trial):
+    """The share of a run without a known end is one of time."""
     assert not trial.in_run()
-    show(trial, STEP)
-    assert not trial.in_run()
-    show(trial, STEP, done=49, total=100, elapsed_s=9.0)
-    assert not trial.in_run()
-    show(trial, "Server accuracy", done=50, total=100, elapsed_s=9.0)
-    assert not trial.in_run()
-    show(trial, STEP, done=50, total=100, elapsed_s=9.0)
-    assert trial.in_run()
-
-
-def test_the_share_of_a_run_without_a_known_end_is_one_of_time(trial):
-    show(trial, STEP, done=50, total=None, elapsed_s=4.9)
-    assert not trial.in_run()
-    show(trial, STEP, done=50, total=None, elapsed_s=5.0)
-    assert trial.in_run()
+    rows = [
+        (STEP, {}, False),
+        (STEP, {"done": 49, "total": 100, "elapsed_s": 9.0}, False),
+        ("Server accuracy", {"done": 50, "total": 100, "elapsed_s": 9.0}, False),
+        (STEP, {"done": 50, "total": 100, "elapsed_s": 9.0}, True),
+        (STEP, {"done": 50, "total": None, "elapsed_s": 4.9}, False),
+        (STEP, {"done": 50, "total": None, "elapsed_s": 5.0}, True),
+    ]
+    for step, run, come in rows:
+        steps = [{"name": step, "state": State.RUNNING}]
+        (trial.out / STATUS_FILE).write_text(json.dumps({"steps": steps, "run": run or None}))
+        assert trial.in_run() is come, (step, run)
 
 
 def test_the_server_itself_is_killed_and_not_its_supervisor(trial, started):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import socket
 import subprocess
 import sys
@@ -11,28 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from client import _added
-from clients.programs import AT_ONCE, Pace, Stamps, floor, mock, token
+from client import added
+from clients.programs import AT_ONCE, Mock, Pace, floor, mock
 from clients.task import Result, Task, bodies, perform, prompt
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import AnswerLimits
+from figures import figure, interleaved, ratios, report
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def figures():
-    return runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "figures.py"))
-
-
-def test_every_round_measures_every_case_and_begins_with_another(figures):
+def test_every_round_measures_every_case_and_begins_with_another():
     called = []
     cases = {name: lambda name=name: called.append(name) or len(called) for name in "abc"}
-    measured = figures["interleaved"](cases, 3)
+    measured = interleaved(cases, 3)
     assert called == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert measured == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
 
 
-def test_a_ratio_is_taken_within_a_round(figures):
-    assert figures["ratios"]([10.0, 30.0], [5.0, 10.0]) == [2.0, 3.0]
+def test_a_ratio_is_taken_within_a_round():
+    assert ratios([10.0, 30.0], [5.0, 10.0]) == [2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -45,16 +42,16 @@ def test_a_ratio_is_taken_within_a_round(figures):
         ({"at_most": 29.5}, "<= 29.5", False),
     ],
 )
-def test_the_limit_is_held_by_the_median(figures, limits, limit, holds):
-    made = figures["figure"]("x", [10.0, 30.0, 90.0], "s", **limits)
+def test_the_limit_is_held_by_the_median(limits, limit, holds):
+    made = figure("x", [10.0, 30.0, 90.0], "s", **limits)
     assert (made.value, made.low, made.high, made.limit, made.holds) == (30.0, 10.0, 90.0, limit, holds)
 
 
-def test_the_report_is_a_table_and_a_file_and_an_exit_code(figures, tmp_path, capsys):
-    good = figures["figure"]("ours / theirs", [60.0], "x", at_least=50)
-    bad = figures["figure"]("time", [40.0], "s", at_most=30)
-    assert figures["report"]([good]) == 0
-    assert figures["report"]([good, bad], tmp_path / "figures.json") == 1
+def test_the_report_is_a_table_and_a_file_and_an_exit_code(tmp_path, capsys):
+    good = figure("ours / theirs", [60.0], "x", at_least=50)
+    bad = figure("time", [40.0], "s", at_most=30)
+    assert report([good]) == 0
+    assert report([good, bad], tmp_path / "figures.json") == 1
     shown = capsys.readouterr().out
     assert "DOES NOT HOLD" in shown.splitlines()[-2]
     assert json.loads((tmp_path / "figures.json").read_text())["time"] == {
@@ -67,30 +64,24 @@ def test_the_report_is_a_table_and_a_file_and_an_exit_code(figures, tmp_path, ca
     }
 
 
-# --- the benchmark of the page: a page of 400,000 queries is made within its limits of time and size
+# --- the programs run, and write the figures that their tables show
 
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "page.py"
+def program(name, *words, timeout=300):
+    argv = [sys.executable, str(BENCHMARKS / f"{name}.py"), *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout)
 
 
 def test_a_page_of_400_000_queries_is_small_and_made_in_time(tmp_path):
-    words = ["--rounds=1", f"--json={tmp_path / 'figures.json'}"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=120)
+    done = program("page", "--rounds=1", f"--json={tmp_path / 'f'}")
     assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads((tmp_path / "figures.json").read_text())
+    figures = json.loads((tmp_path / "f").read_text())
     assert figures["page of 400,000 queries: processor time"]["limit"] == "<= 5"
     assert 20 < figures["page of 400,000 queries: size"]["value"] < 300
 
 
-# --- the benchmark of the engine runs, and writes the figures that its table shows
-
-
-ENGINE = Path(__file__).parents[2] / "benchmarks" / "engine.py"
-
-
-def test_a_quick_run_writes_its_figures(tmp_path):
-    words = ["--quick", "--only=cached,unknown,search,first", f"--json={tmp_path / 'f'}"]
-    done = subprocess.run([sys.executable, str(ENGINE), *words], capture_output=True, text=True, timeout=300)
+def test_a_quick_run_of_the_engine_writes_its_figures(tmp_path):
+    done = program("engine", "--quick", "--only=cached,first", f"--json={tmp_path / 'f'}")
     assert done.returncode in (0, 1), done.stderr  # 1: a limit does not hold, which so short a run cannot tell
     figures = json.loads((tmp_path / "f").read_text())
     # In one round a machine that stands still makes any start long.
@@ -101,44 +92,31 @@ def test_a_quick_run_writes_its_figures(tmp_path):
     assert figures["first use, 10,000 scripts: ours / cmind's own indexing"]["limit"] == "<= 1.2"
 
 
-def test_a_case_that_there_is_not_is_refused():
-    done = subprocess.run([sys.executable, str(ENGINE), "--only=nothing"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "no part nothing" in done.stderr
-
-
-# --- the benchmark of the client runs, and writes the figures that its table shows
-
-
-CLIENT = Path(__file__).parents[2] / "benchmarks" / "client.py"
-
-
-def test_a_quick_run_writes_its_figures_client(tmp_path):
-    words = ["--quick", "--only=alone,latency,vllm", f"--json={tmp_path / 'f'}"]
-    done = subprocess.run([sys.executable, str(CLIENT), *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode in (0, 1), done.stderr  # 1: a limit does not hold, which so short a run cannot tell
+def test_a_quick_run_of_the_client_writes_its_figures(tmp_path):
+    done = program("client", "--quick", "--only=alone,latency,vllm", f"--json={tmp_path / 'f'}")
+    assert done.returncode in (0, 1), done.stderr
     figures = json.loads((tmp_path / "f").read_text())
     assert figures["queries/s without LoadGen: ours"]["value"] > 0
     assert figures["error of TPOT p50: ours"]["limit"] == "<= 2"
     assert "the real vLLM: left out: not installed" in done.stderr
-    assert set(figures["error of TPOT p50: ours"]) == {"value", "low", "high", "unit", "limit", "holds"}
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [("--only=alone,nothing", "no part nothing; there are offline, alone,"), ("--cores=0,0", "two different cores")],
+    ("name", "words", "said"),
+    [
+        ("client", "--only=alone,nothing", "no part nothing; there are offline, alone,"),
+        ("client", "--cores=0,0", "two different cores"),
+    ],
 )
-def test_what_cannot_be_measured_is_refused(words, said):
-    done = subprocess.run([sys.executable, str(CLIENT), words], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_what_cannot_be_measured_is_refused(name, words, said):
+    done = program(name, words)
+    assert (done.returncode, said in done.stderr) == (2, True)
 
 
 def test_what_the_client_adds_is_what_loadgen_measured_less_what_the_server_did():
     result = Result(queries=4, tokens=8, wall_s=1, ttft_p50=21.5, ttft_p99=30, tpot_p50=20.4)
-    added = _added(result, Stamps([20.0, 20.0, 21.0, 22.0], [20.0, 20.0, 20.0, 21.0]))
-    assert (added.p50, added.p99) == (0.5, 8.0)
-    assert added.tpot == pytest.approx(2.0)
+    more = added(result, Mock(0, [20.0, 20.0, 21.0, 22.0], [20.0, 20.0, 20.0, 21.0]))
+    assert (more.ttft_p50, more.ttft_p99, more.tpot_p50) == (0.5, 8.0, pytest.approx(2.0))
 
 
 # --- the mock server answers as vLLM does, and the clients are judged by the tokens that it sent
@@ -219,6 +197,11 @@ def test_the_mock_server_answers_as_vllm_does(body, recorded, pace):
         assert shape(ask(server.port, body)) == shape((RECORDED / recorded).read_bytes())
 
 
+def token(prompt, k):
+    """Return the k-th token that the mock server answers `prompt` with."""
+    return ((prompt[0] + k) % 4096 * 7919 + 307) % 128_256
+
+
 def test_the_client_reads_the_recorded_answers_of_vllm():
     for name, streamed in (("vllm_0_32_stream.http", True), ("vllm_0_32_whole.http", False)):
         tokens = read((RECORDED / name).read_bytes(), streamed=streamed, prompt_tokens=5, max_tokens=12)
@@ -239,8 +222,8 @@ def test_the_client_reads_the_tokens_that_the_mock_server_says_it_sends(more, pa
 def test_the_mock_server_keeps_its_pace_and_stamps_it():
     with mock(core=0, tokens=5, pace=Pace(ttft_ms=20.0, interval_ms=10.0)) as server:
         ask(server.port, STREAMED)
-    assert server.stamps.ttft[0] >= 20
-    assert server.stamps.ttft[0] + 4 * server.stamps.tpot[0] >= 60
+    assert server.ttft[0] >= 20
+    assert server.ttft[0] + 4 * server.tpot[0] >= 60
 
 
 def test_spread_streams_begin_at_different_times_of_the_interval():
@@ -248,7 +231,7 @@ def test_spread_streams_begin_at_different_times_of_the_interval():
         for _ in range(8):
             ask(server.port, STREAMED)
     # Of a machine that stands still a stream may be late: that of the latest ones does not count.
-    phases = sorted(ttft - 1 for ttft in server.stamps.ttft)
+    phases = sorted(ttft - 1 for ttft in server.ttft)
     assert phases[0] < 50 < phases[-3] < 150
 
 
@@ -256,14 +239,10 @@ def test_every_contestant_here_counts_all_tokens():
     task = Task(port=0, queries=20, tokens=7, streamed=True, in_flight=4)
     with mock(core=0, tokens=7) as server:
         for streamed in (True, False):
-            task_of_server = replace(task, port=server.port, streamed=streamed)
-            results = [
-                floor(task_of_server, 0),
-                perform("reference", "alone", task_of_server, [0]),
-                perform("ours", "alone", task_of_server, [0]),
-                perform("engine", "alone", task_of_server, [0]),
-            ]
-            assert [(result.queries, result.tokens) for result in results] == [(20, 140)] * 4
+            here = replace(task, port=server.port, streamed=streamed)
+            names = ["ours", "engine", *([] if streamed else ["reference"])]
+            for result in (floor(here, 0), *(perform(name, "alone", here, [0]) for name in names)):
+                assert (result.queries, result.tokens) == (20, 140)
 
 
 def test_a_contestant_that_counts_wrong_is_refused():

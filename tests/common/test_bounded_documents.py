@@ -109,7 +109,7 @@ PARSERS = {
 #: What else may call them, and why no stranger's document reaches it unbounded.
 OTHERS = {
     "src/cm4vllm/common/bounded_documents.py": "the readers",
-    "src/cm4vllm/engine/format/documents.py": "the nodes, after the readers have accepted the text",
+    "src/cm4vllm/engine/format/meta_files.py": "the nodes, after the readers have accepted the text",
 }
 #: The reasons why a module reads by itself.
 OURS = "a file of the package, or what a process of cm4vllm has written"
@@ -120,7 +120,7 @@ ALONE = {
     "src/cm4vllm/accuracy/graders/inside/exchange.py": CHILD,
     "src/cm4vllm/accuracy/graders/inside/livecodebench.py": CHILD,
     "src/cm4vllm/accuracy/graders/inside/mbxp.py": CHILD,
-    "src/cm4vllm/accuracy/normaliser.py": PROGRAM,
+    "src/cm4vllm/accuracy/word_errors.py": PROGRAM,
     "src/cm4vllm/assets/compression.py": OURS,
     "src/cm4vllm/assets/dummy.py": OURS,
     "src/cm4vllm/assets/samples/picture_dataset.py": OURS,

@@ -25,8 +25,13 @@ from cm4vllm.common.programs.containers import (
     require_ready,
     run_words,
 )
-from cm4vllm.common.programs.environments import checked, make_environment, require_resolved, site_packages
-from cm4vllm.common.programs.pip_settings import pip_settings
+from cm4vllm.common.programs.environments import (
+    checked,
+    make_environment,
+    pip_settings,
+    require_resolved,
+    site_packages,
+)
 from cm4vllm.common.programs.processes import Completed, exit_in_words, run
 
 SRC = Path(__file__).parents[2] / "src"
@@ -74,19 +79,9 @@ def test_a_child_dies_with_its_parent_even_by_kill_9():
         pid = int((words - {"ready"}).pop())
         process.send_signal(signal.SIGKILL)
         process.wait()
-    for _ in range(600):
-        if not _alive(pid):
-            return
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    pytest.fail("the child outlived its parent by 30 s")
-
-
-def _alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:  # gone before it was opened, or before it was read
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(30)
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("logged", [False, True])
@@ -116,22 +111,16 @@ def pip(*words):
     return Completed(tuple(argv), done.returncode, done.stdout)
 
 
-def test_a_machine_without_a_network_is_named_as_the_cause():
+@pytest.mark.parametrize("constraint", ["", "cm4vllm-none<2\n"], ids=["", "a constraint of the user"])
+def test_a_machine_without_a_network_is_named_as_the_cause(tmp_path, constraint):
+    (tmp_path / "constraint.txt").write_text(constraint)
+    words = ["--retries=1", f"--index-url={INDEX}", f"--constraint={tmp_path / 'constraint.txt'}", "cm4vllm-none==1"]
     with pytest.raises(InstallError) as failed:
-        checked(pip("--retries=1", f"--index-url={INDEX}", "cm4vllm-none==1"), "it cannot be installed", "--my_index")
+        checked(pip(*words), "it cannot be installed", "--my_index")
     assert failed.value.what == "it cannot be installed"
     assert failed.value.cause == "pip has no connection to the package index: [Errno 111] Connection refused"
-    assert (
-        "where the machine has a network" in failed.value.remedy and "--my_index or `pip config`" in failed.value.remedy
-    )
-
-
-def test_a_constraint_of_the_user_does_not_hide_that_an_index_cannot_be_reached(tmp_path):
-    constraint = tmp_path / "constraint.txt"
-    constraint.write_text("cm4vllm-none<2\n")
-    with pytest.raises(InstallError) as failed:
-        checked(pip("--retries=1", f"--index-url={INDEX}", "-c", str(constraint), "cm4vllm-none==1"), "no")
-    assert failed.value.cause == "pip has no connection to the package index: [Errno 111] Connection refused"
+    assert "where the machine has a network" in failed.value.remedy
+    assert "--my_index or `pip config`" in failed.value.remedy
 
 
 def test_a_release_that_an_index_does_not_have_is_no_failure_of_the_network(tmp_path):
@@ -173,19 +162,11 @@ def environment(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("PIP_USER", "1"),
         ("PIP_TARGET", "{elsewhere}"),
-        ("PIP_PREFIX", "{elsewhere}"),
-        ("PIP_ROOT", "{elsewhere}"),
         ("PIP_CONSTRAINT", "{elsewhere}/none.txt"),
-        ("PIP_REQUIREMENT", "{elsewhere}/none.txt"),
-        ("PIP_DRY_RUN", "1"),
         ("PIP_NO_SUCH_OPTION", "1"),
         ("", "[global]\nconstraint = {elsewhere}/none.txt\n[install]\nuser = true\ntarget = {elsewhere}\n"),
-        ("", "[install]\nprefix = {elsewhere}\n"),
         ("", "[install]\n--root = {elsewhere}\n"),
-        ("", "[global]\npython = {elsewhere}/python\ndry_run = yes\n"),
-        ("", "[global]\nbuild-constraint = {elsewhere}/none.txt\n"),
     ],
 )
 def test_packages_get_into_the_environment_whatever_the_users_settings_of_pip(
@@ -309,8 +290,6 @@ def test_the_whole_command_of_docker(tmp_path):
     ("engine", "device", "words"),
     [
         ("podman", "cuda", ["--device=nvidia.com/gpu=all"]),
-        ("docker", "cuda", ["--gpus=all"]),
-        ("podman", "rocm", ["--device=/dev/kfd", "--device=/dev/dri"]),
         ("docker", "rocm", ["--device=/dev/kfd", "--device=/dev/dri"]),
         ("docker", "cpu", ["--cap-add=SYS_NICE"]),
         ("apptainer", "cuda", ["--nv"]),
@@ -398,9 +377,3 @@ def test_the_hook_for_nvidias_gpus_is_named_where_it_is_missing(tmp_path, monkey
     fake_engine(tmp_path, "nvidia-ctk", "true")
     assert missing_hook(docker, "cuda", tmp_path) is None
     assert missing_hook(podman, "cpu", tmp_path / "none") is None
-
-
-def test_every_engine_says_whether_it_was_tried():
-    tried = {name: bool(engine.tried) for name, engine in engines().items()}
-    assert tried == {"podman": True, "docker": False, "apptainer": False}
-    assert all(engine.mount != engine.writable_mount for engine in engines().values())

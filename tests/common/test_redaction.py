@@ -21,8 +21,7 @@ from cm4vllm.common.secrets.command_lines import (
     stored_command,
 )
 from cm4vllm.common.secrets.redaction import Vault, redacted_words
-from cm4vllm.common.secrets.secret_forms import HIDDEN, holds_form, keys_in, without_forms
-from cm4vllm.common.secrets.secret_names import is_secret_name
+from cm4vllm.common.secrets.secret_forms import HIDDEN, holds_form, is_secret_name, keys_in, without_forms
 from cm4vllm.hardware import system_description
 from cm4vllm.records import known_hardware
 from cm4vllm.report import page_templates
@@ -33,59 +32,24 @@ from cm4vllm.results.checks.of_texts import readmes
 HF = "hf_" + "aB3" * 11
 
 
-@pytest.mark.parametrize(
-    ("name", "secret"),
-    [
-        ("CM_GH_TOKEN", True),
-        ("HF_TOKEN", True),
-        ("CM_API_KEY", True),
-        ("AWS_SECRET_ACCESS_KEY", True),
-        ("AWS_ACCESS_KEY_ID", True),
-        ("AWS_SESSION_TOKEN", True),
-        ("AZURE_STORAGE_KEY", True),
-        ("WANDB_API_KEY", True),
-        ("AZURE_STORAGE_CONNECTION_STRING", True),
-        ("GOOGLE_APPLICATION_CREDENTIALS", True),
-        ("GITHUB_PAT", True),
-        ("DB_PASS", True),
-        ("SLACK_WEBHOOK_URL", True),
-        ("--hf-token", True),
-        ("--api-key", True),
-        ("--env.HF_TOKEN", True),
-        ("--const.HF_TOKEN", True),
-        ("--adr.model.env.HF_TOKEN", True),
-        ("+HF_TOKEN", True),
-        ("OPENAI_API_KEYS", True),
-        ("awsSecretAccessKey", True),
-        ("apiKey", True),
-        ("HF_TOKEN_2", True),
-        ("CLIENT_SECRET_VALUE", True),
-        ("MYSQL_PWD", True),
-        ("DOCKER_AUTH_CONFIG", True),
-        ("SESSION_JWT", True),
-        ("OPENAI_KEY", True),
-        ("MY_KEY", True),
-        ("PWD", False),
-        ("OLDPWD", False),
-        ("key", False),
-        ("CM_CACHE_KEY", False),
-        ("eosToken", False),
-        ("CM_TOKENIZER", False),
-        ("CM_MAX_TOKENS", False),
-        ("CM_KEYS", False),
-        ("--max-num-batched-tokens", False),
-        ("--api_key_env", False),
-        ("EOS_TOKEN", False),
-        ("TIME_TO_FIRST_TOKEN", False),
-        ("COMPAT", False),
-        ("GIT_ASKPASS", False),
-        ("SSH_AUTH_SOCK", False),
-        ("--tokenizer", False),
-        ("PATH", False),
-    ],
-)
-def test_names_of_secrets(name, secret):
-    assert is_secret_name(name) is secret
+SECRET_NAMES = (
+    "CM_GH_TOKEN HF_TOKEN CM_API_KEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID AWS_SESSION_TOKEN "
+    "AZURE_STORAGE_KEY WANDB_API_KEY AZURE_STORAGE_CONNECTION_STRING GOOGLE_APPLICATION_CREDENTIALS "
+    "GITHUB_PAT DB_PASS SLACK_WEBHOOK_URL --hf-token --api-key --env.HF_TOKEN --const.HF_TOKEN "
+    "--adr.model.env.HF_TOKEN +HF_TOKEN OPENAI_API_KEYS awsSecretAccessKey apiKey HF_TOKEN_2 "
+    "CLIENT_SECRET_VALUE MYSQL_PWD DOCKER_AUTH_CONFIG SESSION_JWT OPENAI_KEY MY_KEY"
+).split()
+OTHER_NAMES = (
+    "PWD OLDPWD key CM_CACHE_KEY eosToken CM_TOKENIZER CM_MAX_TOKENS CM_KEYS --max-num-batched-tokens "
+    "--api_key_env EOS_TOKEN TIME_TO_FIRST_TOKEN COMPAT GIT_ASKPASS SSH_AUTH_SOCK --tokenizer PATH "
+    "API_KEY_ENV PASSWORD_FILE CREDENTIALS_PATH CREDENTIAL_HELPER MAX_TOKENS secret_env_keys "
+    "FIRST_TOKEN_LATENCY TOKEN_IDS SECRETS_DIR"
+).split()
+
+
+def test_names_of_secrets():
+    assert [name for name in SECRET_NAMES if not is_secret_name(name)] == []
+    assert [name for name in OTHER_NAMES if is_secret_name(name)] == []
 
 
 @pytest.mark.parametrize(
@@ -139,17 +103,8 @@ def test_what_is_no_secret_stays(word):
 
 def test_the_values_that_follow_a_flag_are_hidden():
     words = ["serve", "m", "--api-key", "one", "two", "--hf-token", "three", "--seed", "0"]
-    assert redacted_words(words, Vault({})) == [
-        "serve",
-        "m",
-        "--api-key",
-        "${API_KEY:?}",
-        "${API_KEY:?}",
-        "--hf-token",
-        "${HF_TOKEN:?}",
-        "--seed",
-        "0",
-    ]
+    hidden = "serve m --api-key ${API_KEY:?} ${API_KEY:?} --hf-token ${HF_TOKEN:?} --seed 0"
+    assert redacted_words(words, Vault({})) == hidden.split()
 
 
 def test_a_redacted_command_is_the_same_command_once_the_variables_are_set():
@@ -259,17 +214,6 @@ def test_a_secret_is_known_by_a_name_that_says_more(name):
     assert "correct-horse" not in " ".join(redacted_words(["cm", f"--{name}=correct-horse"], secrets))
     secrets.learn_words([f"--{name}=correct-horse"])
     assert "correct-horse" in secrets.values
-
-
-@pytest.mark.parametrize(
-    "name",
-    (
-        "API_KEY_ENV PASSWORD_FILE CREDENTIALS_PATH CREDENTIAL_HELPER MAX_TOKENS secret_env_keys "
-        "FIRST_TOKEN_LATENCY TOKEN_IDS SECRETS_DIR"
-    ).split(),
-)
-def test_where_a_secret_is_kept_is_none(name):
-    assert not is_secret_name(name)
 
 
 @pytest.mark.parametrize(
@@ -392,19 +336,8 @@ def test_what_means_the_same_everywhere_stays(word):
 
 def test_a_published_command_can_be_pasted(tmp_path):
     secret, folder = "s3c'r \"$x", str(tmp_path / "it's a folder!")
-    words = [
-        "printf",
-        "%s\\n",
-        "plain",
-        "--a=b c",
-        f"--output_dir={folder}",
-        f"--env.HF_TOKEN={secret}",
-        "$HOME `id` \\",
-        "--extra_args=--template /srv/t.jinja --x '$HOME'",
-        "--x=",
-        "-1",
-        "it's!",
-    ]
+    words = ["printf", "%s\\n", "plain", "--a=b c", f"--output_dir={folder}", f"--env.HF_TOKEN={secret}"]
+    words += ["$HOME `id` \\", "--extra_args=--template /srv/t.jinja --x '$HOME'", "--x=", "-1", "it's!"]
     line = shell_line(published_words(words, {}, (), NONE))
     assert secret not in line and str(tmp_path) not in line and "/srv" not in line and line.count("\n") == 5
     given = {"OUTPUT_DIR": folder, "HF_TOKEN": secret, "EXTRA_ARGS": "/srv/t.jinja"}
@@ -442,12 +375,11 @@ def test_a_stored_command_is_published_without_a_second_change():
 
 
 #: Seconds of the processor: a tenth of them is used, and many times as many where the time grows as the square.
-ENOUGH_S = 3.0
-SIZE = 120_000
+ENOUGH_S = 1.5
+SIZE = 50_000
 BEGIN, END = (f"-----{word} RSA PRIVATE KEY-----" for word in ("BEGIN", "END"))
 UNITS = {
     "keys in one word": "sk-",
-    "keys in one word, with letters": "sk-aa-",
     "beginnings of web tokens": "eyJ-",
     "web tokens without a signature": "eyJaaaaaaaaaaa.",
     "beginnings of private keys": BEGIN,
@@ -458,7 +390,6 @@ UNITS = {
     "URLs": "http://",
     "open brackets of addresses": "x://[",
     "letters": "z",
-    "digits": "1",
     "queries": "?key=",
     "assignments": "a=",
     "secret assignments": "token=",
@@ -467,10 +398,7 @@ UNITS = {
     "variations": "_",
     "slashes": "/",
     "quotes": '"',
-    "backticks": "`",
     "empty lines": "\n",
-    "lines of spaces": " \n",
-    "capital letters": "A",
     "bounds": "AB: 1 ",
     "settings": "a.a",
     "answers": '"data":"a"',

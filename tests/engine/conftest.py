@@ -1,9 +1,11 @@
 """A CM home of its own for each test, with a repository of scripts that the test writes."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,14 @@ class Home:
             return dict(CM(str(self.path)).access(list(words), out="con"))
         finally:
             os.chdir(before)
+
+    def done(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Do the same, and return it as `cli` does, without its time."""
+        output, errors = io.StringIO(), io.StringIO()
+        with redirect_stdout(output), redirect_stderr(errors):
+            result = self.act(*words)
+        error = f"CM error: {result['error']}\n" if result["return"] else ""
+        return subprocess.CompletedProcess(words, result["return"], output.getvalue(), errors.getvalue() + error)
 
     def cli(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ from made_records import (
 from metrics_peer import Peer
 from tests.report.parsed_page import Page
 
-from builders import campaign_record, write_dataset
+from builders import campaign_record, search_record, write_dataset
 from cm4vllm import __version__
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.records import read_record, write_record
@@ -46,7 +47,7 @@ from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.records.machine import CpuFacts, HostFacts, MachineFacts, MemoryFacts
 from cm4vllm.records.metrics import ServerMetrics, Timing
 from cm4vllm.records.run import RUN_FILE
-from cm4vllm.records.searches.rate_search import SEARCH_FILE, Boundary, Interval, SearchRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, Interval
 from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_results import load
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
@@ -60,20 +61,12 @@ def real_runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("campaign") / "test"
     root = out / "runs" / SYSTEM / MODEL
     jobs = []
-    for scenario in MEASURED:
-        for mode in Mode:
-            folder = root / scenario / mode
-            folder.mkdir(parents=True)
-            (folder / "user.conf").write_text(USER_CONF)
-            argv = [
-                sys.executable,
-                str(Path(__file__).parent / "loadgen_sut.py"),
-                str(folder),
-                scenario,
-                mode,
-                str(SAMPLES),
-            ]
-            jobs.append((folder, scenario, mode, argv, subprocess.Popen(argv, stdout=subprocess.DEVNULL)))
+    for scenario, mode in product(MEASURED, Mode):
+        folder = root / scenario / mode
+        folder.mkdir(parents=True)
+        (folder / "user.conf").write_text(USER_CONF)
+        argv = [sys.executable, str(Path(__file__).with_name("loadgen_sut.py")), folder, scenario, mode, str(SAMPLES)]
+        jobs.append((folder, scenario, mode, argv, subprocess.Popen(argv, stdout=subprocess.DEVNULL)))
     for folder, scenario, mode, argv, process in jobs:
         assert process.wait(timeout=120) == 0
         repeat_after_standstill(argv, folder)
@@ -128,25 +121,12 @@ def real_runs(tmp_path_factory):
             passed=True,
             runs=[
                 CheckerRun(
-                    name="submission_checker",
-                    argv=["python", "-m", "submission_checker.main"],
-                    status=0,
-                    results=2,
-                    errors=[],
-                    warnings=["accuracy below the target"],
-                    crashed=False,
-                    passed=True,
-                ),
-                CheckerRun(
-                    name="submission_checker_old",
-                    argv=["python", "submission_checker_old.py"],
-                    status=0,
-                    results=2,
-                    errors=[],
-                    warnings=[],
-                    crashed=False,
-                    passed=True,
-                ),
+                    name=name, argv=[], status=0, results=2, errors=[], warnings=warnings, crashed=False, passed=True
+                )
+                for name, warnings in (
+                    ("submission_checker", ["accuracy below the target"]),
+                    ("submission_checker_old", []),
+                )
             ],
         ),
     )
@@ -234,35 +214,15 @@ def out(real_runs, tmp_path):
 
 @pytest.fixture
 def searched(out):
-    probes = [
-        probe(1, 4.0, 300.0, 40.0),
-        probe(2, 16.0, 9000.0, 70.0),
-        probe(3, 8.0, 1500.0, 55.0),
-        probe(4, 32.0, None, 300.0),
-    ]
-    write_record(
-        out / "search" / "Server" / SEARCH_FILE,
-        SearchRecord(
-            scenario="Server",
-            benchmark="llama3.1-8b",
-            rate=8.0,
-            confirmed=True,
-            lowest_failing=16.0,
-            low=8.0,
-            high=16.0,
-            binding="TTFT",
-            cause="",
-            boundary=Boundary.SMOOTH,
-            precision=0.03,
-            start=4.0,
-            start_source="the test",
-            stopped="near enough",
-            cost_s=48.0,
-            rehearsal=True,
-            probes=probes,
-            interval=Interval(rate=8.2, low=7.9, high=8.6, probes=4),
-        ),
+    measured = ((4.0, 300.0, 40.0), (16.0, 9000.0, 70.0), (8.0, 1500.0, 55.0), (32.0, None, 300.0))
+    record = search_record(
+        rate=8.0,
+        stopped="near enough",
+        rehearsal=True,
+        probes=[probe(number, *values) for number, values in enumerate(measured, 1)],
+        interval=Interval(rate=8.2, low=7.9, high=8.6, probes=4),
     )
+    write_record(out / "search" / "Server" / SEARCH_FILE, record)
     return out
 
 
@@ -283,11 +243,8 @@ def published(tmp_path, neural_magic):
             published_records(folder, terms("v4.1", "llama2-70b-99.9", scenario, mode), model)
     write_record(
         out / CAMPAIGN_FILE,
-        CampaignRecord(
+        campaign_record(
             command="cm run script --tags=run-mlperf,inference,_vllm --model=llama2-70b-99.9 --division=open",
-            cm_version="2.3.1",
-            cm4vllm_version=__version__,
-            division=Division.OPEN,
             submitter="NeuralMagic",
             round="v4.1",
             benchmark="llama2-70b-99.9",
@@ -329,13 +286,14 @@ def server_metrics():
 
 @pytest.fixture
 def change():
-    """Rewrite a record with other fields; in a field's name, __ reaches into a record in it."""
+    """Rewrite a record, or several, with other fields; in a field's name, __ reaches into a record in it."""
 
-    def rewrite(path, cls, **fields):
-        record = read_record(path, cls)
-        for name, value in fields.items():
-            record = _replaced(record, name.split("__"), value)
-        write_record(path, record)
+    def rewrite(paths, cls, **fields):
+        for path in [paths] if isinstance(paths, Path) else paths:
+            record = read_record(path, cls)
+            for name, value in fields.items():
+                record = _replaced(record, name.split("__"), value)
+            write_record(path, record)
 
     return rewrite
 

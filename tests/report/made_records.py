@@ -9,6 +9,7 @@ from cm4vllm.common.records import write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.client import ClientRecord, ProcessRecord, SelfCheck, Spread
+from cm4vllm.records.described_system import KEYS
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.records.run import RUN_FILE, RunRecord, RunSettings
@@ -160,47 +161,31 @@ def accuracy_record(values, run, log):
 
 
 def describe(out, *, division, submitter, **more):
-    write_json(
-        out / "system" / "system.json",
-        {
-            "division": division,
-            "submitter": submitter,
-            "status": "rdi",
-            "system_type": "datacenter",
-            "system_type_detail": "",
-            "system_name": SYSTEM,
-            "number_of_nodes": "1",
-            "host_processor_model_name": "Intel(R) Xeon(R) Processor",
-            "host_processors_per_node": "1",
-            "host_processor_core_count": "2",
-            "host_processor_frequency": "",
-            "host_processor_caches": "L2: 2 MiB",
-            "host_processor_interconnect": "N/A",
-            "host_memory_capacity": "8 GiB",
-            "host_memory_configuration": "not stated",
-            "host_storage_capacity": "100 GB",
-            "host_storage_type": "SSD",
-            "host_networking": "not stated",
-            "host_networking_topology": "not stated",
-            "host_network_card_count": "not stated",
-            "accelerators_per_node": "0",
-            "accelerator_model_name": "N/A",
-            "accelerator_memory_capacity": "N/A",
-            "accelerator_memory_configuration": "N/A",
-            "accelerator_frequency": "N/A",
-            "accelerator_host_interconnect": "N/A",
-            "accelerator_interconnect": "N/A",
-            "accelerator_interconnect_topology": "N/A",
-            "accelerator_on-chip_memories": "N/A",
-            "cooling": "not stated",
-            "hw_notes": "Virtual machine.",
-            "framework": "vLLM 0.32.0",
-            "operating_system": "Debian 12",
-            "other_software_stack": "Python 3.11.2, torch 2.13.0+cpu",
-            "sw_notes": "",
-            **more,
-        },
-    )
+    """Write the description of a system without accelerators."""
+    stated = {
+        "division": division,
+        "submitter": submitter,
+        "status": "rdi",
+        "system_type": "datacenter",
+        "system_name": SYSTEM,
+        "number_of_nodes": "1",
+        "host_processor_model_name": "Intel(R) Xeon(R) Processor",
+        "host_processors_per_node": "1",
+        "host_processor_core_count": "2",
+        "host_processor_caches": "L2: 2 MiB",
+        "host_processor_interconnect": "N/A",
+        "host_memory_capacity": "8 GiB",
+        "host_storage_capacity": "100 GB",
+        "host_storage_type": "SSD",
+        "accelerators_per_node": "0",
+        "hw_notes": "Virtual machine.",
+        "framework": "vLLM 0.32.0",
+        "operating_system": "Debian 12",
+        "other_software_stack": "Python 3.11.2, torch 2.13.0+cpu",
+        **dict.fromkeys(("system_type_detail", "host_processor_frequency", "sw_notes"), ""),
+    }
+    others = {key: "N/A" if key.startswith("accelerator") else "not stated" for key in KEYS}
+    write_json(out / "system" / "system.json", others | stated | more)
 
 
 def probe(number, rate, ttft, tpot):

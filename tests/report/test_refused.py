@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
@@ -20,8 +19,6 @@ from cm4vllm.results.checks import CHECKS, findings
 from cm4vllm.results.run_folders import SYSTEM_FILE, chosen_folder, read_runs
 from cm4vllm.rules import Division, ExecutionMode, Scenario
 
-Change = Callable[..., None]
-
 
 def run_file(out, scenario, mode):
     return next(out.glob(f"runs/*/*/{scenario}/{mode}")) / RUN_FILE
@@ -30,18 +27,14 @@ def run_file(out, scenario, mode):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"client__completion_tokens": 1000}, "tokens/s is not samples/s times tokens per sample"),
-        ({"settings__target_qps": 11.45}, "asked for target_qps 250, the record says 11.45"),
         ({"settings__terms__round": "v6.0"}, "differ in their round"),
         ({"settings__terms__benchmark": "llama2-70b-99"}, "differ in their benchmark"),
         ({"settings__model__sha256": "00" * 32}, "differ in their model"),
         ({"settings__dataset__sha256": "00" * 32}, "differ in their dataset"),
         ({"settings__server__version": "0.31.0"}, "differ in their server software"),
         ({"loadgen_version": "5.0"}, "differ in their LoadGen version"),
-        ({"settings__terms__loadgen_name": "llama3.1-8b"}, "LoadGen's name 'llama3.1-8b'"),
         ({"settings__rehearsal": False, "notice": ""}, "mixes rehearsals with full runs"),
         ({"notice": ""}, "does not say truly"),
-        ({"files": {"mlperf_log_summary.txt": "00" * 32}}, "is not the log of the run beside it"),
     ],
 )
 def test_a_run_that_does_not_fit_is_refused(out, change, fields, says):
@@ -91,8 +84,7 @@ def test_a_mapped_model_has_no_place_in_the_closed_division(out, change):
     change(out / CAMPAIGN_FILE, CampaignRecord, division=Division.CLOSED, command="cm run script")
     (out / "system" / "system.json").unlink()
     load(out)  # a rehearsal is no result
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__rehearsal=False)
+    change(out.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, settings__rehearsal=False)
     with pytest.raises(SubmissionError, match="cannot stand in the closed division"):
         load(out)
 
@@ -137,8 +129,7 @@ def broken(out, change):
         return lambda: change(server, RunRecord, **fields)
 
     def everywhere(**fields):
-        for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-            change(path, RunRecord, **fields)
+        change(out.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, **fields)
 
     def closed(**fields):
         everywhere(**fields)

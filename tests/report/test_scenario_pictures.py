@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 
@@ -10,22 +9,23 @@ import msgspec
 import numpy as np
 import pytest
 
+from builders import metrics_sample
 from cm4vllm.common.number_texts import ms, rate
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.records.metrics import GpuSample, GpusSample, MetricsSample, ServerMetrics
+from cm4vllm.records.metrics import GpuSample, GpusSample
 from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
 from cm4vllm.report.pictures.canvas import MAX_POINTS, WIDTH, Axis, Canvas, latency_bar, score_bar, trace
 from cm4vllm.report.pictures.power_pictures import power_pictures, power_words
-from cm4vllm.report.pictures.sample_pictures import _length_bins
 from cm4vllm.report.pictures.scenario_pictures import pictures
-from cm4vllm.report.pictures.timelines import gpu_pictures
+from cm4vllm.report.pictures.timelines import _length_bins, gpu_pictures
 from cm4vllm.results.campaign_results import load
+from cm4vllm.results.figures import Latency
 from cm4vllm.results.log_folders import Reader
-from cm4vllm.results.model import Latency, Performance
+from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import recorded_power
-from cm4vllm.submission.capsule.comparison import compare_paths
+from cm4vllm.submission.capsule.capsules_at_path import compare_paths
 
 
 def titled(drawn, title):
@@ -192,21 +192,8 @@ def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other():
 # --- charts
 
 
-Metrics = Callable[..., ServerMetrics]
-
-
 def sample(at_s, running, waiting):
-    return MetricsSample(
-        at_s=at_s,
-        running=running,
-        waiting=waiting,
-        kv_cache_usage=0.0,
-        preemptions=0,
-        prefix_cache_hits=0,
-        cached_prompt_tokens=0,
-        prompt_tokens=0,
-        generation_tokens=0,
-    )
+    return metrics_sample(at_s=at_s, running=running, waiting=waiting)
 
 
 def latency(p99, limit):

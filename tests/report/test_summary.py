@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "campaign" / "searc
 
 from test_halving import record
 
+from builders import metrics_sample
 from cm4vllm import STAND_IN_NOTICE
 from cm4vllm.common.files import write_json
 from cm4vllm.common.number_texts import ms, number, rate, when
@@ -25,21 +25,25 @@ from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import STAND_IN_SOURCE
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord
-from cm4vllm.records.metrics import METRICS_FILE, MetricsSample
+from cm4vllm.records.metrics import METRICS_FILE
 from cm4vllm.records.run import RUN_FILE, MachineLoad, RunRecord
 from cm4vllm.records.searches.rate_search import SEARCH_FILE
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.searches import SETTINGS_PATH, search_curves, tried_settings
-from cm4vllm.report.summary import MAX_BYTES, render, write_summary
-from cm4vllm.report.summary_exports import CSV_COLUMNS, SummaryRecord, summary_csv, summary_record
+from cm4vllm.report.summary import (
+    CSV_COLUMNS,
+    MAX_BYTES,
+    SummaryRecord,
+    render,
+    summary_csv,
+    summary_record,
+    write_summary,
+)
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.published_rank import place, places_of
 from cm4vllm.results.result_index import Index, read_index, row_of
-from cm4vllm.results.results_at_path import open_results
-
-Change = Callable[..., None]
-
+from cm4vllm.results.run_folders import open_results
 
 SYSTEM_NAME = "1xXeon_vLLM-0.32.0"
 
@@ -136,17 +140,7 @@ def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(out, page,
     assert "Not recorded: it shows no metrics of vLLM." in page.text
     folder = next(out.glob("runs/*/*/Server/performance"))
     change(folder / RUN_FILE, RunRecord, server_metrics=server_metrics(preemptions=7))
-    sample = MetricsSample(
-        at_s=1.0,
-        running=20,
-        waiting=40,
-        kv_cache_usage=0.41,
-        preemptions=7,
-        prefix_cache_hits=0,
-        cached_prompt_tokens=0,
-        prompt_tokens=0,
-        generation_tokens=0,
-    )
+    sample = metrics_sample(at_s=1.0, running=20, waiting=40, kv_cache_usage=0.41, preemptions=7)
     (folder / METRICS_FILE).write_bytes(msgspec.json.encode(sample) + b"\n")
     shown = Page(render(load(out)))
     assert "Server performance 10.00, 20 13.33, 40 41.0% 7 0 12.5 ms 3.25 ms" in shown.text
@@ -173,10 +167,13 @@ def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs, published, page):
 
 
 def test_stand_in_weights_are_loud_on_the_page_of_a_result(published, change):
-    for path in published.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, settings__model__source=STAND_IN_SOURCE, notice=STAND_IN_NOTICE)
-    for path in published.glob("runs/*/*/*/*/accuracy.json"):
-        change(path, AccuracyRecord, notice=STAND_IN_NOTICE)
+    change(
+        published.glob(f"runs/*/*/*/*/{RUN_FILE}"),
+        RunRecord,
+        settings__model__source=STAND_IN_SOURCE,
+        notice=STAND_IN_NOTICE,
+    )
+    change(published.glob("runs/*/*/*/*/accuracy.json"), AccuracyRecord, notice=STAND_IN_NOTICE)
     page = Page(render(load(published)))
     assert page.text.startswith("STAND-IN WEIGHTS")
     assert "a tiny model that comes with cm4vllm" in page.text and "REHEARSAL" not in page.text.upper()
@@ -185,16 +182,15 @@ def test_stand_in_weights_are_loud_on_the_page_of_a_result(published, change):
 
 def test_hostile_input_stays_text(out, change):
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(
-            path,
-            RunRecord,
-            settings__model__name=evil,
-            settings__dataset__source=evil,
-            client__failures={evil: 1},
-            settings__user_conf=evil,
-            settings__target_qps_source=evil,
-        )
+    change(
+        out.glob(f"runs/*/*/*/*/{RUN_FILE}"),
+        RunRecord,
+        settings__model__name=evil,
+        settings__dataset__source=evil,
+        client__failures={evil: 1},
+        settings__user_conf=evil,
+        settings__target_qps_source=evil,
+    )
     change(out / CHECKER_FILE, CheckerRecord, unavailable=evil)
     change(out / CAMPAIGN_FILE, CampaignRecord, command=f"cm run {evil!r}")
     page = Page(render(load(out)))
@@ -212,8 +208,7 @@ def test_it_stays_small_whatever_the_checker_says(out, change):
         passed=False,
         runs=[replace(r, errors=noise, warnings=noise, passed=False) for r in run.runs],
     )
-    for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
-        change(path, RunRecord, client__failures=dict.fromkeys(noise, 1))
+    change(out.glob(f"runs/*/*/*/*/{RUN_FILE}"), RunRecord, client__failures=dict.fromkeys(noise, 1))
     html = render(load(out))
     assert len(html.encode()) < MAX_BYTES
     assert "460 more in the checker's log" in Page(html).text
@@ -259,8 +254,7 @@ def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(ou
 
 @pytest.mark.parametrize("name", ["punkt_tab", ""])
 def test_pages_name_how_sentences_are_split_where_a_score_is_of_sentences(out, change, name):
-    for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
-        change(path, AccuracyRecord, sentences=name)
+    change(out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"), AccuracyRecord, sentences=name)
     assert ("sentences: punkt_tab" in Page(render(load(out))).text) is bool(name)
     for text in (Page(render(load(out))).text, *measurement_readmes(load(out)).values()):
         assert ("sentences:" in text) is bool(name)

@@ -13,7 +13,6 @@ from cm4vllm.records.described_system import NETWORK_KEYS
 from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.submission_trees import read_tree
 
-Logs = dict[tuple[str, str], Path]
 LOG = "yolo-95/Offline/TEST01/verify_performance.txt"
 
 

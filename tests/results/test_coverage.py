@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import round_terms
 from cm4vllm.submission.capsule.from_records import publishable
 
-Logs = dict[tuple[str, str], Path]
 #: LoadGen's defaults are those of its newest round.
 ROUND = "v6.1"
 SCORES = "accuracy=76\nmAP=53\n{'exact_match': 82.1}\n'CLIP_SCORE': 31.7, 'FID_SCORE': 23.5}\nhash=ab12\n"
@@ -93,24 +91,26 @@ def test_a_language_model_is_known_by_its_other_name(any_scenario, tmp_path, fol
     ]
 
 
-def test_a_system_may_be_of_both_types_in_either_order(any_scenario, tmp_path):
-    put(tmp_path, any_scenario, "resnet/Offline", system_type="edge,datacenter")
-    assert codes(check_tree(tmp_path), "SCENARIO-REQUIRED") == {
-        "SCENARIO-REQUIRED error": ["resnet SingleStream, MultiStream, Server"]
-    }
-
-
-def test_a_scenario_of_another_type_of_system_is_found(any_scenario, tmp_path):
-    for scenario in ("Offline", "SingleStream", "MultiStream", "Server"):
-        put(tmp_path, any_scenario, f"resnet50/{scenario}")
+@pytest.mark.parametrize(
+    ("folders", "system_type", "value", "expected"),
+    [
+        (["resnet/Offline"], "edge,datacenter", "Offline", "SingleStream, MultiStream, Server"),
+        (["rgat/Offline"], "edge", "edge", "datacenter or datacenter,edge"),
+        (
+            [f"resnet50/{scenario}" for scenario in ("Offline", "SingleStream", "MultiStream", "Server")],
+            "edge",
+            "Server (edge)",
+            "SingleStream, MultiStream, Offline",
+        ),
+    ],
+)
+def test_a_benchmark_has_the_scenarios_of_the_type_of_system(
+    any_scenario, tmp_path, folders, system_type, value, expected
+):
+    for folder in folders:
+        put(tmp_path, any_scenario, folder, system_type=system_type)
     (finding,) = (listed for listed in check_tree(tmp_path).findings if listed.code == "SCENARIO-REQUIRED")
-    assert (finding.value, finding.expected) == ("Server (edge)", "SingleStream, MultiStream, Offline")
-
-
-def test_a_benchmark_of_the_other_category_is_found(any_scenario, tmp_path):
-    put(tmp_path, any_scenario, "rgat/Offline", system_type="edge")
-    own = codes(check_tree(tmp_path), "SCENARIO-REQUIRED")
-    assert own == {"SCENARIO-REQUIRED error": ["rgat system_type datacenter or datacenter,edge"]}
+    assert (finding.value, finding.expected) == (value, expected)
 
 
 @pytest.mark.parametrize(("target_ms", "kept"), [(15, True), (15.1, False)])
@@ -138,6 +138,16 @@ BASELINE, TESTED = "accuracy/baseline_accuracy.txt", "accuracy/compliance_accura
 DIFFERS = {**PASSED, "verify_accuracy.txt": "TEST FAIL", BASELINE: "mAP=53.0%"}
 
 
+def put_test(logs, place, files):
+    """Put a compliance test with these files into the folder of a result; return the folder of the test."""
+    test = place / "TEST01"
+    shutil.copytree(logs["Offline", "samples"], test / "performance" / "run_1")
+    for name, text in files.items():
+        (test / name).parent.mkdir(exist_ok=True)
+        (test / name).write_text(text)
+    return test
+
+
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
@@ -150,11 +160,7 @@ DIFFERS = {**PASSED, "verify_accuracy.txt": "TEST FAIL", BASELINE: "mAP=53.0%"}
     ],
 )
 def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(any_scenario, tmp_path, files, missing):
-    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
-    shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
-    for name, text in files.items():
-        (place / name).parent.mkdir(exist_ok=True)
-        (place / name).write_text(text)
+    put_test(any_scenario, put(tmp_path, any_scenario, "yolo-95/Offline"), files)
     own = [text for text in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"] if "verify" in text]
     assert own == [f"yolo-95/Offline/TEST01/{name}" for name in missing]
 
@@ -169,10 +175,7 @@ def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(any
     ],
 )
 def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(any_scenario, tmp_path, key, value):
-    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
-    shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
-    for name, text in PASSED.items():
-        (place / name).write_text(text)
+    place = put_test(any_scenario, put(tmp_path, any_scenario, "yolo-95/Offline"), PASSED)
     log_values(place, **ASKED, result_validity='"INVALID"')  # a busy machine may have made it last long enough
     log = "yolo-95/Offline/TEST01/performance/run_1/mlperf_log_detail.txt"
     before = codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]
@@ -199,10 +202,7 @@ def test_the_run_of_a_compliance_test_has_the_seeds_of_that_test(any_scenario, t
 
 
 def test_the_run_of_a_compliance_test_is_published(any_scenario, tmp_path):
-    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
-    place.mkdir()
-    for name, text in PASSED.items():
-        (place / name).write_text(text)
+    shutil.rmtree(put_test(any_scenario, put(tmp_path, any_scenario, "yolo-95/Offline"), PASSED) / "performance")
     assert [text.rpartition("/")[2] for text in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]] == [
         "mlperf_log_detail.txt",
         "mlperf_log_summary.txt",
@@ -375,7 +375,7 @@ NAMES = {
 }
 
 
-def made(root, name, submitter="Somebody"):
+def made(root, name, submitter):
     """Make a tree with one result of a system of this name, and hardly any file."""
     home = root / "closed" / submitter
     folder = home / "results" / name / "llama2-70b-99" / "Offline"
@@ -387,27 +387,23 @@ def made(root, name, submitter="Somebody"):
     return root
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_name_forges_no_line_in_any_form(tmp_path, name, capsys):
-    root = made(tmp_path / "tree", name)
+@pytest.mark.parametrize(
+    ("name", "submitter"),
+    [*((name, "Somebody") for name in NAMES.values()), ("box", f"Somebody\n{FORGED}")],
+    ids=[*NAMES, "submitter"],
+)
+def test_a_name_forges_no_line_in_any_form(tmp_path, name, submitter, capsys):
+    root = made(tmp_path / "tree", name, submitter)
     with pytest.raises(SubmissionError) as error:
         report_checks(root, round_name="v6.0")
     printed = capsys.readouterr().out
     assert FORGED in printed
     assert not any(line.startswith(FORGED) for line in f"{printed}\n{error.value}".splitlines())
     assert "\x1b" not in printed
-    all_findings = check_tree(root, round_name="v6.0").findings
-    texts = _texts(as_objects(all_findings))
+    texts = _texts(as_objects(check_tree(root, round_name="v6.0").findings))
     assert texts and all(text.isprintable() for text in texts)
-
-
-def test_the_name_of_a_submitter_forges_no_line(tmp_path, capsys):
-    root = made(tmp_path / "tree", "box", submitter=f"Somebody\n{FORGED}")
-    with pytest.raises(SubmissionError):
-        report_checks(root, round_name="v6.0")
-    assert not any(line.startswith(FORGED) for line in capsys.readouterr().out.splitlines())
     (row,) = read_index(root, tmp_path / "kept").rows
-    assert row.submitter == f"Somebody\\n{FORGED}"
+    assert row.submitter == submitter.replace("\n", "\\n")
 
 
 def _texts(value):

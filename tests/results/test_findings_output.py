@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.checking.findings import Finding, Rule, Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.results.check_command import submission_processes
+from cm4vllm.results import submission_trees
 from cm4vllm.results.check_command.check_summary import (
     WIDTH,
     CheckedSubmission,
@@ -224,5 +224,5 @@ def test_errors_of_a_rehearsals_tree_are_said_to_be_expected(tree, rehearsal):
 def test_processes_find_what_one_finds(tree, monkeypatch):
     shutil.copytree(tree / "open" / "NeuralMagic", tree / "closed" / "Another")
     alone = check_tree(tree)
-    monkeypatch.setattr(submission_processes, "MANY", 2)
+    monkeypatch.setattr(submission_trees, "MANY", 2)
     assert check_tree(tree) == alone

@@ -10,7 +10,7 @@ import good_tree
 import pytest
 
 from cm4vllm.common.checking.checks import Stage
-from cm4vllm.engine.format.documents import read_yaml
+from cm4vllm.engine.format.meta_files import read_yaml
 from cm4vllm.results.check_command.tree_check import check_tree
 from cm4vllm.results.checks import CHECKS
 

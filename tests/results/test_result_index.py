@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from builders import search_record
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.records.logs.detail_log import read_detail_log
-from cm4vllm.records.searches.rate_search import Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.records.searches.rate_search import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.results import file_listing
 from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_index, read_indexes, require_published
@@ -174,37 +175,10 @@ def test_an_outlier_is_far_from_the_median_of_its_like():
 
 def made_search(*, queries, rehearsal, confirmed=True):
     limit = LimitRecord(name="TPOT", limit_ms=100, over=0, within=1, low=0.9, high=1, p99_ms=8)
-    probe = ProbeRecord(
-        number=1,
-        rate=600,
-        planned_s=10,
-        took_s=4,
-        warm_up_s=0,
-        queries=queries,
-        limits=[limit],
-        verdict=Verdict.PASSES,
-        ended_early=False,
-        sure=True,
-    )
-    return SearchRecord(
-        scenario="Server",
-        benchmark="llama3.1-8b",
-        rate=600,
-        confirmed=confirmed,
-        lowest_failing=None,
-        low=600,
-        high=None,
-        binding="TPOT",
-        cause="",
-        boundary=Boundary.UNKNOWN,
-        precision=0.01,
-        start=100,
-        start_source="a test",
-        stopped="",
-        cost_s=6,
-        rehearsal=rehearsal,
-        probes=[probe] if confirmed else [],
-    )
+    spans = {"planned_s": 10, "took_s": 4, "warm_up_s": 0}
+    verdict = {"verdict": Verdict.PASSES, "ended_early": False, "sure": True}
+    probe = ProbeRecord(number=1, rate=600, queries=queries, limits=[limit], **spans, **verdict)
+    return search_record(rate=600, confirmed=confirmed, rehearsal=rehearsal, probes=[probe] if confirmed else [])
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,6 @@ def tamper(old, new):
         tamper("[0, 16]", "[0]"),
         tamper("[0, 16]", "[16, 0]"),
         tamper('"dtype"', '"type"'),
-        tamper('{"b.weight": {', '{"b.weight": {"x": NaN, '),
         tamper("[0, 16]", "[0, 1" + "0" * 400 + "]"),
     ],
 )
@@ -222,8 +221,6 @@ def test_a_malformed_file_is_a_finding_and_no_crash(tmp_path, damage):
     before = path.read_bytes()
     path.write_bytes(damage(before))
     assert path.read_bytes() != before
-    if b"NaN" in path.read_bytes():
-        return
     with pytest.raises(ModelError) as caught:
         read_weights(tmp_path / "w")
     assert caught.value.cause and caught.value.remedy

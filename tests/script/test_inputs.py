@@ -164,7 +164,7 @@ COMMAND = re.compile(r"cm (?:run|plan|show|docker|dockerfile) script [^`\n]*?--t
 OTHERS = set(
     (
         "url config template json only quick rounds samples first drift settings vllm endpoints cores "
-        "uds tool app list true_lengths bind reuid real nnodes headless exclusive qos constraint "
+        "uds tool app list bind reuid real nnodes headless exclusive qos constraint "
         "command ipc network rm ulimit volume hash requires"
     ).split()
 )

@@ -18,7 +18,7 @@ from cm4vllm.common.checking.private_text import HOME, SECRETS, found_in
 from cm4vllm.common.checking.private_words import PrivateWord, first_private, private_words
 from cm4vllm.common.errors import RunFailed, SubmissionError, UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.folders.replaceable_folders import Kind, require_replaceable
+from cm4vllm.common.folders.ownership_notes import Kind, require_replaceable
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.programs.processes import exit_in_words
 from cm4vllm.common.progress import say, step
@@ -36,7 +36,7 @@ from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.power.samples import SIMULATED, mean_watts
 from cm4vllm.records.power.session import FILES, Phase, PowerSession
 from cm4vllm.records.published_server import words_of
-from cm4vllm.submission.power_files import require_analyzer
+from cm4vllm.submission.run_files import require_analyzer
 
 #: The folder of a session, which takes hours: an earlier one is not replaced.
 _SESSION_FOLDER = Kind("a power session", "--log_dir", refused=lambda _folder: "it holds an earlier session")

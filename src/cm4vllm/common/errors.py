@@ -1,35 +1,7 @@
-"""Every failure a user can meet, in one tree.
+"""Every failure a user can meet, in one tree: `CmError` and the kinds under it.
 
-    CmError                   1   a failure that has no code of its own
-      UsageError             20   an unknown flag, variation, model, scenario or value
-      ModelError             21   the model is not one that can be served or described
-      DatasetError           22   the dataset is unreadable or does not fit the benchmark
-      ServerUnreachable      30   nothing answers at the server's address
-      ServerUnsuitable       31   a server answers, but it cannot be measured
-      PortInUse              32   another program listens on the server's port
-      ServerDied             33   the server ended unexpectedly
-      ServerNotReady         34   the server did not serve a completion in time
-      ServerStuck            35   the server process is up but has stopped responding
-      DiskFull               40   no space left where the results or the assets go
-      NotWritable            41   no permission to write there; or what a finished command printed was not written
-      InstallError           42   a package or an environment could not be installed
-      SourceUnavailable      43   a source repository could not be fetched
-      DownloadError          44   a model or a dataset could not be downloaded completely
-      LimitTooLow            45   the machine allows too few open files, local ports, too little memory for a run
-      EnvironmentBroken      46   vLLM generates no token with an environment that was made before
-      RunFailed              50   requests failed, or the LoadGen process ended unexpectedly
-      InvalidResult          51   the run ended well, but the rules call its result invalid
-      ClockChanged           52   the clock was set during a run, whose times then mean nothing
-      RunIncomplete          53   a client of MLPerf Endpoints ended before all samples were answered
-      SubmissionError        60   the submission cannot be built from these records
-      CheckerFailed          61   the official checker refuses the submission
-      ResultsDiffer          62   a result that was measured again is not the same
-      RecipeError             3   a recipe is wrong: its meta, its customize.py
-      NativeCommandError      2   a recipe's command ended with an error
-      NotFoundError          16   no recipe, variation or cache entry matches
-      Interrupted           130   the user stopped the run (Ctrl-C, SIGINT)
-
-The number is the exit code of `cm`. 1, 2 and 16 are those of the public script engine for the same failures.
+The code of a kind is the exit code of `cm`, its docstring the meaning (docs/exit-codes.md). 1, 2 and 16 are those of
+the public script engine for the same failures.
 """
 
 from __future__ import annotations
@@ -39,16 +11,23 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 
 class CmError(Exception):
-    """A failure with what failed, why, and what to do about it.
+    """A failure that has no code of its own.
 
-    `what` is one line. `cause` and `remedy` may be empty only where nothing is known or can be done. `state` is also
-    given to a program that asked for JSON, under `new_state`.
+    It says what failed, why, and what to do about it. `what` is one line. `cause` and `remedy` may be empty only where
+    nothing is known or can be done. `state` is also given to a program that asked for JSON, under `new_state`.
     """
 
     exit_code = 1
+    _kinds: ClassVar[dict[int, type[CmError]]] = {}
+
+    def __init_subclass__(cls, code: int = 0) -> None:
+        if code:
+            cls.exit_code = code
+            cls._kinds[code] = cls
 
     def __init__(
         self, failure: str, *, cause: str = "", remedy: str = "", state: Mapping[str, object] | None = None
@@ -74,7 +53,7 @@ class CmError(Exception):
     @classmethod
     def again(cls, exit_code: int, text: str) -> CmError:
         """Make the error that a nested run reported by its exit code and its text, which has the form of `__str__`."""
-        kind = next((kind for kind in _subclasses(CmError) if kind.exit_code == exit_code), CmError)
+        kind = cls._kinds.get(exit_code, CmError)
         parts = _PARTS.fullmatch(text)
         failure, cause, remedy = parts.groups("") if parts else (text, "", "")
         error = kind(failure, cause=cause.replace(_INDENT, "\n"), remedy=remedy.replace(_INDENT, "\n"))
@@ -93,12 +72,6 @@ class CmError(Exception):
         return printable("\n".join(lines))
 
 
-def _subclasses(kind: type[CmError]) -> Iterator[type[CmError]]:
-    for child in kind.__subclasses__():
-        yield child
-        yield from _subclasses(child)
-
-
 #: Lines of a cause or a remedy after its first begin with this.
 _INDENT = "\n          "
 _PARTS = re.compile(r"(.*?)(?:\n  cause:  (.*?))?(?:\n  remedy: (.*))?", re.DOTALL)
@@ -108,112 +81,112 @@ def _indented(text: str) -> str:
     return text.rstrip().replace("\n", _INDENT)
 
 
-class UsageError(CmError):
-    exit_code = 20
+class UsageError(CmError, code=20):
+    """An unknown flag, variation, model, scenario or value."""
 
 
-class ModelError(CmError):
-    exit_code = 21
+class ModelError(CmError, code=21):
+    """The model is not one that can be served or described."""
 
 
-class DatasetError(CmError):
-    exit_code = 22
+class DatasetError(CmError, code=22):
+    """The dataset is unreadable or does not fit the benchmark."""
 
 
-class ServerUnreachable(CmError):
-    exit_code = 30
+class ServerUnreachable(CmError, code=30):
+    """Nothing answers at the server's address."""
 
 
-class ServerUnsuitable(CmError):
-    exit_code = 31
+class ServerUnsuitable(CmError, code=31):
+    """A server answers, but it cannot be measured."""
 
 
-class PortInUse(CmError):
-    exit_code = 32
+class PortInUse(CmError, code=32):
+    """Another program listens on the server's port."""
 
 
-class ServerDied(CmError):
-    exit_code = 33
+class ServerDied(CmError, code=33):
+    """The server ended unexpectedly."""
 
 
-class ServerNotReady(CmError):
-    exit_code = 34
+class ServerNotReady(CmError, code=34):
+    """The server did not serve a completion in time."""
 
 
-class ServerStuck(CmError):
-    exit_code = 35
+class ServerStuck(CmError, code=35):
+    """The server process is up but has stopped responding."""
 
 
-class DiskFull(CmError):
-    exit_code = 40
+class DiskFull(CmError, code=40):
+    """No space left where the results or the assets go."""
 
 
-class NotWritable(CmError):
-    exit_code = 41
+class NotWritable(CmError, code=41):
+    """No permission to write there; or what a finished command printed was not written."""
 
 
-class InstallError(CmError):
-    exit_code = 42
+class InstallError(CmError, code=42):
+    """A package or an environment could not be installed."""
 
 
-class SourceUnavailable(CmError):
-    exit_code = 43
+class SourceUnavailable(CmError, code=43):
+    """A source repository could not be fetched."""
 
 
-class DownloadError(CmError):
-    exit_code = 44
+class DownloadError(CmError, code=44):
+    """A model or a dataset could not be downloaded completely."""
 
 
-class LimitTooLow(CmError):
-    exit_code = 45
+class LimitTooLow(CmError, code=45):
+    """The machine allows too few open files, local ports, too little memory for a run."""
 
 
-class EnvironmentBroken(CmError):
-    exit_code = 46
+class EnvironmentBroken(CmError, code=46):
+    """vLLM generates no token with an environment that was made before."""
 
 
-class RunFailed(CmError):
-    exit_code = 50
+class RunFailed(CmError, code=50):
+    """Requests failed, or the LoadGen process ended unexpectedly."""
 
 
-class InvalidResult(CmError):
-    exit_code = 51
+class InvalidResult(CmError, code=51):
+    """The run ended well, but the rules call its result invalid."""
 
 
-class ClockChanged(CmError):
-    exit_code = 52
+class ClockChanged(CmError, code=52):
+    """The clock was set during a run, whose times then mean nothing."""
 
 
-class RunIncomplete(CmError):
-    exit_code = 53
+class RunIncomplete(CmError, code=53):
+    """A client of MLPerf Endpoints ended before all samples were answered."""
 
 
-class SubmissionError(CmError):
-    exit_code = 60
+class SubmissionError(CmError, code=60):
+    """The submission cannot be built from these records."""
 
 
-class CheckerFailed(CmError):
-    exit_code = 61
+class CheckerFailed(CmError, code=61):
+    """The official checker refuses the submission."""
 
 
-class ResultsDiffer(CmError):
-    exit_code = 62
+class ResultsDiffer(CmError, code=62):
+    """A result that was measured again is not the same."""
 
 
-class RecipeError(CmError):
-    exit_code = 3
+class RecipeError(CmError, code=3):
+    """A recipe is wrong: its meta, its customize.py."""
 
 
-class NativeCommandError(CmError):
-    exit_code = 2
+class NativeCommandError(CmError, code=2):
+    """A recipe's command ended with an error."""
 
 
-class NotFoundError(CmError):
-    exit_code = 16
+class NotFoundError(CmError, code=16):
+    """No recipe, variation or cache entry matches."""
 
 
-class Interrupted(CmError):
-    exit_code = 130
+class Interrupted(CmError, code=130):
+    """The user stopped the run (Ctrl-C, SIGINT)."""
 
 
 def nearest(word: str, choices: Iterable[str], listing: str = "") -> str:
@@ -310,35 +283,27 @@ def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: s
     try:
         yield
     except OSError as error:
-        cause, remedy = _cause_and_remedy(error, path)
-        if not cause:
+        if error.errno not in _CAUSES:
             raise
-        kind = DiskFull if error.errno in _FULL else NotWritable
-        remedy = f"{remedy}, or choose {other}" if remedy else f"choose {other}"
-        raise kind(f"cannot {action} {path}", cause=cause, remedy=remedy) from error
+        is_full = error.errno in _FULL
+        cause, remedy = _CAUSES[error.errno]
+        raise (DiskFull if is_full else NotWritable)(
+            f"cannot {action} {path}",
+            cause=cause.format(_mount_point(path) if is_full else error.filename or path, reason=error.strerror),
+            remedy=f"{remedy}, or choose {other}" if remedy else f"choose {other}",
+        ) from error
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def _cause_and_remedy(error: OSError, path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the cause of an error on `path`, and what to do beside choosing another folder; empty if unknown."""
-    named = error.filename or path
-    match error.errno:
-        case errno.ENOSPC | errno.EDQUOT:
-            return f"no space left on the disk that is mounted at {_mount_point(path)}", "free space there"
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return str(error.strerror), "change its permissions"
-        case errno.ENOENT:
-            return f"{named} does not exist and cannot be created", (
-                "check that no other program removes it during the run"
-            )
-        case errno.EIO:
-            return "the disk, or the network behind it, reports an input/output error", (
-                "see the kernel's messages (dmesg)"
-            )
-        case errno.EISDIR | errno.EINVAL | errno.ELOOP:
-            return f"it is no file: {error.strerror}", "remove it"
-        case errno.ENOTDIR | errno.EEXIST:
-            return f"{named} is a file, not a folder", ""
-    return "", ""
+#: The cause of an error of the system, and what to do beside choosing another folder.
+_CAUSES = {
+    **dict.fromkeys(_FULL, ("no space left on the disk that is mounted at {}", "free space there")),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), ("{reason}", "change its permissions")),
+    errno.ENOENT: ("{} does not exist and cannot be created", "check that no other program removes it during the run"),
+    errno.EIO: (
+        "the disk, or the network behind it, reports an input/output error",
+        "see the kernel's messages (dmesg)",
+    ),
+    **dict.fromkeys((errno.EISDIR, errno.EINVAL, errno.ELOOP), ("it is no file: {reason}", "remove it")),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), ("{} is a file, not a folder", "")),
+}

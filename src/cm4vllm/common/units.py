@@ -9,6 +9,9 @@ class Quantity(float):
     unit: ClassVar[str] = ""
     digits: ClassVar[int] = 2
 
+    def __init_subclass__(cls, unit: str, digits: int = 2) -> None:
+        cls.unit, cls.digits = unit, digits
+
     def __str__(self) -> str:
         return f"{float(self):,.{self.digits}f} {self.unit}"
 
@@ -16,36 +19,32 @@ class Quantity(float):
         return format(float(self), spec) if spec else str(self)
 
 
-class SamplesPerSecond(Quantity):
-    unit = "samples/s"
+class SamplesPerSecond(Quantity, unit="samples/s"):
+    """A rate of samples."""
 
 
-class TokensPerSecond(Quantity):
-    unit = "tokens/s"
+class TokensPerSecond(Quantity, unit="tokens/s"):
+    """A rate of tokens."""
 
 
-class TokensPerSample(Quantity):
-    unit = "tokens/sample"
+class TokensPerSample(Quantity, unit="tokens/sample"):
+    """A length of answers."""
 
 
-class Milliseconds(Quantity):
-    unit = "ms"
-    digits = 1
+class Milliseconds(Quantity, unit="ms", digits=1):
+    """A latency."""
 
 
-class Seconds(Quantity):
-    unit = "s"
-    digits = 1
+class Seconds(Quantity, unit="s", digits=1):
+    """A duration."""
 
 
-class Samples(Quantity):
-    unit = "samples"
-    digits = 0
+class Samples(Quantity, unit="samples", digits=0):
+    """A count of samples."""
 
 
-class Queries(Quantity):
-    unit = "queries"
-    digits = 0
+class Queries(Quantity, unit="queries", digits=0):
+    """A count of queries."""
 
 
 def four_digits(value: float) -> str:

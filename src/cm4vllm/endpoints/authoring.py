@@ -14,7 +14,7 @@ from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import altered_files, json_text, text_of, typed_path, write_text
 from cm4vllm.common.folders.owned_folders import forget, write_noted, write_result_file
-from cm4vllm.common.folders.replaceable_folders import require_replaceable
+from cm4vllm.common.folders.ownership_notes import require_replaceable
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.host_addresses import host_of
 from cm4vllm.common.progress import say

@@ -12,7 +12,7 @@ from cm4vllm.common.checking.private_words import PrivateWord
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
 from cm4vllm.common.files import bytes_of
 from cm4vllm.common.folders.owned_folders import discard, staged_folder
-from cm4vllm.common.folders.replaceable_folders import Kind
+from cm4vllm.common.folders.ownership_notes import Kind
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import Record
 from cm4vllm.submission.privacy_check import refuse_private

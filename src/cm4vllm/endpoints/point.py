@@ -17,8 +17,7 @@ from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, DatasetError, RunFailed, UsageError
 from cm4vllm.common.files import altered_files, digests_of, given_path, sha256_of, typed_path
-from cm4vllm.common.folders.ownership_notes import note_finished
-from cm4vllm.common.folders.replaceable_folders import Kind, require_replaceable
+from cm4vllm.common.folders.ownership_notes import Kind, note_finished, require_replaceable
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record

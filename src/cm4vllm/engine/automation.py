@@ -8,8 +8,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from cmind.automation import Automation
@@ -24,11 +25,9 @@ from cm4vllm.engine.cache.reuse import kept_outcome
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
-from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.request import Request, choice_note
 from cm4vllm.engine.run.scope import asked_by_code
-from cm4vllm.engine.run.script_selection import choice_note
 from cm4vllm.engine.run.session import Session, ends_the_process
-from cm4vllm.engine.run.shadowed_packages import shadowed_packages
 
 Result = dict[str, Any]
 
@@ -48,11 +47,15 @@ class OwnAutomation(Automation):  # type: ignore[misc]
         super().__init__(cmind, automation_file)
         cmind.error = lambda result: _report(cmind, result)
 
-    def _result_of(self, action: Callable[[Any, Result], Result], i: Result) -> Result:
-        """Return the result of an action; what it raises becomes the result that cmind expects: message and code."""
+    def _result_of(self, action: str, i: Result, **given: Any) -> Result:
+        """Return the result of an action; what it raises becomes the result that cmind expects: message and code.
+
+        `action` is a function by its place below this package: each command loads its own modules alone.
+        """
+        module, _, name = action.rpartition(".")
         try:
             with vault().guarded_output():
-                result = action(self, i)
+                result: Result = getattr(import_module(f"cm4vllm.engine.{module}"), name)(self, i, **given)
             return result if result["return"] else _not_printed() or result
         except KeyboardInterrupt:
             if _SESSION in self.cmind.state:  # a run is under way, and ends in order itself
@@ -83,20 +86,13 @@ class ScriptAutomation(OwnAutomation):
     def run(self, i: Result) -> Result:
         """Run a script: from the command line, from Python, or from a hook of a script that runs."""
         if flag(i, "help", "h"):
-            from cm4vllm.engine.tools.help import script_help
-
             # cmind would print its own help for this action below that.
-            return {**self._result_of(script_help, i), "skip_delayed_help": True}
+            return {**self._result_of("tools.help.script_help", i), "skip_delayed_help": True}
         if flag(i, "plan", "graph"):
-            from cm4vllm.engine.plan.graph import print_plan
-
-            return self._result_of(print_plan, i)
+            return self._result_of("plan.graph.print_plan", i)
         session = self.cmind.state.get(_SESSION)
-        if session is not None:
-            return self._run_nested(session, i)
-        return self._top_level(i)
-
-    def _run_nested(self, session: Session, i: Result) -> Result:
+        if session is None:
+            return self._top_level(i)
         try:
             return run(session, asked_by_code(i, working_folder())).as_result()
         except CmError as error:
@@ -149,8 +145,7 @@ class ScriptAutomation(OwnAutomation):
         from cm4vllm.engine.plan.chain import reach
 
         session = self.cmind.state.get(_SESSION)
-        catalogue = session.catalogue if session else Catalogue(self.cmind)
-        return self._result_of(lambda _, given: {"return": 0, **reach(catalogue, given.get("tags"))}, i)
+        return {"return": 0, **reach(session.catalogue if session else Catalogue(self.cmind), i.get("tags"))}
 
 
 def _error_to_show(error: Exception, *, verbose: bool) -> CmError:
@@ -168,6 +163,8 @@ def _error_to_show(error: Exception, *, verbose: bool) -> CmError:
             return known
         except OSError:
             pass
+    from cm4vllm.engine.run.hooks import shadowed_packages
+
     return CmError(
         f"{type(error).__name__}: {error}",
         cause=f"at {frame.filename}:{frame.lineno}",
@@ -178,9 +175,7 @@ def _error_to_show(error: Exception, *, verbose: bool) -> CmError:
 def _other_checkout(automation: str) -> str:
     """Return a warning where the recipes are those of one checkout and the package is that of another; else nothing."""
     recipes = os.path.dirname(os.path.dirname(os.path.realpath(automation)))
-    package = os.path.realpath(__file__)
-    for _ in "file", "engine", "cm4vllm", "src":
-        package = os.path.dirname(package)
+    package = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
     if package == recipes or not os.path.isfile(os.path.join(package, "cmr.yaml")):
         return ""
     return (

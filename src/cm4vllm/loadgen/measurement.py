@@ -11,8 +11,7 @@ from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import altered_files, bytes_of, writable_folder
 from cm4vllm.common.folders.owned_folders import forget, write_noted
-from cm4vllm.common.folders.ownership_notes import beside
-from cm4vllm.common.folders.replaceable_folders import Kind
+from cm4vllm.common.folders.ownership_notes import Kind, beside
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.programs.pip_settings import pip_settings
+from cm4vllm.common.programs.environments import pip_settings
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.settings import Key, Settings

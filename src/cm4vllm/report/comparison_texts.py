@@ -22,7 +22,7 @@ from cm4vllm.results.comparing.uncertainty import Shift, Verdict
 from cm4vllm.results.comparing.verification import Judged, Judgement, judge_settings, short, verify
 from cm4vllm.results.endpoints.curves import curves_at
 from cm4vllm.results.figures import Basis
-from cm4vllm.submission.capsule.comparison import compare_paths
+from cm4vllm.submission.capsule.capsules_at_path import compare_paths
 
 #: The groups of packages by name, each with the name of its files.
 _INSTALLED = {Group.PACKAGES: Group.CONTENTS, Group.SERVER_PACKAGES: Group.SERVER_CONTENTS}
@@ -147,7 +147,10 @@ def _settings(comparison: Comparison) -> Iterator[str]:
     packages = {group for groups in _INSTALLED.items() for group in groups}
     rows = [difference for difference in comparison.differences if difference.group not in packages]
     if rows:
-        named = ((row.title, *map(_shorten, row.values)) for row in rows)
+        named = (
+            (row.title, *(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 4]} ..." for text in row.values))
+            for row in rows
+        )
         yield from align([("setting", *(side.name for side in comparison.sides)), *named])
     yield from _package_lines(comparison.settings)
 
@@ -175,10 +178,6 @@ def answer_lines(block: Block) -> Iterator[str]:
             log = "the log of answers is equal" if answers.same_log else "the log of answers is another one"
             words = log if answers.first is None else f"{answers.equal} of {answers.first} answers are equal"
             yield f"{side.name} against {block.sides[0].name}: {words}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 4]} ..."
 
 
 def _head(letters: Sequence[str]) -> tuple[str, ...]:

@@ -18,9 +18,9 @@ from cm4vllm.report.final_table import align
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
+from cm4vllm.results.endpoints.endpoints_harness import count, part
+from cm4vllm.results.endpoints.endpoints_harness import number as number_of
 from cm4vllm.results.figure_texts import judgement, target
-from cm4vllm.results.file_values import count, part
-from cm4vllm.results.file_values import number as number_of
 from cm4vllm.rules import (
     AccuracyTarget,
     Regions,
@@ -115,7 +115,7 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
         curves=[
             {
                 "name": name,
-                "regions": _regions_words(curve),
+                "regions": "; ".join(map(str, areas.required)) if (areas := _regions(curve)) else "",
                 "points": _points(curve),
                 "bounds": [
                     (f"{_concurrency_of(point)}", known[point.folder])
@@ -186,11 +186,6 @@ def _regions(curve: Curve) -> Regions | None:
     return if_known(regions, c_min=min(values), c_max=curve.c_max or max(values)) if values else None
 
 
-def _regions_words(curve: Curve) -> str:
-    regions = _regions(curve)
-    return "; ".join(map(str, regions.required)) if regions else ""
-
-
 def _points(curve: Curve) -> Table:
     """Return the points of a curve, with a column of the power only where it is stated."""
     regions, limits = _regions(curve), bounds(curve)
@@ -254,8 +249,10 @@ def _scores(curve: Curve, point: Point) -> Iterator[Row]:
 def _windows(curve: Curve) -> Table:
     """Return the windows of a curve's points, with columns of their figures only where these were computed."""
     if any(point.window_figures for point in curve.points):
-        rows = tuple((*_window(point), *_window_figures(point)) for point in curve.points)
-        return Table((*_WINDOW_HEAD, *_OF_THE_WINDOW.values()), rows)
+        return Table(
+            (*_WINDOW_HEAD, *_OF_THE_WINDOW.values()),
+            tuple((*_window(point), *_window_figures(point)) for point in curve.points),
+        )
     return Table(_WINDOW_HEAD, tuple(map(_window, curve.points)))
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +21,7 @@ from cm4vllm.results import result_index
 from cm4vllm.results.figure_texts import metric_name
 from cm4vllm.results.judgement.published_rank import Place, places_of
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_indexes
-from cm4vllm.results.results_at_path import open_results
+from cm4vllm.results.run_folders import open_results
 
 #: The columns of the table and their parts of its width, in percent, so that all are seen on a screen of 1280 pixels;
 #: that of watts is left out where no result has a power meter's log.
@@ -95,7 +96,18 @@ def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:
     script = files("cm4vllm.report").joinpath("templates/explorer.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     own = [place.own for place in stand]
-    rows = sorted([*index.rows, *own], key=_order)
+    rows = sorted(
+        [*index.rows, *own],
+        key=lambda row: (
+            row.benchmark,
+            row.scenario,
+            row.unit,
+            -(row.per_accelerator or 0.0),
+            row.submitter,
+            row.system,
+        ),
+    )
+    rounds = Counter(row.round or "round unknown" for row in index.rows)
     powered = any(row.power_w for row in rows)
     return page_template("explorer.html.j2").render(
         rows=rows,
@@ -105,7 +117,7 @@ def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:
         stand=stand,
         script=Markup(script),  # noqa: S704 - our own script, read from the package
         script_hash=f"sha256-{digest}",
-        rounds=_counts_of([row.round or "round unknown" for row in index.rows]),
+        rounds=", ".join(f"{name}: {count:,}" for name, count in sorted(rounds.items())),
         submitters=len({row.submitter for row in index.rows}),
         powered=powered,
         outlier=index.outlier,
@@ -116,20 +128,12 @@ def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:
     )
 
 
-def _order(row: IndexRow) -> tuple[Any, ...]:
-    return row.benchmark, row.scenario, row.unit, -(row.per_accelerator or 0.0), row.submitter, row.system
-
-
 def _rows_of_equal_name(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
     """Return the rows of systems that have the name of another system of the same submitter."""
     folders: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
         folders.setdefault((row.round, row.division, row.submitter, row.system), set()).add(row.folder)
     return {row.identity for row in rows if len(folders[row.round, row.division, row.submitter, row.system]) > 1}
-
-
-def _counts_of(words: Sequence[str]) -> str:
-    return ", ".join(f"{word}: {words.count(word):,}" for word in sorted(set(words)))
 
 
 def _units(row: IndexRow) -> str:

@@ -20,7 +20,6 @@ from cm4vllm.records.doubts import client_doubts
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.report.pictures.power_pictures import energy_words, power_words
 from cm4vllm.results.campaign_results import Report
-from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figure_texts import counting_words, headroom, result_figure
 from cm4vllm.results.judgement.campaign_verdict import (
     findings,
@@ -32,7 +31,7 @@ from cm4vllm.results.judgement.campaign_verdict import (
 )
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result
-from cm4vllm.results.recorded_power import recorded_power
+from cm4vllm.results.recorded_power import energy_figures, recorded_power
 from cm4vllm.rules import Mode
 
 _COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")

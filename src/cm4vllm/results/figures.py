@@ -1,10 +1,10 @@
-"""Figures: a number with its unit, the file and field that it was read from, and its interval."""
+"""Figures: a number with its unit, the file and field that it was read from, and its interval; latencies."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cm4vllm.common.units import Quantity
+from cm4vllm.common.units import Milliseconds, Quantity
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,23 @@ class Figures(Mapping[str, Figure]):
     def value(self, name: str) -> float | None:
         """Return the value of a figure; None if there is no figure of that name."""
         return self._by_name[name].value if name in self._by_name else None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The 99th percentile and the mean of TTFT or TPOT, and the limit that the benchmark sets for the percentile."""
+
+    name: str
+    p99: Milliseconds
+    mean: Milliseconds | None
+    limit: Milliseconds | None
+
+    @property
+    def met(self) -> bool | None:
+        """Return True if the percentile is below the limit (the checker compares with <); None if there is no limit."""
+        return None if self.limit is None else self.p99 < self.limit
+
+    @property
+    def headroom(self) -> float | None:
+        """The part of the limit that is left, in [..1]; negative when it is exceeded."""
+        return None if self.limit is None else 1 - self.p99 / self.limit

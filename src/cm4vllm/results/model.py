@@ -22,31 +22,11 @@ from cm4vllm.records.logs.figures import metric_names
 from cm4vllm.records.power.session import PowerSession, is_power_session
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.weights.checkpoint import Weights
-from cm4vllm.results.figures import Figure, Figures
+from cm4vllm.results.figures import Figure, Figures, Latency
 from cm4vllm.results.file_listing import Listing
 from cm4vllm.rules import Audit, Mode, Terms, audit, benchmark_of, loadgen_scenario, terms_of_test
 
 Q = TypeVar("Q", bound=Quantity)
-
-
-@dataclass(frozen=True)
-class Latency:
-    """The 99th percentile and the mean of TTFT or TPOT, and the limit that the benchmark sets for the percentile."""
-
-    name: str
-    p99: Milliseconds
-    mean: Milliseconds | None
-    limit: Milliseconds | None
-
-    @property
-    def met(self) -> bool | None:
-        """Return True if the percentile is below the limit (the checker compares with <); None if there is no limit."""
-        return None if self.limit is None else self.p99 < self.limit
-
-    @property
-    def headroom(self) -> float | None:
-        """The part of the limit that is left, in [..1]; negative when it is exceeded."""
-        return None if self.limit is None else 1 - self.p99 / self.limit
 
 
 @dataclass(frozen=True)

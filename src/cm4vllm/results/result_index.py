@@ -25,14 +25,13 @@ from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.records.known_hardware import accelerator
-from cm4vllm.results.check_command.submission_processes import each_submission
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.of_systems.system_files import accelerator_count
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.recorded_power import recorded_power
-from cm4vllm.results.submission_trees import read_submission
+from cm4vllm.results.submission_trees import each_submission, read_submission
 from cm4vllm.rules import Division
 
 #: Times that a figure is above or below the median of its like, from which on it is an outlier; of so many at least.
@@ -236,8 +235,9 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
         parts[home] = part
         if states[home]:
             store.put(str(home), states[home], part)
-    rows = tuple(row for home in homes for row in _below(parts[home], home, root))
-    return Index(rows, len(new), len(homes) - len(new))
+    return Index(
+        tuple(row for home in homes for row in _below(parts[home], home, root)), len(new), len(homes) - len(new)
+    )
 
 
 def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:

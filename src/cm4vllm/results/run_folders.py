@@ -1,10 +1,14 @@
-"""Our own run folders, read into the model: run.json, LoadGen's logs and the scores of each run below runs/."""
+"""Our own run folders, read into the model: run.json, LoadGen's logs and the scores of each run below runs/.
+
+`open_results` also reads a submission tree, or a part of either.
+"""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.errors import CmError, SubmissionError, UsageError
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
@@ -12,12 +16,17 @@ from cm4vllm.records.compliance import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import ComplianceTest, Result, Submission, System
-from cm4vllm.rules import Mode, Scenario
+from cm4vllm.results.submission_trees import read_tree
+from cm4vllm.rules import Division, Mode, Scenario
 
 #: The description of the system, below a campaign's folder.
 SYSTEM_FILE = Path("system") / "system.json"
 
 R = TypeVar("R", bound=Record)
+_PLACES = (
+    "a campaign's output folder (it holds runs/), a submission tree (it holds open/, closed/ or network/), or "
+    "the folder of one system or model in one of them"
+)
 
 
 def chosen_folder(out: Path, *, system: str = "", model: str = "") -> Path:
@@ -127,3 +136,44 @@ def _record(reader: Reader, path: Path, kind: type[R]) -> R | None:
     except CmError as error:
         reader.problem("RECORD-UNREADABLE", error.what, path, value=error.cause, remedy=error.remedy)
         return None
+
+
+def open_results(path: Path) -> tuple[Submission, ...]:
+    """Read all results in `path`, or those of the system or model whose folder it is.
+
+    Raises UsageError where the folder is missing, SubmissionError where it holds no results.
+    """
+    path = path.resolve()
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is a file, not a folder" if path.exists() else f"{path} does not exist", remedy=f"give {_PLACES}"
+        )
+    base, system, model = _root(path)
+    chosen = [
+        replace(
+            submission,
+            results=tuple(
+                result for result in submission.results if system in ("", result.system) and model in ("", result.model)
+            ),
+        )
+        for submission in ([read_runs(base, folder) for folder in model_folders(base)] or _tree(base, path))
+    ]
+    if not any(submission.results for submission in chosen):
+        raise SubmissionError(f"{path} holds no results", cause=f"read: {base}", remedy=f"give {_PLACES}")
+    return tuple(submission for submission in chosen if submission.results)
+
+
+def _root(path: Path) -> tuple[Path, str, str]:
+    """Return the folder to read, and the system and the model that are meant; empty: all."""
+    for up, above in enumerate((path, *path.parents)[:4]):
+        if up and (above.name == "runs" or (above.name == "results" and above.parents[1].name in list(Division))):
+            below = path.relative_to(above).parts
+            return above.parent, below[0], below[1] if len(below) > 1 else ""
+    return path, "", ""
+
+
+def _tree(base: Path, path: Path) -> tuple[Submission, ...]:
+    try:
+        return read_tree(base)
+    except SubmissionError as error:
+        raise SubmissionError(f"{path} holds no results", cause=error.cause, remedy=f"give {_PLACES}") from error

@@ -1,10 +1,13 @@
 """Submission trees of any round from v4.1 on, in the closed, open and network divisions, read into the model.
 
-The places of their files are those of all layouts of the rules: a tree may mix them.
+The places of their files are those of all layouts of the rules: a tree may mix them. Many submissions are read by
+several processes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,6 +17,8 @@ from cm4vllm import rules
 from cm4vllm.common.checking.checks import reason_of
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.processors import usable_processors
+from cm4vllm.common.programs.processes import die_with_parent, spawned_safely
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.results.endpoints.endpoints_harness import (
     is_endpoints,
@@ -31,6 +36,10 @@ T = TypeVar("T")
 _MAX_PAGE = 2**20
 #: The scenarios that a folder may be named after.
 _SCENARIOS = {name.lower(): name for name in Scenario}
+#: From this number of submissions on they are read by several processes, which take half a second to start.
+MANY = 6
+#: While one process waits for the disk, another one of its core computes.
+_PER_CORE = 2
 
 
 def read_tree(root: Path, *, round_name: str = "") -> tuple[Submission, ...]:
@@ -231,3 +240,25 @@ def _rounds_by_seeds() -> dict[tuple[Any, ...], str]:
         rounds[(seeds.qsl, seeds.sample_index, seeds.schedule)] = name
         rounds[(None, seeds.sample_index, seeds.schedule)] = name  # as the endpoints harness has them
     return rounds
+
+
+def each_submission(read: Callable[[Path], T], homes: Sequence[Path]) -> Iterator[tuple[Path, T]]:
+    """Yield each submitter's folder with what `read` returns for it. Raises SubmissionError if a process is killed."""
+    workers = min(_PER_CORE * usable_processors(), len(homes))
+    if workers < 2 or len(homes) < MANY:
+        yield from ((home, read(home)) for home in homes)
+        return
+    # The largest first: what is begun last must not be what takes longest.
+    order = sorted(homes, key=lambda home: -sum(1 for _ in home.glob("results/*/*/*")))
+    try:
+        with (
+            spawned_safely() as context,
+            ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool,
+        ):
+            yield from zip(order, pool.map(read, order), strict=True)
+    except BrokenProcessPool as error:
+        raise SubmissionError(
+            f"a process that reads the submissions in {homes[0].parents[1]} ended unexpectedly",
+            cause=str(error),
+            remedy="most often the memory ran out: end other programs, or read fewer submissions at a time",
+        ) from error

@@ -29,7 +29,7 @@ def two(home):
 
 
 def test_show_tells_what_made_an_entry_its_size_and_its_age(two):
-    page = two.cli("show", "cache", "--tags=get,one", "--env").stdout
+    page = two.done("show", "cache", "--tags=get,one", "--env").stdout
     entry = next(path for path in two.entries() if "one" in (path / "_cm.json").read_text())
     for text in (
         "* Tags: get,one",
@@ -42,29 +42,29 @@ def test_show_tells_what_made_an_entry_its_size_and_its_age(two):
     ):
         assert text in page
     assert "get,two" not in page
-    assert "2 entries" in two.cli("show", "cache").stdout
+    assert "2 entries" in two.done("show", "cache").stdout
     data = json.loads(two.cli("show", "cache", "--tags=get,one", "--out=json").stdout)["entries"]
     assert data[0]["bytes"] == size_of(entry) > 5000
 
 
 def test_find_prints_paths_alone_where_a_program_reads(two):
-    lines = two.cli("find", "cache", "--tags=get").stdout.splitlines()
+    lines = two.done("find", "cache", "--tags=get").stdout.splitlines()
     assert sorted(lines) == [str(path) for path in two.entries()]
-    assert "nothing is cached" in two.cli("show", "cache", "--tags=none").stdout
+    assert "nothing is cached" in two.done("show", "cache", "--tags=none").stdout
 
 
 def test_remove_by_tags(two):
-    done = two.cli("rm", "cache", "--tags=get,one", "-f")
+    done = two.done("rm", "cache", "--tags=get,one", "-f")
     assert done.returncode == 0
     assert done.stdout.startswith("Deleting CM artifact in ")
     assert len(two.entries()) == 1
-    again = two.cli("rm", "cache", "--tags=get,one", "-f")
+    again = two.done("rm", "cache", "--tags=get,one", "-f")
     assert again.returncode == 16
     assert "artifact(s) not found" in again.stderr
-    assert two.cli("rm", "cache", "-f").returncode == 0
-    assert two.cli("rm", "cache", "-f").returncode == 0
+    assert two.done("rm", "cache", "-f").returncode == 0
+    assert two.done("rm", "cache", "-f").returncode == 0
     assert two.entries() == []
-    assert two.cli("find", "cache").stdout == ""
+    assert two.done("find", "cache").stdout == ""
 
 
 def test_an_entry_that_is_renewed_hides_no_other_one(two):
@@ -76,18 +76,18 @@ def test_an_entry_that_is_renewed_hides_no_other_one(two):
         assert process.poll() is None
         time.sleep(0.02)
     for _ in ("while it is made", "after a kill"):
-        shown = two.cli("show", "cache")
+        shown = two.done("show", "cache")
         assert "2 entries, " in shown.stdout, shown.stderr
-        assert len(two.cli("find", "cache").stdout.splitlines()) == 2
+        assert len(two.done("find", "cache").stdout.splitlines()) == 2
         process.kill()
         process.communicate(timeout=30)
-    assert two.cli("rm", "cache", "--tags=get,two", "-f").returncode == 0
+    assert two.done("rm", "cache", "--tags=get,two", "-f").returncode == 0
     two.run("make")
-    assert "2 entries, " in two.cli("show", "cache").stdout
+    assert "2 entries, " in two.done("show", "cache").stdout
 
 
 def test_nothing_is_removed_where_nobody_can_be_asked(two):
-    done = two.cli("rm", "cache", "--tags=get")
+    done = two.done("rm", "cache", "--tags=get")
     assert done.returncode == 20
     assert "add -f" in done.stderr
     assert len(two.entries()) == 2

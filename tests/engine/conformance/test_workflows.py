@@ -25,7 +25,7 @@ def test_06_test_script_answers_with_a_return_code(detect):
 
 
 def test_18_direct_dependencies_are_printed(detect):
-    done = detect.cli("run", "script", "--tags=detect,cpu", "--print_deps", "-j")
+    done = detect.done("run", "script", "--tags=detect,cpu", "--print_deps", "-j")
     result = json.loads(done.stdout)
     assert result["return"] == 0
     assert result["deps"] == ["detect,os"]
@@ -40,12 +40,12 @@ def test_22_a_forced_entry_is_found(home):
     )
     (home.work / "source").write_text("data")
     words = ("--tags=download,file", f"--url=file://{home.work / 'source'}", "--force_cache")
-    assert home.cli("run", "script", *words).returncode == 0
-    assert home.cli("find", "cache", "--tags=download,file").stdout.strip()
+    assert home.done("run", "script", *words).returncode == 0
+    assert home.done("find", "cache", "--tags=download,file").stdout.strip()
 
 
 def test_31_and_42_json_is_valid_and_logging_keeps_out_of_it(detect):
-    done = detect.cli("run", "script", "--tags=detect,os", "-j", "-s")
+    done = detect.done("run", "script", "--tags=detect,os", "-j", "-s")
     result = json.loads(done.stdout)
     assert (result["return"], result["new_env"]) == (0, {"CM_HOST_OS_TYPE": "linux", "CM_HOST_OS_BITS": "64"})
     assert done.stderr == ""
@@ -71,7 +71,7 @@ def parsed(word):
 
 
 def test_33_help_names_the_script(detect):
-    done = detect.cli("run", "script", "--tags=detect,cpu", "--help")
+    done = detect.done("run", "script", "--tags=detect,cpu", "--help")
     assert done.returncode == 0
     assert "detect-cpu" in done.stdout
 
@@ -90,31 +90,31 @@ def test_33_help_names_the_script(detect):
 )
 def test_39_scripts_are_found_by_tags_alias_and_uid(detect, words):
     uid = "000000000000001a"
-    done = detect.cli(*(word.format(uid=uid) for word in words))
+    done = detect.done(*(word.format(uid=uid) for word in words))
     assert done.returncode == 0, done.stderr
     assert "detect-os" in done.stdout
 
 
 def test_40_scripts_are_copied_moved_and_removed(detect):
-    assert detect.cli("cp", "script", "detect-os", "synthetic:detect-copy").returncode == 0
-    assert detect.cli("mv", "script", "detect-copy", "detect-moved").returncode == 0
-    assert detect.cli("run", "script", "detect-moved").returncode == 0
-    assert detect.cli("rm", "script", "detect-moved", "-f").returncode == 0
-    assert detect.cli("run", "script", "detect-moved").returncode == 16
+    assert detect.done("cp", "script", "detect-os", "synthetic:detect-copy").returncode == 0
+    assert detect.done("mv", "script", "detect-copy", "detect-moved").returncode == 0
+    assert detect.done("run", "script", "detect-moved").returncode == 0
+    assert detect.done("rm", "script", "detect-moved", "-f").returncode == 0
+    assert detect.done("run", "script", "detect-moved").returncode == 16
 
 
 def test_41_a_search_and_a_removal_without_a_match(detect):
-    assert "nothing" not in detect.cli("find", "cache", "--tags=none").stdout.split()
-    assert detect.cli("rm", "cache", "--tags=none", "-f").returncode == 16
+    assert "nothing" not in detect.done("find", "cache", "--tags=none").stdout.split()
+    assert detect.done("rm", "cache", "--tags=none", "-f").returncode == 16
 
 
 def test_43_what_was_deleted_by_hand_is_not_found(detect):
     detect.script("keep", {"cache": True})
     assert detect.run("keep")["return"] == 0
     shutil.rmtree(detect.entries()[0])
-    assert not detect.cli("find", "cache", "--tags=keep").stdout.strip()
+    assert not detect.done("find", "cache", "--tags=keep").stdout.strip()
     shutil.rmtree(detect.repo / "script" / "detect-os")
-    assert detect.cli("run", "script", "--tags=detect,os").returncode == 16
+    assert detect.done("run", "script", "--tags=detect,os").returncode == 16
 
 
 def test_44_the_environment_that_is_saved_is_a_valid_shell_file(home):
@@ -130,7 +130,7 @@ def test_44_the_environment_that_is_saved_is_a_valid_shell_file(home):
             },
         },
     )
-    assert home.cli("run", "script", "--tags=one", "--save_env").returncode == 0
+    assert home.done("run", "script", "--tags=one", "--save_env").returncode == 0
     show = '. ./tmp-env.sh; printf "%s\\0" "$CM_LIST" "$PATH" "$CFLAGS" "$CM_HARD"'
     done = subprocess.run(
         ["bash", "-euc", show], cwd=home.work, env={"PATH": "/bin"}, capture_output=True, text=True, check=True
@@ -160,7 +160,7 @@ def test_46_a_script_whose_meta_is_broken_hides_no_other(detect, text):
 
 
 def test_records_of_a_run(detect):
-    done = detect.cli(
+    done = detect.done(
         "run", "script", "--tags=detect,cpu", "--repro", "--dump_version_info", "--debug_script_tags=detect,os"
     )
     assert done.returncode == 0

@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 from tests.engine.plan.planning import HOOK, chain, find, nodes, planned, told
 
-from cm4vllm.engine.format.meta import load_script
-from cm4vllm.engine.format.versions import ANY
-from cm4vllm.engine.plan.node import brought_by
-
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -104,7 +100,7 @@ def test_what_any_of_several_variations_brings_may_be_brought(home):
     home.script(
         "top", {"deps": [{"tags": "teller"}, {"tags": "get,src", "update_tags_from_env_with_prefix": {"_": ["CM_A"]}}]}
     )
-    page = home.cli("plan", "script", "--tags=top").stdout
+    page = home.done("plan", "script", "--tags=top").stdout
     assert "may install the cpu build" in page
     assert "may bring: 2 of unknown size" in page
 
@@ -232,7 +228,7 @@ def test_what_is_brought_is_told_with_sizes_that_are_known(home):
         ("tools: 2 packages of list.txt", None),
         ("the package no-such-package", None),
     ]
-    tree = home.cli("plan", "script", "--tags=top").stdout
+    tree = home.done("plan", "script", "--tags=top").stdout
     assert "brings: 3.0 GB on disk; 2 of unknown size" in tree
 
 
@@ -244,12 +240,12 @@ def test_code_that_may_run_more_than_is_known_is_pointed_out(home):
 def test_on_the_command_line(home):
     chain(home)
     home.act("find", "script")
-    tree = home.cli("run", "script", "--tags=top", "--plan").stdout
+    tree = home.done("run", "script", "--tags=top", "--plan").stdout
     assert "├─ tool (_a)" in tree
     assert "made above" in tree
     assert json.loads(home.cli("run", "script", "--tags=top", "--plan", "--out=json").stdout)["plan"]["tags"] == "top"
-    assert home.cli("plan", "script", "--tags=top", "--graph").stdout.startswith("flowchart LR\n")
-    wrong = home.cli("plan", "script", "--tags=top,_y")
+    assert home.done("plan", "script", "--tags=top", "--graph").stdout.startswith("flowchart LR\n")
+    wrong = home.done("plan", "script", "--tags=top,_y")
     assert wrong.returncode == 20
     assert "no variation 'y'" in wrong.stderr
     assert not [path for path in home.path.rglob("*") if Path(path).name == "cm-cached-state.json"]
@@ -271,7 +267,7 @@ def test_a_dependency_of_nearly_every_script_is_shown_once_and_counted(home):
     home.script("other", {"deps": [{"tags": "base"}]})
     home.script("third", {"deps": [{"tags": "base"}, {"tags": "base", "enable_if_env": {"CM_OTHER": ["yes"]}}]})
     home.script("top", {"deps": [{"tags": "base"}, {"tags": "other"}, {"tags": "third"}]})
-    lines = home.cli("plan", "script", "--tags=top").stdout.splitlines()
+    lines = home.done("plan", "script", "--tags=top").stdout.splitlines()
     tree = lines[next(n for n, line in enumerate(lines) if line.startswith("top ")) :]
     assert [" ".join(line.split()) for line in tree[:6]] == [
         "top to run",
@@ -297,13 +293,6 @@ def test_what_is_brought_follows_the_environment(home, flags, brought):
     }
     home.script("top", meta)
     assert [bring["what"] for bring in planned(home, "top", **flags)["plan"]["brings"]] == brought
-
-
-@pytest.mark.parametrize("given", ["", "/data/punkt_tab.zip"])
-def test_a_sentence_model_that_is_given_is_not_downloaded(given):
-    script = load_script(str(ROOT / "script" / "get-nltk-data"), "cm4vllm")
-    brought = brought_by(script, script.layer.brings, ANY, lambda path: [], {"CM_NLTK_DATA_SOURCE": given})
-    assert len(brought) == (not given)
 
 
 # --- the steps that a script's own code takes, in a plan and in the run
@@ -387,7 +376,7 @@ def test_a_value_that_a_step_gives_is_a_fact_for_those_after_it(home):
     assert step["children"][0]["why"]["only_if"] == ["depends on CM_RATE, which the step before sets"]
     assert (step["notes"], step["why"]["data"]) == (["a note"], {"a": 1})
     assert plan["summary"]["brings"] == [{"how": "make", "what": "a thing", "disk_bytes": 5, "measured": None}]
-    tree = home.cli("plan", "script", "--tags=top").stdout
+    tree = home.done("plan", "script", "--tags=top").stdout
     assert "step s: use" in tree
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.engine.format.conditions import Conditions
+from cm4vllm.engine.format.dependency import Conditions
 
 SHOW = {"new_env_keys": ["CM_SEEN"], "variations": {"a": {}, "b": {}, "c": {}, "v.#": {}, "-odd": {}}}
 SEE = """
@@ -81,10 +81,6 @@ def test_conditions_of_dependencies_together(home, flags, expected):
     assert sorted((home.work / "said").read_text().split()) == sorted(expected)
 
 
-def test_environment_of_a_dependency_arrives_even_when_its_parent_has_none(seen):
-    assert seen({"env": {"CM_PART": "part"}}) == "part"
-
-
 def test_environment_of_a_dependency_is_filled_from_its_parent(seen):
     assert seen({"env": {"CM_PART": "<<<CM_WHO>>>:"}}, env={"CM_WHO": "me"}) == "me:"
 
@@ -107,15 +103,6 @@ def test_variations_are_inherited(seen):
         == "a,c"
     )
     assert seen({"inherit_variation_tags": True, "tags": "dep,-_a,_-c"}, meta=meta, tags="_a,_b,_c") == "b"
-
-
-def test_adr_appends_tags_in_their_order_whatever_the_hash_seed(home):
-    home.script("dep", SHOW, customize=SEE)
-    home.script("one", {"deps": [{"tags": "dep,_c", "names": ["d"]}], "new_env_keys": ["CM_SEEN"]})
-    home.cli("run", "script", "--tags=one")
-    for seed in "1234":
-        done = home.cli("run", "script", "--tags=one", "--adr.d.tags=_v.1,_b,_a", "--print_env", PYTHONHASHSEED=seed)
-        assert "CM_SEEN=c,v.1,b,a\n" in done.stdout
 
 
 def test_adr_reaches_the_dependencies_of_dependencies_and_ignores_unknown_names(home):
@@ -210,18 +197,6 @@ def test_fake_deps_records_tags_only(home):
     home.script("one", {"deps": [{"tags": "dep"}]})
     assert home.run("one", fake_deps=True)["deps"] == ["dep"]
     assert not (home.work / "ran").exists()
-
-
-def test_command_line_change_of_a_dependency(home):
-    home.script("detect,os")
-    home.script("one", {"deps": [{"tags": "detect,os", "names": ["detect-os"]}]})
-    assert home.cli("run", "script", "--tags=one", "--adr.detect-os.tags=detect,os").returncode == 0
-
-
-def test_print_deps_names_direct_dependencies(home):
-    home.script("detect,os")
-    home.script("one", {"deps": [{"tags": "detect,os"}]})
-    assert "cm run script --tags=detect,os" in home.cli("run", "script", "--tags=one", "--print_deps").stdout
 
 
 def test_imports_of_the_engine_stay_light():

@@ -49,14 +49,6 @@ def test_precedence(home, meta, given, value):
     assert home.run(f"one,{tags}", **given)["new_env"]["CM_X"] == value
 
 
-def test_what_builds_on_a_base_overrides_it(home):
-    home.script(
-        "one",
-        {**META, "variations": {"low": {"env": {"CM_X": "low"}}, "top": {"base": ["low"], "env": {"CM_X": "top"}}}},
-    )
-    assert home.run("one,_top")["new_env"]["CM_X"] == "top"
-
-
 def test_caller_environment_gives_way_to_meta_but_the_typed_one_does_not(home):
     home.script("one", {**META, "env": {"CM_X": "meta"}})
     home.script("outer", {"deps": [{"tags": "one"}], "new_env_keys": ["CM_X"], "default_env": {"CM_X": "outer"}})
@@ -106,7 +98,7 @@ def test_flag_forms_of_the_command_line(home):
     home.script(
         "one", {"new_env_keys": ["CM_*"], "input_mapping": {"list_of": "CM_LIST", "on": "CM_ON", "off": "CM_OFF"}}
     )
-    done = home.cli("run", "script", "--tags=one", "--list-of,=a,b", "--on", "--off-", "--print_env")
+    done = home.done("run", "script", "--tags=one", "--list-of,=a,b", "--on", "--off-", "--print_env")
     assert done.returncode == 0
     for line in ("CM_LIST=a,b", "CM_ON=yes", "CM_OFF=no"):
         assert line in done.stdout
@@ -171,7 +163,7 @@ def preprocess(i):
 
 def test_a_note_says_when_a_variation_overrides_what_was_typed(home):
     home.script("one", {**META, "variations": {"v": {"env": {"CM_X": "variation"}}}})
-    done = home.cli("run", "script", "--tags=one,_v", "--env.CM_X=typed")
+    done = home.done("run", "script", "--tags=one,_v", "--env.CM_X=typed")
     assert "--const.CM_X=typed" in done.stdout
 
 

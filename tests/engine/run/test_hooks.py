@@ -20,7 +20,7 @@ from cm4vllm.common.programs.environments import make_environment, site_packages
 )
 def test_exceptions_are_told_with_file_and_line(home, code, text):
     folder = home.script("one", customize=code)
-    done = home.cli("run", "script", "--tags=one")
+    done = home.done("run", "script", "--tags=one")
     assert done.returncode == 3
     assert text in done.stderr
     assert f"{folder / 'customize.py'}:2" in done.stderr
@@ -92,7 +92,7 @@ def preprocess(i):
     raise ServerDied("the server died", cause="out of memory", remedy="a smaller model")
 """,
     )
-    done = home.cli("run", "script", "--tags=one")
+    done = home.done("run", "script", "--tags=one")
     assert done.returncode == 33
     for text in ("the server died", "cause:  out of memory", "remedy: a smaller model"):
         assert text in done.stderr
@@ -142,7 +142,7 @@ def postprocess(i): return {"return": 0, "version": "4.5", "add_extra_cache_tags
 """,
     )
     assert home.run("one")["version"] == "4.5"
-    assert home.cli("find", "cache", "--tags=one,from-hook,version-4.5").stdout.strip()
+    assert home.done("find", "cache", "--tags=one,from-hook,version-4.5").stdout.strip()
 
 
 REFUSING = """

@@ -3,7 +3,7 @@ import pytest
 
 def test_unknown_tags_name_the_nearest_script(home):
     home.script("detect,os")
-    done = home.cli("run", "script", "--tags=detect,oss")
+    done = home.done("run", "script", "--tags=detect,oss")
     assert done.returncode == 16
     assert "no scripts were found" in done.stderr
     assert "did you mean detect,os (detect-os)?" in done.stderr
@@ -29,7 +29,7 @@ def test_unknown_flag_of_a_strict_script_names_the_nearest(home):
 def test_unknown_flag_of_a_lenient_script_is_warned_of_where_a_person_typed_it(home):
     home.script("dep")
     home.script("one", {"input_mapping": {"scenario": "CM_S"}, "deps": [{"tags": "dep", "colour": "red"}]})
-    done = home.cli("run", "script", "--tags=one", "--scenaro=Offline", "--pln")
+    done = home.done("run", "script", "--tags=one", "--scenaro=Offline", "--pln")
     assert done.returncode == 0
     warned = [line.partition("] ")[2] for line in done.stdout.splitlines() if "WARNING" in line]
     assert warned[-2:] == [
@@ -104,10 +104,10 @@ def test_excluding_a_group_default(home):
 
 def test_by_name_and_by_words(home):
     home.script("detect,os")
-    assert home.cli("run", "script", "detect-os").returncode == 0
-    assert home.cli("run", "script", "synthetic:detect-os").returncode == 0
-    assert home.cli("run", "script", "detect os").returncode == 0
-    assert home.cli("run", "script", "detect-as").returncode == 16
+    assert home.done("run", "script", "detect-os").returncode == 0
+    assert home.done("run", "script", "synthetic:detect-os").returncode == 0
+    assert home.done("run", "script", "detect os").returncode == 0
+    assert home.done("run", "script", "detect-as").returncode == 16
 
 
 def test_no_tags_at_all(home):
@@ -156,27 +156,27 @@ def test_help_and_show(home):
             "input_description": {"who": {"desc": "name to greet", "default": "world"}},
         },
     )
-    general = home.cli("run", "script", "--help")
+    general = home.done("run", "script", "--help")
     assert general.returncode == 0
     assert "cm run script --tags=" in general.stdout
     for words in (("run", "script", "--tags=one", "--help"), ("show", "script", "--tags=one")):
-        page = home.cli(*words)
+        page = home.done(*words)
         assert page.returncode == 0
         for text in ("one", "--who", "name to greet (default: world)", "speed:  _fast (default)"):
             assert text in page.stdout
-    assert home.cli("help", "script").returncode == 0
+    assert home.done("help", "script").returncode == 0
 
 
 def test_search_prints_paths(home):
     folder = home.script("find,me")
-    assert home.cli("find", "script", "--tags=find,me").stdout.strip().splitlines()[-1] == str(folder)
+    assert home.done("find", "script", "--tags=find,me").stdout.strip().splitlines()[-1] == str(folder)
 
 
 def test_test_action_runs_the_inputs_of_the_meta(home):
     home.script(
         "one", {"tests": {"run_inputs": [{"env": {"CM_X": "1"}}, {"env": {"CM_X": "2"}}]}}, run='echo "ran $CM_X"'
     )
-    done = home.cli("test", "script", "--tags=one")
+    done = home.done("test", "script", "--tags=one")
     assert done.returncode == 0
     assert "ran 1" in done.stdout
     assert "ran 2" in done.stdout

@@ -8,23 +8,23 @@ from cm4vllm.engine.tools.add import TEMPLATES
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_new_script_lints_clean_and_runs(home, kind):
-    done = home.cli("add", "script", "synthetic:my-recipe.2", "--tags=my,recipe", f"--template={kind}")
+    done = home.done("add", "script", "synthetic:my-recipe.2", "--tags=my,recipe", f"--template={kind}")
     assert done.returncode == 0, done.stderr
     folder = home.repo / "script" / "my-recipe.2"
     assert str(folder / "_cm.yaml") in done.stdout
-    assert home.cli("lint", "script", "my-recipe.2").stdout.splitlines()[-1] == "1 scripts, all clean"
+    assert home.done("lint", "script", "my-recipe.2").stdout.splitlines()[-1] == "1 scripts, all clean"
     assert home.run("my,recipe", text="a b")["new_env"] == {"CM_MY_RECIPE_2_RESULT": "a b"}
     assert home.run("my,recipe", txt="a b")["return"] == 20
-    assert home.cli("test", "script", "my-recipe.2").returncode == 0
+    assert home.done("test", "script", "my-recipe.2").returncode == 0
     typed = next(line for line in done.stdout.splitlines() if line.startswith("cm run"))
-    assert home.cli(*typed.split()[1:]).returncode == 0
-    assert "my-recipe.2" in home.cli("find", "script", "--tags=my,recipe").stdout
+    assert home.done(*typed.split()[1:]).returncode == 0
+    assert "my-recipe.2" in home.done("find", "script", "--tags=my,recipe").stdout
 
 
 def test_where_a_new_script_goes(home):
     assert home.cli("add", "script", "here", cwd=home.repo).returncode == 0
     assert (home.repo / "script" / "here" / "README.md").is_file()
-    assert home.cli("add", "script", "else-where").returncode == 0
+    assert home.done("add", "script", "else-where").returncode == 0
     assert (home.path / "repos" / "local" / "script" / "else-where" / "_cm.yaml").is_file()
     assert home.run("else,where")["return"] == 0
 
@@ -43,7 +43,7 @@ def test_where_a_new_script_goes(home):
 )
 def test_what_cannot_be_added_is_told(home, words, code, text):
     home.script("one")
-    done = home.cli("add", "script", *words)
+    done = home.done("add", "script", *words)
     assert done.returncode == code
     assert text in done.stderr
     assert "Traceback" not in done.stderr
@@ -89,9 +89,9 @@ def test_names_find_as_cmind_does(home):
 def test_the_index_is_left_without_the_spaces_that_cmind_writes(home):
     home.script("one,two")
     index = home.path / "index.json"
-    assert home.cli("version").returncode == 0
+    assert home.done("version").returncode == 0
     written = index.read_text()
     assert written.startswith("{\n")
-    assert home.cli("find", "script", "--tags=one").returncode == 0
+    assert home.done("find", "script", "--tags=one").returncode == 0
     assert json.loads(index.read_text()) == json.loads(written)
     assert " " not in index.read_text()

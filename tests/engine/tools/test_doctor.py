@@ -20,7 +20,7 @@ def test_a_sound_home_is_told_so(home):
     assert code == 0
     assert bad.keys() <= {"python"}  # where the tests run outside a virtual environment
     assert {"engine", "home", "cache", "compiler", "disk", "repositories"} <= {symptom["subject"] for symptom in lines}
-    text = home.cli("doctor", "script").stdout
+    text = home.done("doctor", "script").stdout
     assert "ok     cache" in text
     assert "1 entry, " in text
 
@@ -34,7 +34,7 @@ def test_broken_and_unfinished_entries_are_named_with_a_remedy(home):
     assert code == 0
     assert "made is missing or was changed" in bad["cache"]["text"]
     assert bad["cache"]["remedy"] == f"cm rm cache {entry.name} -f"
-    assert home.cli(*bad["cache"]["remedy"].split()[1:]).returncode == 0
+    assert home.done(*bad["cache"]["remedy"].split()[1:]).returncode == 0
     assert home.entries() == []
     (entry.parent / "0123456789abcdef").mkdir(parents=True)
     assert "0123456789abcdef is unfinished" in symptoms(home)[1]["cache"]["text"]
@@ -57,7 +57,7 @@ def test_another_engine_first_is_wrong(home):
     (other / "cmr.yaml").write_text('alias: other\nuid: "00000000000000f3"\n')
     home.register(other, home.engine, home.repo)
     home.act("find", "script")
-    done = home.cli("doctor", "cm4vllm:script")
+    done = home.done("doctor", "cm4vllm:script")
     assert done.returncode == 1
     assert f"the script engine of {other} is registered before this one" in done.stdout
     assert "cm run cm4vllm:script" in done.stdout

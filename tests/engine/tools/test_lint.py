@@ -110,7 +110,7 @@ def test_names_below_code_that_runs_scripts_are_not_called_dead(home):
 def test_lint_on_the_command_line(home):
     for name in ("detect,os", "detect,cpu"):
         home.script(name)
-    clean = home.cli("lint", "script", "--tags=detect,os")
+    clean = home.done("lint", "script", "--tags=detect,os")
     assert clean.returncode == 0
     assert clean.stdout.splitlines()[-1] == "1 scripts, all clean"
     first = home.script("one")
@@ -118,7 +118,7 @@ def test_lint_on_the_command_line(home):
     (second / "_cm.yaml").write_text((second / "_cm.yaml").read_text().replace("4a", "3a"))
     broken = home.script("three")
     (broken / "_cm.yaml").write_text("tags: [a\n")
-    done = home.cli("lint", "script")
+    done = home.done("lint", "script")
     assert done.returncode == 3
     for text in (
         f"{second}/_cm.yaml",
@@ -130,6 +130,6 @@ def test_lint_on_the_command_line(home):
     ):
         assert text in done.stdout, text
     assert "Traceback" not in done.stderr
-    assert home.cli("lint", "script", "two").returncode == 16
+    assert home.done("lint", "script", "two").returncode == 16
     for words in (["detect-*"], ["detect-os"], ["detect,os"], ["detect os"], ["synthetic:detect-cpu"]):
-        assert home.cli("lint", "script", *words).returncode == 0, words
+        assert home.done("lint", "script", *words).returncode == 0, words

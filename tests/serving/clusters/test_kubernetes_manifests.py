@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cm4vllm.common.errors import SourceUnavailable, UsageError
-from cm4vllm.common.secrets.secret_names import is_secret_name
+from cm4vllm.common.secrets.secret_forms import is_secret_name
 from cm4vllm.serving.clusters.kubernetes_manifests import PodSettings, manifests, write_manifests
 from cm4vllm.serving.clusters.kubernetes_schemas import check_objects
 

@@ -107,5 +107,4 @@ FORMS = (
 def found_in(text: str, kinds: Iterable[Private]) -> Iterator[tuple[Private, str]]:
     """Yield the private words of a text with their kinds, by kind and in the order of the alphabet."""
     for kind in kinds:
-        for word in sorted(set(kind.find(text))):
-            yield kind, word
+        yield from ((kind, word) for word in sorted(set(kind.find(text))))

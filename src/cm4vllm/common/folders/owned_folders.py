@@ -20,6 +20,7 @@ from cm4vllm.common.errors import CmError, NotWritable, translated_os_errors
 from cm4vllm.common.files import bytes_of, write_text
 from cm4vllm.common.folders.ownership_notes import (
     Files,
+    Kind,
     Note,
     beside,
     entries,
@@ -27,13 +28,14 @@ from cm4vllm.common.folders.ownership_notes import (
     in_the_making,
     is_as_noted,
     is_working_folder,
+    linked_folder,
     note_all,
     note_files,
     note_finished,
     note_written,
+    require_replaceable,
     unmark,
 )
-from cm4vllm.common.folders.replaceable_folders import Kind, linked_folder, require_replaceable
 from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import first_of
 
@@ -276,8 +278,7 @@ def _finish(staging: Path, target: Path, made: list[int], carried: Collection[st
         raise _vanished(target, staging)
     with translated_os_errors("finish", target):
         files = entries(staging)
-        theirs = {name: files.pop(name) for name in carried if name in files}
-        _put_in_place(staging, target, files, theirs)
+        _put_in_place(staging, target, files, {name: files.pop(name) for name in carried if name in files})
         _free(target, ".failed")
 
 

@@ -4,7 +4,8 @@ Beside a result NAME lies its note, `.NAME.cm4vllm.json`. The note of a finished
 size and the time of its last change: a file that fits is ours, anything else belongs to the user. The note of a folder
 that is being made, its mark, states the folder's inode and time of birth: another folder under the same name is not
 that one, also where the file system gives it the same inode. While the command runs, it holds the folder's lock. A name
-alone, an age or a place shows nothing.
+alone, an age or a place shows nothing. A folder that a user names for a result is refused where it holds anything but
+an earlier result of the same kind.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cm4vllm.common.bounded_documents import object_of
-from cm4vllm.common.errors import translated_os_errors
+from cm4vllm.common.errors import UsageError, translated_os_errors
 from cm4vllm.common.files import write_json
+from cm4vllm.common.terminal_text import first_of
 
 #: Size in bytes and time of the last change in ns, of each file by its path in the folder. Folders end with a slash,
 #: and have no figures.
@@ -208,3 +210,81 @@ def remove_marked(folder: Path, remove: Callable[[Path], object] = shutil.rmtree
     except OSError:  # no folder, removed meanwhile, or on a file system without locks
         pass
     return not os.path.lexists(folder)
+
+
+#: Names of files that a message has at most.
+_SHOWN = 4
+
+
+def _is_nothing(_folder: Path) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of result that a user gives a folder for: its title in messages, and the flag that names the folder.
+
+    `recognised` tells whether a folder without a note is a result of this kind, as versions without notes left them.
+    `refused` says why a folder is not replaced though it is one; empty otherwise. `into_working_folder` is for results
+    whose files may lie among others: the working folder may be given for them.
+    """
+
+    title: str
+    flag: str
+    recognised: Callable[[Path], bool] = _is_nothing
+    refused: Callable[[Path], str] = field(default=lambda _folder: "")
+    into_working_folder: bool = False
+
+
+def require_replaceable(target: Path, kind: Kind) -> None:
+    """Refuse a target that would be replaced, and is neither empty nor an earlier result of this kind.
+
+    Nothing is written to find out. Raises UsageError, NotWritable for a folder that cannot be listed.
+    """
+    remedy = f"name a new folder, an empty one or one with an earlier result with {kind.flag}"
+    if why := _protected(target):
+        if kind.into_working_folder and is_working_folder(target):
+            return
+        raise UsageError(f"{target} is not replaced by {kind.title}", cause=why, remedy=remedy)
+    place = linked_folder(target)
+    if not os.path.lexists(place):
+        return
+    if not place.is_dir():
+        kind_of_file = "a link that leads to no folder" if place.is_symlink() else "a file, not a folder"
+        raise UsageError(f"{target} is not replaced by {kind.title}", cause=f"it is {kind_of_file}", remedy=remedy)
+    with translated_os_errors("read", place, kind.flag):
+        there = sorted(entries(place))
+    if not there:
+        return
+    note = Note.of(place)
+    known = (
+        note.marks(place)
+        or kind.recognised(place)
+        or any(is_as_noted(place / name, note.files.get(name)) for name in there)
+    )
+    if known and not (why := kind.refused(place)):
+        return
+    files = [name for name in there if not name.endswith("/")] or there
+    raise UsageError(
+        f"{target} is not replaced by {kind.title}",
+        cause=why or f"it is no earlier result of this kind, and holds {first_of(files, _SHOWN)}",
+        remedy=f"{remedy}; or move these files to another place first",
+    )
+
+
+def _protected(target: Path) -> str:
+    """Return why a folder is never replaced, whatever is in it; empty for any other."""
+    place = Path(os.path.realpath(target))
+    here = Path(os.path.realpath("."))
+    if place == here:
+        return "it is the working folder"
+    if place in here.parents:
+        return "the working folder is in it"
+    if place == Path(os.path.realpath(Path("~").expanduser())):
+        return "it is a home folder"
+    return "a file system is mounted there" if os.path.ismount(place) else ""
+
+
+def linked_folder(target: Path) -> Path:
+    """Return the folder that a link leads to, which its user means; any other path as it is."""
+    return Path(os.path.realpath(target)) if target.is_symlink() and target.is_dir() else target

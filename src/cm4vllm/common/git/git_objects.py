@@ -120,8 +120,7 @@ class GitObjects:
         Raises SourceUnavailable where the commit or one of the paths is missing.
         """
         root = self._read(commit, "commit").split(b"\n", 1)[0].removeprefix(b"tree ").decode(errors="replace")
-        wanted = [PurePosixPath(path) for path in paths] or [PurePosixPath()]
-        files = dict(self._below(root, wanted))
+        files = dict(self._below(root, [PurePosixPath(path) for path in paths] or [PurePosixPath()]))
         for path in map(PurePosixPath, paths):
             if not any(PurePosixPath(name).is_relative_to(path) for name in files):
                 raise self._unavailable(f"{self._git} does not hold {path} at {commit}")
@@ -258,8 +257,7 @@ def changed_files(root: Path, objects: GitObjects, commit: str, paths: Sequence[
 
     What git notes about its files (their times, or that they are to be taken for unchanged) is not asked.
     """
-    files = objects.files(commit, paths)
-    return [name for name, entry in files.items() if blob_of(root / name) != entry.blob]
+    return [name for name, entry in objects.files(commit, paths).items() if blob_of(root / name) != entry.blob]
 
 
 def added_files(root: Path, objects: GitObjects, commit: str) -> list[str]:

@@ -19,8 +19,7 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, InstallError, translated_os_errors
 from cm4vllm.common.files import require_space, write_json
-from cm4vllm.common.programs.environments import checked, pinned_requirements, site_packages
-from cm4vllm.common.programs.pip_settings import pip_settings
+from cm4vllm.common.programs.environments import checked, pinned_requirements, pip_settings, site_packages
 from cm4vllm.common.programs.processes import Completed
 
 #: Have packages imported from another place than the environment.
@@ -130,8 +129,7 @@ def _find_package(place: Path) -> None:
 @contextmanager
 def _cache(place: Path) -> Iterator[None]:
     """Have pip and uv keep what they download in the environment meanwhile, where the user's own cache is read-only."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    trial = cache / f"cm4vllm-{os.getpid()}"
+    trial = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / f"cm4vllm-{os.getpid()}"
     try:
         trial.mkdir(parents=True)
         trial.rmdir()

@@ -99,8 +99,7 @@ def program_files() -> list[ProgramFile]:
             cause="the list has no cmr.yaml",
             remedy="run it from a git checkout, or install it with pip",
         )
-    published = (file for file in files if not file.name.startswith(_TESTS))
-    return sorted(published, key=lambda file: file.name)
+    return sorted((file for file in files if not file.name.startswith(_TESTS)), key=lambda file: file.name)
 
 
 def _root() -> Path:

@@ -14,8 +14,15 @@ from functools import cache
 from typing import Any, TextIO, cast
 
 from cm4vllm.common.programs.standard_streams import give_up, have_wait
-from cm4vllm.common.secrets.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
-from cm4vllm.common.secrets.secret_names import is_secret_name, variable_name
+from cm4vllm.common.secrets.secret_forms import (
+    HIDDEN,
+    headers_changed,
+    holds_form,
+    is_secret_name,
+    secrets_of_urls,
+    variable_name,
+    without_forms,
+)
 
 #: The text in the place of a value in a command: a variable, which a shell refuses to leave empty.
 PLACEHOLDER = re.compile(r"\$\{[A-Z_][A-Z0-9_]*:\?\}")

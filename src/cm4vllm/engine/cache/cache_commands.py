@@ -12,8 +12,7 @@ from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.cmind_index import hide_unfinished
 from cm4vllm.engine.cache.entries import STATE_FILE, Entry, remove_entry
-from cm4vllm.engine.format.documents import json_mapping
-from cm4vllm.engine.format.meta_files import has_meta
+from cm4vllm.engine.format.meta_files import has_meta, json_mapping
 from cm4vllm.engine.run.flags import flag
 
 Result = dict[str, Any]
@@ -25,28 +24,18 @@ def show(automation: Any, i: Result) -> Result:
     entries = _entries(artifacts)
     if i.get("out") == "json":
         return {"return": 0, "entries": [_as_json(entry) for entry in entries]}
-    total = 0
-    for entry in entries:
-        size = size_of(entry.folder)
-        total += size
+    sizes = [size_of(entry.folder) for entry in entries]
+    for entry, size in zip(entries, sizes, strict=True):
         page(f"* Tags: {','.join(entry.tags)}")
         page(f"  Path: {entry.folder}")
         page(f"  Version: {entry.version or '-'}")
         page(f"  Made by: {entry.script or '-'}, {age_text(entry.made_at)} ago; {size_text(size)}")
-        if flag(i, "env"):
-            _print_env(entry)
-    page(
-        count_in_words(entries, total)
-        if entries
-        else "nothing is cached" + (" with these tags" if i.get("tags") else "")
-    )
+        saved = json_mapping(os.path.join(entry.folder, STATE_FILE)) if flag(i, "env") else None
+        for key, value in sorted((saved or {}).get("new_env", {}).items()):
+            page(f"    {key}={value}")
+    nothing = "nothing is cached" + (" with these tags" if i.get("tags") else "")
+    page(count_in_words(entries, sum(sizes)) if entries else nothing)
     return {"return": 0, "list": artifacts}
-
-
-def _print_env(entry: Entry) -> None:
-    saved = json_mapping(os.path.join(entry.folder, STATE_FILE)) or {}
-    for key, value in sorted(saved.get("new_env", {}).items()):
-        page(f"    {key}={value}")
 
 
 def find(automation: Any, i: Result) -> Result:

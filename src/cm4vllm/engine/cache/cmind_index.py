@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import locked, write_bytes
-from cm4vllm.engine.format.documents import json_mapping
-from cm4vllm.engine.format.meta_files import has_meta
+from cm4vllm.engine.format.meta_files import has_meta, json_mapping
 
 if TYPE_CHECKING:
     from pathlib import Path

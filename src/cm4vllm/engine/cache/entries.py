@@ -24,9 +24,7 @@ from cm4vllm.common.digests import content_digest
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import sync_folder, write_json
 from cm4vllm.engine.cache import cmind_index
-from cm4vllm.engine.cache.entry_key import Identity
-from cm4vllm.engine.format.documents import json_mapping, with_texts
-from cm4vllm.engine.format.meta_files import META_NAMES
+from cm4vllm.engine.format.meta_files import META_NAMES, json_mapping, with_texts
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
@@ -156,27 +154,25 @@ class Cache:
         self.root = os.path.join(cmind.repos_path, "repos", "local", "cache")
         self._held: set[str] = set()
 
-    def find(self, identity: Identity, wanted: Wanted) -> Entry | None:
+    def find(self, key: str, wanted: Wanted) -> Entry | None:
         """Return the entry to use: of several, one that was made without asking for a version, then the newest."""
-        key = identity.key()
         fitting = [
             entry for entry in finished_entries(self.root, key[:_STEM]) if entry.key == key and entry.satisfies(wanted)
         ]
         return max(fitting, key=lambda entry: (not entry.asked, entry.made_at), default=None)
 
     @contextmanager
-    def lock(self, identity: Identity, waiting: Any) -> Iterator[None]:
-        """Hold the key of `identity` alone; `waiting` is called with a sentence when another run holds it.
+    def lock(self, key: str, waiting: Any) -> Iterator[None]:
+        """Hold a key alone; `waiting` is called with a sentence when another run holds it.
 
         Raises RecipeError when this very run holds it already: then the script depends on itself.
         """
-        key = identity.key()
         if key in self._held:
             raise RecipeError("a cached script depends on itself", remedy="remove it from its own dependencies")
         locks = os.path.join(self.root, _LOCKS)
         with translated_os_errors("lock the cache in", locks, "CM_REPOS"):
             os.makedirs(locks, exist_ok=True)
-            handle = os.open(os.path.join(locks, key[:16]), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            handle = os.open(os.path.join(locks, key[:_UID]), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,9 +189,9 @@ class Cache:
             self._held.discard(key)
             os.close(handle)
 
-    def free_folder(self, identity: Identity) -> str:
+    def free_folder(self, key: str) -> str:
         """Return the folder of a further entry. To be called with the lock held."""
-        stem = os.path.join(self.root, identity.key()[:_STEM])
+        stem = os.path.join(self.root, key[:_STEM])
         folders = (f"{stem}{number:0{_UID - _STEM}x}" for number in itertools.count())
         return next(folder for folder in folders if not _is_finished(folder))
 
@@ -213,16 +209,16 @@ class Cache:
             with contextlib.suppress(OSError):  # the next run restores it; whatever failed first is what is reported
                 _restore(folder)
 
-    def recover(self, identity: Identity) -> None:
+    def recover(self, key: str) -> None:
         """Bring back the entries that killed renewals had set aside. With the lock held."""
         for name in os.listdir(os.path.join(self.root, _LOCKS)):
-            if name.startswith(identity.key()[:_STEM]) and name.endswith(_OLD):
+            if name.startswith(key[:_STEM]) and name.endswith(_OLD):
                 _restore(os.path.join(self.root, name.removesuffix(_OLD)))
 
     def finish(
         self,
         folder: str,
-        identity: Identity,
+        key: str,
         *,
         tags: Sequence[str],
         script: tuple[str, str],
@@ -255,7 +251,7 @@ class Cache:
                 remedy="new_env and new_state may hold texts, numbers, lists and mappings",
             ) from error
         versions = {"version": result.get("version", ""), "asked_version": asked}
-        meta = {**_meta(folder, tags, script), **versions, "made_at": time.time(), _KEY: identity.key()}
+        meta = {**_meta(folder, tags, script), **versions, "made_at": time.time(), _KEY: key}
         write_json(Path(folder, _META_FILE), meta)
         sync_folder(folder)
         cmind_index.add(self._cmind, meta, folder)

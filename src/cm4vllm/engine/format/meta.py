@@ -7,11 +7,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.engine.format.conditions import CONDITION_KEYS, Conditions
-from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, Raw, amendments_of, split_tags, texts
-from cm4vllm.engine.format.documents import with_texts
+from cm4vllm.engine.format.dependency import (
+    CONDITION_KEYS,
+    PHASES,
+    Amendment,
+    Conditions,
+    Dependency,
+    Raw,
+    amendments_of,
+    split_tags,
+    texts,
+)
 from cm4vllm.engine.format.inputs import with_inputs, with_variations
-from cm4vllm.engine.format.meta_files import read_meta
+from cm4vllm.engine.format.meta_files import read_meta, with_texts
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.engine.format.conditions import CONDITION_KEYS
-from cm4vllm.engine.format.dependency import PHASES
+from cm4vllm.engine.format.dependency import CONDITION_KEYS, PHASES
 
 Place = tuple[str | int, ...]
 WrongShapes = Iterator[tuple[Place, str]]

@@ -14,36 +14,19 @@ class Value:
     """A type of named fields; they can be set only where a class says `frozen=False`."""
 
     _fields: tuple[str, ...] = ()
-    _names: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, *, frozen: bool = True) -> None:
         if not frozen:
             cls.__setattr__ = object.__setattr__  # type: ignore[method-assign, assignment]
         cls._fields = (*cls._fields, *cls.__annotations__)
-        cls._names = frozenset(cls._fields)
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        """Take the values of the fields, in their order or by name. Raises TypeError as a function call would."""
-        own = self.__dict__
-        own.update(zip(self._fields, values, strict=False))
-        own.update(named)
-        # All are given, each once and by its name: most are made so, and need no further look.
-        if not len(self._fields) == len(own) == len(values) + len(named) or not self._names.issuperset(named):
-            self._check(len(values), named)
-
-    def _check(self, count: int, named: dict[str, Any]) -> None:
-        """Raise TypeError for the first value that is too many, unknown or missing; `count` were given by place."""
-        name, left = type(self).__name__, self._fields[count:]
-        if count > len(self._fields):
-            raise TypeError(f"{name} has {len(self._fields)} fields, not {count}")
-        if strange := named.keys() - set(left):
-            raise TypeError(f"{name} has no field {min(strange)!r}, or has it twice")
-        if len(named) < len(left) and (missing := [field for field in left if not hasattr(self, field)]):
-            raise TypeError(f"{name} has no value for its field {missing[0]!r}")
+        """Take the values of the fields, in their order or by name; mypy finds those that are missing or unknown."""
+        self.__dict__.update(zip(self._fields, values, strict=False), **named)
 
     def but(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed."""
-        if strange := changes.keys() - self._names:
+        """Return a copy with some fields changed. Raises TypeError for a field that there is not."""
+        if strange := changes.keys() - set(self._fields):
             raise TypeError(f"{type(self).__name__} has no field {min(strange)!r}")
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, **changes)

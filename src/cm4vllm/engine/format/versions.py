@@ -53,14 +53,14 @@ class Wanted(Value):
         """Read the CM_VERSION* keys."""
         return cls(*(_text(env.get(key), key) for key in _ENV_KEYS)) if any(map(env.get, _ENV_KEYS)) else ANY
 
+    @property
+    def limits(self) -> tuple[str, str, str, str]:
+        """Return the requirements in the order of VERSION_KEYS."""
+        return self.version, self.minimum, self.maximum, self.max_usable
+
     def or_else(self, other: Wanted) -> Wanted:
         """Return these requirements on a version; those that are not set come from `other`."""
-        return Wanted(
-            self.version or other.version,
-            self.minimum or other.minimum,
-            self.maximum or other.maximum,
-            self.max_usable or other.max_usable,
-        )
+        return Wanted(*(own or others for own, others in zip(self.limits, other.limits, strict=True)))
 
     def __bool__(self) -> bool:
         return bool(self.version or self.minimum or self.maximum)
@@ -68,11 +68,11 @@ class Wanted(Value):
     def accepts(self, version: str) -> bool:
         """Return True if a known version fits."""
         key = version_key(version)
-        if self.version and key != version_key(self.version):
-            return False
-        if self.minimum and key < version_key(self.minimum):
-            return False
-        return not (self.maximum and key > version_key(self.maximum))
+        return (
+            (not self.version or key == version_key(self.version))
+            and (not self.minimum or key >= version_key(self.minimum))
+            and (not self.maximum or key <= version_key(self.maximum))
+        )
 
     def with_default(self, default: str) -> Wanted:
         """Return the version to get when no suitable one was found: the default, moved into the limits."""
@@ -87,23 +87,13 @@ class Wanted(Value):
 
     def environment(self) -> dict[str, str]:
         """Return the CM_VERSION* keys and the limits in pip's notation."""
-        env = {
-            key: value
-            for key, value in zip(_ENV_KEYS, (self.version, self.minimum, self.maximum, self.max_usable), strict=True)
-            if value
-        }
-        if pip := self.pip_text():
-            env["CM_TMP_PIP_VERSION_STRING"] = pip
-        return env
+        pairs = zip((*_ENV_KEYS, "CM_TMP_PIP_VERSION_STRING"), (*self.limits, self.pip_text()), strict=True)
+        return {key: value for key, value in pairs if value}
 
     def pip_text(self) -> str:
         """Return `==1.2`, `>=1,<=2`, or nothing."""
-        if self.version:
-            return f"=={self.version}"
-        limits = [f">={self.minimum}"] if self.minimum else []
-        if self.maximum:
-            limits.append(f"<={self.maximum}")
-        return ",".join(limits)
+        limits = (f">={self.minimum}" if self.minimum else "", f"<={self.maximum}" if self.maximum else "")
+        return f"=={self.version}" if self.version else ",".join(filter(None, limits))
 
     def __str__(self) -> str:
         return self.pip_text() or "any"

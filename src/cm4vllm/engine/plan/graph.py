@@ -12,8 +12,8 @@ from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.cache_commands import age_text
 from cm4vllm.engine.cache.cmind_index import protect
-from cm4vllm.engine.plan.node import Brought, Node, Status
 from cm4vllm.engine.plan.plan import plan
+from cm4vllm.engine.plan.planned_task import Brought, Node, Status
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
@@ -54,8 +54,7 @@ def _rows(
     yield first + _title(node), _state(node) + (", as above" if repeated else "")
     children = [] if repeated else [child for child in node.children if not _is_left_out(child, shown, again)]
     below = rest + ("│  " if children else "   ")
-    for detail in _details(node):
-        yield below + detail, ""
+    yield from ((below + detail, "") for detail in _details(node))
     for child in children:
         last = child is children[-1]
         yield from _rows(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), shown, again)
@@ -81,10 +80,8 @@ def _key(node: Node) -> tuple[Any, ...]:
 
 
 def _title(node: Node) -> str:
-    mark = "" if node.why in ("deps", "asked for") else f"{node.why}: "
-    if node.name:
-        mark = f"{node.why} {node.name}: "
-    return mark + _name(node)
+    is_plain = not node.name and node.why in ("deps", "asked for")
+    return ("" if is_plain else f"{node.why} {node.name}".rstrip() + ": ") + _name(node)
 
 
 def _name(node: Node) -> str:
@@ -110,16 +107,15 @@ def _state(node: Node) -> str:
 def _details(node: Node) -> list[str]:
     """Return the lines below a node's title: conditions, folder, what it brings, notes."""
     facts = node.open_facts if node.status is Status.OPEN else ()
-    lines = [f"depends on {', '.join(facts)}"] if facts else []
-    lines += [condition for condition in node.only_if if condition.removeprefix("depends on ") not in facts]
-    if node.entry is not None:
-        lines.append(f"in {node.entry.folder}")
-    if node.added_by:
-        lines.append(f"because of _{node.added_by}")
     may = "may " if node.status is Status.OPEN else ""
-    lines += [f"{may}{brought}" for brought in node.brings]
-    lines += node.notes
-    return lines
+    return [
+        *([f"depends on {', '.join(facts)}"] if facts else []),
+        *(condition for condition in node.only_if if condition.removeprefix("depends on ") not in facts),
+        *([f"in {node.entry.folder}"] if node.entry is not None else []),
+        *([f"because of _{node.added_by}"] if node.added_by else []),
+        *(f"{may}{brought}" for brought in node.brings),
+        *node.notes,
+    ]
 
 
 def summary(root: Node) -> list[str]:
@@ -127,10 +123,11 @@ def summary(root: Node) -> list[str]:
     certain = Counter(node.status for node, sure in root.walk() if sure)
     maybe = sum(1 for _, sure in root.walk() if not sure)
     counted = ", ".join(f"{certain[status]} {status}" for status in Status if certain[status])
-    lines = [f"scripts: {counted}" + (f"; {maybe} more, depending on the run" if maybe else "")]
-    lines += _brought_lines("brings", _all_brought(root, certain=True))
-    lines += _brought_lines("may bring", _all_brought(root, certain=False))
-    return lines
+    return [
+        f"scripts: {counted}" + (f"; {maybe} more, depending on the run" if maybe else ""),
+        *_brought_lines("brings", _all_brought(root, certain=True)),
+        *_brought_lines("may bring", _all_brought(root, certain=False)),
+    ]
 
 
 def _all_brought(root: Node, *, certain: bool) -> list[Brought]:
@@ -221,7 +218,7 @@ def as_mermaid(root: Node) -> str:
     """Return a Mermaid flowchart: an arrow for each dependency, dashed where a run decides."""
     lines = ["flowchart LR"]
     ids: dict[tuple[Any, ...], str] = {}
-    edges: dict[tuple[str, str, str], None] = {}
+    edges: dict[str, None] = {}
 
     def visit(node: Node) -> str:
         """Add a node, those below it and the edges between them to the graph; return the node's id."""
@@ -231,18 +228,13 @@ def as_mermaid(root: Node) -> str:
             label = f"{_name(node)}<br/>{_state(node)}"
             lines.append(f'  {ids[key]}["{_escape(label)}"]:::{node.status.name.lower()}')
         for child in node.children:
-            name = "" if child.why == "deps" else child.why
-            name = ", ".join(filter(None, [child.name or name, *child.only_if]))
-            edges.setdefault((ids[key], visit(child), ("~" if child.only_if else "-") + name))
+            label = ", ".join(filter(None, [child.name or child.why.removeprefix("deps"), *child.only_if]))
+            text = f'|"{_escape(label)}"|' if label else ""
+            edges.setdefault(f"  {ids[key]} {'-.->' if child.only_if else '-->'}{text} {visit(child)}")
         return ids[key]
 
     visit(root)
-    for start, end, label in edges:
-        arrow = "-.->" if label[0] == "~" else "-->"
-        text = f'|"{_escape(label[1:])}"|' if label[1:] else ""
-        lines.append(f"  {start} {arrow}{text} {end}")
-    lines += [f"  classDef {status.name.lower()} {style}" for status, style in _STYLES.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *edges, *(f"  classDef {name.name.lower()} {style}" for name, style in _STYLES.items())])
 
 
 def _escape(text: str) -> str:

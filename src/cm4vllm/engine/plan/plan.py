@@ -1,9 +1,9 @@
 """Plan of a run, made without writing, and without running any code of a script but its hook `plan`.
 
 The tree is walked as a run walks it, over the same tasks and scopes. The exports of a script that runs are not known:
-its keys become facts (`run_facts.py`), and each value that depends on a fact says so. These exports are known: of a
+its keys become facts (`planned_task.py`), and each value that depends on a fact says so. These exports are known: of a
 script without customize.py and run.sh those in its meta, of a cache entry those that it holds, of a customize.py with
-a hook `plan` those that the hook states (`recipe_code.py`).
+a hook `plan` those that the hook states (`chain.py`).
 """
 
 import os
@@ -16,29 +16,38 @@ from typing import Any
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import require_writable
 from cm4vllm.engine.cache.entries import Cache, Damaged, finished_entries
-from cm4vllm.engine.cache.entry_key import identity_of
-from cm4vllm.engine.format.conditions import both
-from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of
+from cm4vllm.engine.cache.reuse import identity_of
+from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, both
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import are_defined
-from cm4vllm.engine.plan.chain import warnings_of
-from cm4vllm.engine.plan.node import Brought, Node, Status, brought_by
-from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
-from cm4vllm.engine.plan.recipe_code import PlannedStep, code_of, has_hook, may_end_early, runs_scripts
-from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, unknown
+from cm4vllm.engine.plan.chain import PlannedStep, code_of, has_hook, may_end_early, runs_scripts, warnings_of
+from cm4vllm.engine.plan.planned_task import (
+    Brought,
+    Exports,
+    Node,
+    PlannedTask,
+    Status,
+    brought_by,
+    decide,
+    facts_in,
+    in_words,
+    unknown,
+    vocabulary_of,
+)
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.hooks import rewording, working_in
 from cm4vllm.engine.run.python_packages import missing_of
-from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.request import Request, candidates, select, without_replaced_variations
 from cm4vllm.engine.run.scope import complete, remarks, with_amendments
-from cm4vllm.engine.run.script_selection import candidates, select, without_replaced_variations
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 
 #: The mark in place of a branch that is not entered again.
 _TOLD_ABOVE = "its dependencies are shown above"
 #: The reason of an entry that depends on a script which only the run decides about.
 _MADE_BEFORE = "whether it was made before"
+#: The reason of an entry that a shell file of the script decides about.
+_JUDGED = "what its validate_cache.sh says of the entry"
 #: Why a script is in the tree that another's own code runs.
 _STEP = "step"
 
@@ -155,7 +164,7 @@ class _Planner:
         node.variations = tuple(map(in_words, frame.task.variations.names))
         node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
         node.notes += remarks(frame.task, frame.env)
-        key = self.settle(node, frame, certain=certain)
+        node.status, node.open_facts, key = self.settle(node, frame)
         seen = (node.script.path, node.variations, node.status)
         has_more = any(layer.deps[phase] for layer in frame.task.layers for phase in PHASES)
         if not certain and has_more and seen in self.seen and node.status is not Status.CACHED:
@@ -187,46 +196,32 @@ class _Planner:
 
     # --- cached or not -----------------------------------------------------------------------------------------------
 
-    def settle(self, node: Node, frame: PlannedTask, *, certain: bool) -> str:
-        """Find a node's status; return the key of the entry that it would make."""
+    def settle(self, node: Node, frame: PlannedTask) -> tuple[Status, tuple[str, ...], str]:
+        """Return a node's status, what it depends on where that is open, and the key of the entry that it makes."""
         if not frame.is_kept:
-            node.status = Status.RUN
-            return ""
+            return Status.RUN, (), ""
         if flag(frame.request.inputs, "new", "renew"):
-            node.status = Status.MAKE
-            return ""
-        identity, wanted = identity_of(frame.asked, frame.scope), frame.wanted
+            return Status.MAKE, (), ""
+        identity, wanted, uid = identity_of(frame.asked, frame.scope), frame.wanted, frame.script.uid
         if facts := facts_in([identity.variations, identity.inputs, identity.tags, wanted.pip_text()]):
-            if self.may_be_there(frame.script):
-                node.open_facts = self.words(facts)
-            else:
-                node.status = Status.MAKE
-            self.made_unseen.add(frame.script.uid)
-            return ""
+            may_be_there = self.may_be_there(frame.script)
+            self.made_unseen.add(uid)
+            return (Status.OPEN, self.words(facts), "") if may_be_there else (Status.MAKE, (), "")
         key = identity.key()
-        if (entry := self.cache.find(identity, wanted)) is not None:
+        if (entry := self.cache.find(key, wanted)) is not None:
             try:
                 entry.result()
             except Damaged as damage:
                 node.notes.append(f"its cache entry has changed since it was made: {damage}")
             else:
                 node.entry = entry
-                if (frame.script.path / "validate_cache.sh").is_file():
-                    node.open_facts = ("what its validate_cache.sh says of the entry",)
-                else:
-                    node.status = Status.CACHED
-                return ""
+                is_judged = (frame.script.path / "validate_cache.sh").is_file()
+                return (Status.OPEN, (_JUDGED,), "") if is_judged else (Status.CACHED, (), "")
         if (made := self.made.get(key)) is not None:
-            if (not wanted or made.asked == wanted.pip_text()) and made.certain:
-                node.status = Status.REUSED
-            else:
-                node.open_facts = ("its version",) if made.certain else (_MADE_BEFORE,)
-            return ""
-        if frame.script.uid in self.made_unseen:
-            node.open_facts = (_MADE_BEFORE,)
-            return ""
-        node.status = Status.MAKE
-        return key
+            if made.certain and (not wanted or made.asked == wanted.pip_text()):
+                return Status.REUSED, (), ""
+            return Status.OPEN, ("its version" if made.certain else _MADE_BEFORE,), ""
+        return (Status.OPEN, (_MADE_BEFORE,), "") if uid in self.made_unseen else (Status.MAKE, (), key)
 
     def may_be_there(self, script: ScriptMeta) -> bool:
         """Return True if the cache has, or will have by now, any entry of this script."""
@@ -237,7 +232,7 @@ class _Planner:
 
     def below(self, node: Node, frame: PlannedTask, *, certain: bool) -> Exports:
         """Fill in what is below a node by its status, and return what its script exports."""
-        if node.status is Status.REUSED or node.status is Status.CACHED:
+        if node.status in (Status.REUSED, Status.CACHED):
             for phase in PHASES:
                 self.dependencies(node, frame, phase, certain=certain, only_dynamic=True)
             return self.kept_exports(node, frame)

@@ -1,21 +1,88 @@
-"""A script as a plan sees it: its environment holds facts where only a run could tell the value."""
+"""A script as a plan sees it, and its node in the tree: what a run would do with it and bring onto the machine for it.
+
+Facts that only a run can give are marked text that stands where the value will be. A fact goes through substitution,
+tags and lists like any other text, so that each text made from it shows its mark. An assured fact is known to be set to
+something that does not say no; its value is not known.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from cm4vllm.engine.format.conditions import Conditions, Truth, both
-from cm4vllm.engine.format.dependency import Dependency
-from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.units import size_text
+from cm4vllm.engine.cache.entries import Entry
+from cm4vllm.engine.format.dependency import Conditions, Dependency, Truth, both, matches, says_no, says_yes
+from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
-from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, is_assured, mark_of_assured, unknown
-from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported_keys, matching, merge_into, substitute_all
+from cm4vllm.engine.run.environment import (
+    LOCAL_KEYS,
+    Env,
+    exported_keys,
+    matching,
+    merge_into,
+    substitute,
+    substitute_all,
+)
 from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.python_packages import listed_packages, needs
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope, request_for, with_amendments
+
+_OPEN, _CLOSE = "\u27e6", "\u27e7"
+_MARK = re.compile(f"{_OPEN}[!?]([^{_CLOSE}]*){_CLOSE}")
+
+
+def unknown(key: str) -> str:
+    """Return the mark for a value that a run may give to `key`."""
+    return f"{_OPEN}?{key}{_CLOSE}"
+
+
+def mark_of_assured(key: str) -> str:
+    """Return the mark for a value that a run will give to `key`."""
+    return f"{_OPEN}!{key}{_CLOSE}"
+
+
+def is_assured(value: Any) -> bool:
+    """Return True if a value holds an assured fact, and so does not say no."""
+    return f"{_OPEN}!" in str(value)
+
+
+def facts_in(value: Any) -> frozenset[str]:
+    """Return the keys of all facts in a text, or in the texts of a list or mapping."""
+    if isinstance(value, str):
+        return frozenset(_MARK.findall(value)) if _OPEN in value else frozenset()
+    if isinstance(value, Mapping):
+        return facts_in([*value.keys(), *value.values()])
+    if isinstance(value, Iterable):
+        return frozenset(key for item in value for key in facts_in(item))
+    return frozenset()
+
+
+def in_words(text: str) -> str:
+    """Return a text in which `<KEY>` stands for each fact."""
+    return _MARK.sub(r"<\1>", text)
+
+
+def decide(conditions: Conditions, env: Mapping[str, Any]) -> Truth:
+    """Return whether an entry takes part under `env`, or on which facts that depends."""
+    return conditions.decide(partial(_matches, env))
+
+
+def _matches(env: Mapping[str, Any], key: str, values: frozenset[str], missing_is_no: bool) -> Truth:
+    """Return whether a key has one of the values, or the facts on which that depends."""
+    facts = facts_in(env.get(key))
+    if not facts:
+        return matches(env, key, values, missing_is_no)
+    is_decided = is_assured(env[key]) and (says_yes(values) or says_no(values))
+    return says_yes(values) if is_decided else facts
+
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 _WILD = re.compile(r"[*?\[]")
@@ -178,3 +245,103 @@ class PlannedTask:
             open=frozenset(matching(open_.open - known.keys(), self.all_globs)),
             globs=open_.globs if self.all_globs else (),
         )
+
+
+class Status(StrEnum):
+    """The action of a run for a script."""
+
+    CACHED = "cached"
+    REUSED = "made above"
+    MAKE = "to make"
+    RUN = "to run"
+    OPEN = "open"
+    FAILS = "fails"
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """One thing that a run would download, install or make. `disk_bytes` is 0 where it was not measured."""
+
+    how: str
+    what: str
+    disk_bytes: int
+    measured: str
+
+    def __str__(self) -> str:
+        size = f"{size_text(self.disk_bytes)} on disk" if self.disk_bytes else "size not known in advance"
+        return f"{self.how} {self.what} ({size}{f', {self.measured}' if self.disk_bytes and self.measured else ''})"
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One script of the tree.
+
+    `why` is the phase of `parent` that asks for it, or "step" where the code of `parent` runs it; `name` and `data` are
+    that code's for it. `env` is what the asking entry sets, `added_by` the variation that brings the entry, `only_if`
+    what decides whether it takes part at all, `open_facts` what decides which script it is or which cache entry fits.
+    """
+
+    tags: str
+    why: str
+    parent: str = ""
+    name: str = ""
+    data: Any = None
+    names: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    added_by: str = ""
+    only_if: tuple[str, ...] = ()
+    status: Status = Status.OPEN
+    script: ScriptMeta | None = None
+    variations: tuple[str, ...] = ()
+    asked: str = ""
+    version: str = ""
+    entry: Entry | None = None
+    open_facts: tuple[str, ...] = ()
+    brings: tuple[Brought, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    error: CmError | None = None
+    children: list[Node] = field(default_factory=list)
+
+    def walk(self, certain: bool = True) -> Iterator[tuple[Node, bool]]:
+        """Yield this node and all below it, each with whether it is certain to take part."""
+        certain = certain and not self.only_if
+        yield self, certain
+        for child in self.children:
+            yield from child.walk(certain and self.status is not Status.OPEN)
+
+    def failure(self) -> CmError | None:
+        """Return the first error that the run is certain to meet."""
+        return next((node.error for node, certain in self.walk() if certain and node.error is not None), None)
+
+
+def brought_by(
+    script: ScriptMeta,
+    brings: Iterable[Bring],
+    wanted: Wanted,
+    missing: Callable[[Path], list[str]],
+    env: Mapping[str, Any],
+) -> tuple[Brought, ...]:
+    """Return the things that a run of the script would bring; none for Python packages that are installed already.
+
+    `missing` gives the requirements of a file that the running Python does not fulfil. `env` is the environment of the
+    script as far as it is known.
+    """
+    brought = (_brought(script, bring, wanted, missing) for bring in brings if bring.conditions.hold(env))
+    return tuple(replace(thing, what=in_words(substitute(thing.what, env))) for thing in brought if thing)
+
+
+def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted, missing: Callable[[Path], list[str]]) -> Brought | None:
+    """Return what an entry of `brings` brings here, None where nothing is missing."""
+    title, size = bring.what, bring.disk_bytes
+    if bring.package:
+        condition = wanted.pip_text()
+        if bring.shared and not needs(bring.package, condition):
+            return None
+        title = f"{title or 'the package'} {bring.package}{condition}"
+    elif bring.requirements:
+        path = (script.path / bring.requirements).resolve()
+        packages = missing(path) if bring.shared else [name for name, _ in listed_packages(path)]
+        if not packages:
+            return None
+        title = f"{title}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"
+    return Brought(bring.how, title, size, bring.measured)

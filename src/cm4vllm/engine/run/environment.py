@@ -64,10 +64,8 @@ def merge_into(env: Env, update: Mapping[str, Any]) -> None:
         if key.startswith("+") and isinstance(present, list):
             added = text if isinstance(text, list) else [text]
             env[key] = present + [item for item in added if item not in present]
-        elif key.startswith("+") and not isinstance(text, list):
-            env[key] = [text]
         else:
-            env[key] = text
+            env[key] = [text] if key.startswith("+") and not isinstance(text, list) else text
 
 
 def compose(

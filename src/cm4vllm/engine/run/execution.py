@@ -10,14 +10,12 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, InstallError, RecipeError, translated_os_errors
 from cm4vllm.common.files import require_space
-from cm4vllm.engine.format.conditions import is_no
-from cm4vllm.engine.format.dependency import Dependency
+from cm4vllm.engine.format.dependency import Dependency, is_no
 from cm4vllm.engine.run.environment import Env, merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
-from cm4vllm.engine.run.request import Request, Task
+from cm4vllm.engine.run.request import Request, Task, select, without_replaced_variations
 from cm4vllm.engine.run.scope import Outcome, Scope, complete, remarks, request_for, with_amendments
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run
-from cm4vllm.engine.run.script_selection import select, without_replaced_variations
 from cm4vllm.engine.run.session import Session
 
 

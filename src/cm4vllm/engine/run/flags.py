@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.engine.format.conditions import is_no
+from cm4vllm.engine.format.dependency import is_no
 from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue

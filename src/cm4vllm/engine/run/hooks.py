@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from cm4vllm.common.errors import CmError, InstallError, NotWritable, RecipeError
 from cm4vllm.common.files import working_folder
 from cm4vllm.engine.format.meta import ScriptMeta
-from cm4vllm.engine.run.shadowed_packages import shadowed_packages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,3 +146,22 @@ class Hooks:
         if not own and isinstance(error, SyntaxError) and error.filename:
             places.insert(0, f"{error.filename}:{error.lineno}")
         return f"{type(error).__name__}: {error}\nat {', from '.join(dict.fromkeys(places)) or self._path}"
+
+
+def shadowed_packages() -> str:
+    """Return which installed packages a folder of PYTHONPATH hides, with what to do; empty where it hides none."""
+    installed = _module_names(sysconfig.get_path("purelib"))
+    for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if hidden := sorted(_module_names(folder) & installed):
+            return f"unset PYTHONPATH: its folder {folder} hides the installed {', '.join(hidden)}"
+    return ""
+
+
+def _module_names(folder: str) -> set[str]:
+    """Return the names of the modules and packages in a folder."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return set()
+    packages = {name for name in names if name.isidentifier() and os.path.isdir(os.path.join(folder, name))}
+    return (packages | {name[:-3] for name in names if name.endswith(".py")}) - {"__pycache__"}

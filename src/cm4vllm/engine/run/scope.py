@@ -12,14 +12,13 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
 from cm4vllm.common.host_addresses import PROXY_VARIABLES
-from cm4vllm.common.secrets.secret_names import is_secret_name
-from cm4vllm.engine.format.conditions import Conditions
-from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, split_tags
-from cm4vllm.engine.format.documents import merge
+from cm4vllm.common.secrets.secret_forms import is_secret_name
+from cm4vllm.engine.format.dependency import PHASES, Amendment, Conditions, Dependency, amendments_of, split_tags
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
+from cm4vllm.engine.format.meta_files import merge
 from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.value import Value
-from cm4vllm.engine.format.versions import ANY, Wanted
+from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.run.environment import (
     LOCAL_KEYS,
     Env,
@@ -53,19 +52,16 @@ class Outcome(Value):
 
     def as_result(self) -> dict[str, Any]:
         """Return it as the dictionary that an action of cmind returns."""
-        result: dict[str, Any] = {
+        return {
             "return": 0,
             "env": self.env,
             "new_env": self.new_env,
             "state": self.state,
             "new_state": self.new_state,
             "deps": self.deps,
+            **({"version": self.version} if self.version else {}),
+            **({"skipped": True} if self.skipped else {}),
         }
-        if self.version:
-            result["version"] = self.version
-        if self.skipped:
-            result["skipped"] = True
-        return result
 
 
 # Of the caller's process environment, hooks see these; shell files see all of it.
@@ -190,12 +186,9 @@ def _dependencies_by_phase(layers: Iterable[Layer]) -> Phases:
             earlier = list(present)
             for new in layer.deps[phase]:
                 replaced = [n for n, old in enumerate(present) if old in earlier and _is_same(old, new)]
-                if replaced:
-                    present[replaced[0]] = new
-                    for n in reversed(replaced[1:]):
-                        del present[n]
-                else:
-                    present.append(new)
+                kept = [old for n, old in enumerate(present) if n not in replaced]
+                kept.insert(replaced[0] if replaced else len(kept), new)
+                present[:] = kept
     return phases
 
 
@@ -209,9 +202,8 @@ def update_from(meta: Mapping[str, Any], phases: Phases) -> None:
 
 
 def _is_same(old: Dependency, new: Dependency) -> bool:
-    if new.names:
-        return old.names == new.names
-    return not old.names and set(old.tags) == set(new.tags) and old.conditions == new.conditions
+    same = set(old.tags) == set(new.tags) and old.conditions == new.conditions
+    return old.names == new.names and (same or bool(new.names))
 
 
 def _check_names(script: ScriptMeta, phases: Phases, amendments: Sequence[Amendment]) -> None:
@@ -249,11 +241,13 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
             f"a dependency of {task.script.title()} has variations and no tags", cause=", ".join(dependency.tags)
         )
     extra_cache_tags = split_tags(substitute(list(dependency.extra_cache_tags), env))
-    inputs: dict[str, Any] = {"tags": ",".join(tags), "env": own_env, **substitute(dict(dependency.inputs), env)}
-    if dependency.force_cache:
-        inputs["force_cache"] = True
-    if extra_cache_tags:
-        inputs["extra_cache_tags"] = ",".join(extra_cache_tags)
+    inputs: dict[str, Any] = {
+        "tags": ",".join(tags),
+        "env": own_env,
+        **substitute(dict(dependency.inputs), env),
+        **({"force_cache": True} if dependency.force_cache else {}),
+        **({"extra_cache_tags": ",".join(extra_cache_tags)} if extra_cache_tags else {}),
+    }
     nested_adr = [inputs.pop(key, None) or {} for key in ("adr", "add_deps_recursive")]
     return Request(
         tags=script_tags,
@@ -291,13 +285,9 @@ def _tags(dependency: Dependency, own_env: Mapping[str, Any], env: Mapping[str, 
     """Return the tags of a dependency, including the tags that the environment adds."""
     tags = [*dependency.tags]
     for prefix, keys in dependency.update_tags_with_prefix.items():
-        for key in keys:
-            value = str(own_env.get(key) or env.get(key) or "").strip()
-            if value:
-                tags += split_tags(prefix + value)
-    for key in dependency.update_tags_from_env:
-        tags += split_tags(env.get(key))
-    return tags
+        values = (str(own_env.get(key) or env.get(key) or "").strip() for key in keys)
+        tags += [tag for value in values if value for tag in split_tags(prefix + value)]
+    return tags + [tag for key in dependency.update_tags_from_env for tag in split_tags(env.get(key))]
 
 
 def _inherited_keys(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any], phase: str) -> Env:
@@ -310,11 +300,4 @@ def _inherited_keys(dependency: Dependency, script: ScriptMeta, env: Mapping[str
 
 def _requested_version(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
     """Return the version or range that a dependency asks for, with `<<<KEY>>>` filled in."""
-    wanted = dependency.wanted
-    return (
-        wanted
-        if wanted is ANY
-        else wanted.but(
-            **{name: substitute(getattr(wanted, name), env) for name in ("version", "minimum", "maximum", "max_usable")}
-        )
-    )
+    return Wanted(*(substitute(limit, env) for limit in dependency.wanted.limits))

@@ -15,7 +15,7 @@ from typing import Any
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.engine.format.dependency import PHASES
-from cm4vllm.engine.format.documents import merge
+from cm4vllm.engine.format.meta_files import merge
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.run.environment import as_text, merge_into
 from cm4vllm.engine.run.flags import flag

@@ -204,10 +204,8 @@ class Session:
 
         Raises RecipeError when the same is under way already: it would never end.
         """
-        same = any(
-            script is other and request.same_run(asked)
-            for other, asked in zip(self.scripts, self._requests, strict=True)
-        )
+        under_way = zip(self.scripts, self._requests, strict=True)
+        same = any(script is other and request.same_run(asked) for other, asked in under_way)
         self.scripts.append(script)
         self._requests.append(request)
         try:

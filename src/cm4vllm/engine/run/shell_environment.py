@@ -18,7 +18,7 @@ from typing import Any
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_text
 from cm4vllm.common.secrets.redaction import Vault
-from cm4vllm.engine.format.conditions import is_no
+from cm4vllm.engine.format.dependency import is_no
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.run.environment import as_text, matching, substitute
 

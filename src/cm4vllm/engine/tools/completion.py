@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cm4vllm.engine.format.documents import json_mapping
+from cm4vllm.engine.format.meta_files import json_mapping
 
 _SCRIPTS = "5b4e0237da074764"
 _ACTIONS = ("add", "docker", "dockerfile", "doctor", "find", "help", "lint", "plan", "run", "show", "test")
@@ -128,12 +128,12 @@ def _values(begun: str, values: Iterable[Any], *, several: bool) -> Iterator[str
 def _values_by_hook(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home: str) -> Sequence[str]:
     """Return the values of a flag that the recipe's hook gives; none where it gives none."""
     from cm4vllm.engine.format.meta import load_script
-    from cm4vllm.engine.format.meta_store import KeptMetas
+    from cm4vllm.engine.format.script_catalogue import KeptMetas
     from cm4vllm.engine.tools.help import input_values
 
-    read, folder = KeptMetas(os.path.join(home, "cm4vllm-metas")).read, script["path"]
-    tags = given["tags"].split(",")
-    return input_values(load_script(folder, "", read), {**given, "tags": tags}, read).get(flag, ())
+    read = KeptMetas(os.path.join(home, "cm4vllm-metas")).read
+    asked = {**given, "tags": given["tags"].split(",")}
+    return input_values(load_script(script["path"], "", read), asked, read).get(flag, ())
 
 
 def _matching_scripts(typed: str, indexed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -157,7 +157,7 @@ def _meta(script: Mapping[str, Any], home: str) -> Mapping[str, Any]:
     """Return a script's meta with its inputs, as the engine keeps it. Nothing for one that cannot be read."""
     from cm4vllm.common.errors import CmError
     from cm4vllm.engine.format.inputs import with_inputs
-    from cm4vllm.engine.format.meta_store import KeptMetas
+    from cm4vllm.engine.format.script_catalogue import KeptMetas
 
     kept = KeptMetas(os.path.join(home, "cm4vllm-metas"))
     try:

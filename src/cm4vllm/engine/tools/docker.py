@@ -19,13 +19,12 @@ from cm4vllm.common.programs.containers import Container, Mount, engines, requir
 from cm4vllm.common.programs.processes import Completed, exit_in_words
 from cm4vllm.common.progress import say
 from cm4vllm.common.secrets.redaction import secret_flags, vault
-from cm4vllm.engine.format.documents import merge
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.meta_files import merge
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import resolve
 from cm4vllm.engine.run.flags import flag
-from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.script_selection import select
+from cm4vllm.engine.run.request import Request, select
 
 #: Debian with a Python that is new enough; the systems that public metas name have older ones.
 _BASE_IMAGE = "python:3.12-slim-bookworm"
@@ -54,8 +53,7 @@ class RecipeImage:
 def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[str, Any]:
     """Write a folder with a Dockerfile for the recipe asked for; with `run_it` also build the image and run it."""
     checkout = Path(automation.path).parents[1]
-    catalogue = Catalogue(automation.cmind)
-    script = select(catalogue, Request.of(i, ""), str(checkout / "script"))
+    script = select(Catalogue(automation.cmind), Request.of(i, ""), str(checkout / "script"))
     made = image_of(script, i)
     folder = Path(working_folder(), str(i.get("docker_folder") or f"docker-{script.alias}"))
     write_context(made, folder, _repositories(automation.cmind, checkout, script))

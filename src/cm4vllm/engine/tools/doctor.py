@@ -14,8 +14,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.cache_commands import count_in_words, leftovers, size_of
 from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, finished_entries
-from cm4vllm.engine.format.documents import json_mapping
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.meta_files import json_mapping
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.run.python_packages import missing_of
@@ -29,6 +29,13 @@ _MARKS = {Severity.GOOD: "ok", Severity.NOTE: "note", Severity.ERROR: "WRONG"}
 def _symptom(severity: Severity, subject: str, text: str, remedy: str = "") -> Finding:
     """Return one thing that was checked."""
     return Finding(severity=severity, field=subject, what=text, remedy=remedy)
+
+
+def _judged(
+    subject: str, is_good: bool, good: str, failure: str, remedy: str, level: Severity = Severity.ERROR
+) -> Finding:
+    """Return one thing that was checked: good, or of this level with its remedy."""
+    return _symptom(Severity.GOOD, subject, good) if is_good else _symptom(level, subject, failure, remedy)
 
 
 #: The programs that are needed: subject, names, level and text where all of them are missing, remedy.
@@ -122,20 +129,19 @@ def _python() -> Finding:
 
 def _tools() -> Iterator[Finding]:
     for subject, names, level, missing, remedy in _TOOLS:
-        program = next(filter(None, map(shutil.which, names)), None)
-        yield _symptom(Severity.GOOD, subject, program) if program else _symptom(level, subject, missing, remedy)
+        program = next(filter(None, map(shutil.which, names)), "")
+        yield _judged(subject, bool(program), program, missing, remedy, level)
 
 
 def _home(home: Path) -> Finding:
     """Return a finding: whether the CM home can be written to."""
-    if not os.access(home, os.W_OK | os.X_OK):
-        return _symptom(
-            Severity.ERROR,
-            "home",
-            f"no permission to write to {home}",
-            "change its permissions, or set CM_REPOS to another folder",
-        )
-    return _symptom(Severity.GOOD, "home", str(home))
+    return _judged(
+        "home",
+        os.access(home, os.W_OK | os.X_OK),
+        str(home),
+        f"no permission to write to {home}",
+        "change its permissions, or set CM_REPOS to another folder",
+    )
 
 
 def _repositories(home: Path) -> list[Finding]:
@@ -167,26 +173,26 @@ def _index(home: Path) -> Finding:
     except (AttributeError, TypeError, KeyError):
         return _symptom(Severity.ERROR, "index", f"{path} is not an index of CM", f"rm {path}")
     gone = sorted(path for path in paths if not Path(path).is_dir())
-    if gone:
-        return _symptom(
-            Severity.NOTE,
-            "index",
-            f"{len(gone)} of {len(paths)} indexed folders no longer exist, for example {gone[0]}",
-            "cm reindex repo",
-        )
-    return _symptom(Severity.GOOD, "index", f"{len(paths)} artifacts")
+    return _judged(
+        "index",
+        not gone,
+        f"{len(paths)} artifacts",
+        f"{len(gone)} of {len(paths)} indexed folders no longer exist, for example {''.join(gone[:1])}",
+        "cm reindex repo",
+        Severity.NOTE,
+    )
 
 
 def _engines(checkout: Path, home: Path) -> Finding:
     """Return a finding: whether this engine is the first one of the CM home."""
-    if others := engines_before(checkout, home):
-        return _symptom(
-            Severity.ERROR,
-            "engine",
-            f"the script engine of {others[0]} is registered before this one",
-            " ".join(warning_about_engines(checkout, home).splitlines()[1:]),
-        )
-    return _symptom(Severity.GOOD, "engine", str(checkout))
+    others = engines_before(checkout, home)
+    return _judged(
+        "engine",
+        not others,
+        str(checkout),
+        f"the script engine of {''.join(map(str, others[:1]))} is registered before this one",
+        " ".join(warning_about_engines(checkout, home).splitlines()[1:]),
+    )
 
 
 def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> list[Finding]:
@@ -200,14 +206,14 @@ def _packages(checkout: Path) -> Finding:
     """Return a finding: which packages of requirements.txt the Python that runs `cm` lacks."""
     path = checkout / "requirements.txt"
     missing = missing_of(path) if path.is_file() else []
-    if missing:
-        return _symptom(
-            Severity.NOTE,
-            "packages",
-            f"{len(missing)} packages of {path} are not installed; the first recipe that needs them installs them",
-            f"{sys.executable} -m pip install -r {path}",
-        )
-    return _symptom(Severity.GOOD, "packages", f"all packages of {path} are installed")
+    return _judged(
+        "packages",
+        not missing,
+        f"all packages of {path} are installed",
+        f"{len(missing)} packages of {path} are not installed; the first recipe that needs them installs them",
+        f"{sys.executable} -m pip install -r {path}",
+        Severity.NOTE,
+    )
 
 
 def _disk(home: Path, scripts: list[ScriptMeta]) -> Finding:
@@ -223,14 +229,13 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Finding:
         default=(0, ""),
     )
     text = f"{size_text(free)} free in {home}"
-    if free < largest:
-        return _symptom(
-            Severity.ERROR,
-            "disk",
-            f"{text}; {name} alone needs {size_text(largest)}",
-            "free space there, or set CM_REPOS to a folder on another disk",
-        )
-    return _symptom(Severity.GOOD, "disk", text)
+    return _judged(
+        "disk",
+        free >= largest,
+        text,
+        f"{text}; {name} alone needs {size_text(largest)}",
+        "free space there, or set CM_REPOS to a folder on another disk",
+    )
 
 
 def _cache(root: str) -> list[Finding]:

@@ -16,8 +16,7 @@ from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import are_defined
-from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.script_selection import candidates
+from cm4vllm.engine.run.request import Request, candidates
 
 Result = dict[str, Any]
 
@@ -104,8 +103,7 @@ def _fitting_scripts(catalogue: Catalogue, request: Request) -> list[ScriptMeta]
 
 def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Run the test inputs of the scripts with these tags, or of all scripts. The first failure ends it."""
-    catalogue = Catalogue(automation.cmind)
-    scripts = asked_scripts(catalogue, i)
+    scripts = asked_scripts(Catalogue(automation.cmind), i)
     done: list[str] = []
     for script in scripts:
         print(script.folder)

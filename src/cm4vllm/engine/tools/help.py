@@ -13,7 +13,7 @@ from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw
 from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.plan.recipe_code import code_of, has_hook, runs_scripts
+from cm4vllm.engine.plan.chain import code_of, has_hook, runs_scripts
 from cm4vllm.engine.run.hooks import Hooks
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
@@ -110,13 +110,8 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
         ("gives", [f"  {key}" for key in _exports(script)]),
     ]
-    return "\n".join(
-        line
-        for line in [
-            *head,
-            *(line for title, lines in parts if lines for line in ("", f"  {title}", *(f"  {line}" for line in lines))),
-        ]
-    )
+    shown = (line for title, lines in parts if lines for line in ("", f"  {title}", *(f"  {line}" for line in lines)))
+    return "\n".join([*head, *shown])
 
 
 def _exports(script: ScriptMeta) -> list[str]:

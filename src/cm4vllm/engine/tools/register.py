@@ -13,8 +13,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import locked, writable_folder, write_json
-from cm4vllm.engine.format.documents import read_yaml
-from cm4vllm.engine.format.meta_files import has_meta, read_meta
+from cm4vllm.engine.format.meta_files import has_meta, read_meta, read_yaml
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION
 
 _OWN_HOME = "unset CM_REPOS, or name a folder of this checkout alone: export CM_REPOS=FOLDER"

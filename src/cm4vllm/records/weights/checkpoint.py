@@ -346,3 +346,11 @@ def _quantised_type(config: Mapping[str, Any]) -> str:
         return "fp4"
     bits = whole(config, "bits") or whole(config, "w_bit")
     return f"int{bits}" if bits else ""
+
+
+def weights_in_words(name: str, path: str) -> str:
+    """Return the first and last of a checkpoint's files below the model's `name`, that alone where `path` has none."""
+    kinds = ("*.safetensors", "*.bin", "*.gguf")
+    files = sorted(file.name for kind in kinds for file in Path(path).glob(kind)) if path else []
+    last = f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else ""
+    return f"{name}/{files[0]}{last}" if files else name

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.metrics import MetricsSample, ServerMetrics
-from cm4vllm.results.model import Latency
+from cm4vllm.results.figures import Latency
 
 #: The box of a picture in units of its own; it is drawn as wide as there is room.
 WIDTH, HEIGHT = 440, 240
@@ -105,8 +105,9 @@ class Axis:
             raw = (self.high - self.low) / most
             power = 10.0 ** math.floor(math.log10(raw))
             step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
-            first = math.ceil(self.low / step - 1e-9)
-            ticks = [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+            ticks = [
+                step * i for i in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
+            ]
         return [value for value in ticks if self.low <= value <= self.high]
 
 

@@ -9,9 +9,8 @@ from cm4vllm.records.energy import CountedEnergy, Scope
 from cm4vllm.records.power.samples import SAMPLES
 from cm4vllm.records.power.session import Phase
 from cm4vllm.report.pictures.canvas import Canvas, Picture, Table
-from cm4vllm.results.energy_figures import energy_figures, energy_label
 from cm4vllm.results.model import Performance
-from cm4vllm.results.recorded_power import RecordedPower, recorded_power
+from cm4vllm.results.recorded_power import RecordedPower, energy_figures, energy_label, recorded_power
 
 _HEAD = ("counter", "scope", "method", "energy, J", "mean, W", "resolution")
 #: What the counters of these parts leave out.

@@ -14,12 +14,11 @@ from cm4vllm.common.number_texts import ms, number, percent
 from cm4vllm.records.accuracy import ACCURACY_FILE, Score
 from cm4vllm.records.metrics import ServerMetrics, Timing
 from cm4vllm.records.sample_times import SAMPLES_FILE, client_values, read_sample_times
-from cm4vllm.report.pictures import timelines
 from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.pictures.power_pictures import power_pictures
-from cm4vllm.report.pictures.sample_pictures import BINS, Rows, histogram, sample_pictures
-from cm4vllm.results.figures import Figure
-from cm4vllm.results.model import Accuracy, Latency, Performance, Result
+from cm4vllm.report.pictures.timelines import BINS, Rows, histogram, sample_pictures, timelines
+from cm4vllm.results.figures import Figure, Latency
+from cm4vllm.results.model import Accuracy, Performance, Result
 from cm4vllm.rules import AccuracyTarget
 
 #: Percentiles in a picture's table, and the names that LoadGen's figures have for them.
@@ -42,7 +41,7 @@ def pictures(result: Result) -> list[Picture]:
         drawn += power_pictures(part)
         rows = read_sample_times(part.folder)
         drawn += _latencies(part, rows)
-        drawn += timelines.timelines(part, rows)
+        drawn += timelines(part, rows)
         if rows is not None and len(rows):
             drawn += sample_pictures(part, rows)
     drawn += _phases(result)

@@ -13,7 +13,7 @@ import msgspec
 
 from cm4vllm.common.checking.findings import FAULTS, Finding, Severity
 from cm4vllm.common.terminal_text import columns
-from cm4vllm.results.checks.copied_logs import LogMarks
+from cm4vllm.results.checks.of_logs.shared_logs import LogMarks
 
 WIDTH = 120
 #: Letters of a value that are shown: a file may hold pages where a word belongs.

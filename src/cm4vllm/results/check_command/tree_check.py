@@ -16,13 +16,12 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results.check_command import check_summary
 from cm4vllm.results.check_command.check_summary import CheckedSubmission, as_objects, ordered, summary
-from cm4vllm.results.check_command.submission_processes import each_submission
 from cm4vllm.results.checks import CHECKS, findings, findings_at
-from cm4vllm.results.checks.copied_logs import marks_of
+from cm4vllm.results.checks.of_logs.shared_logs import marks_of
 from cm4vllm.results.checks.served_weights import with_weights
 from cm4vllm.results.log_folders import PROBLEMS, text_at
 from cm4vllm.results.model import Submission
-from cm4vllm.results.submission_trees import read_submission, submission_folders
+from cm4vllm.results.submission_trees import each_submission, read_submission, submission_folders
 from cm4vllm.rules import round_terms
 
 #: The submissions whose pages are searched for the notice of a rehearsal.
@@ -182,8 +181,14 @@ def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
     """Yield a finding where the submissions of a tree are of several rounds."""
     counted = Counter(submission.round for submission in checked if submission.round)
     if len(counted) > 1:
-        named = ", ".join(f"{count} of {name}" for name, count in sorted(counted.items()))
-        yield CHECKS["ROUND-MIXED"].finding(Fault("the submissions of the tree are of several rounds", "", "", named))
+        yield CHECKS["ROUND-MIXED"].finding(
+            Fault(
+                "the submissions of the tree are of several rounds",
+                "",
+                "",
+                ", ".join(f"{count} of {name}" for name, count in sorted(counted.items())),
+            )
+        )
 
 
 def _unchecked(

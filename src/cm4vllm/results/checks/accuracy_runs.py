@@ -127,8 +127,11 @@ def served_tokens(result: Result) -> float | None:
 
 def _is_int64(part: Accuracy) -> bool:
     """Return True if the answers in the log, complete or truncated, have zero in every second 32-bit word."""
-    head = text_at(part.folder / ACCURACY_LOG, MAX_LOG)
-    words = [data[at : at + 8] for data in _DATA.findall(head) for at in range(8, len(data) - 7, 16)]
+    words = [
+        data[at : at + 8]
+        for data in _DATA.findall(text_at(part.folder / ACCURACY_LOG, MAX_LOG))
+        for at in range(8, len(data) - 7, 16)
+    ]
     return len(words) > 8 and words.count("00000000") > 0.9 * len(words)
 
 

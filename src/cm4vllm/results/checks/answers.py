@@ -154,8 +154,9 @@ def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
 def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
     """An accuracy log has one answer for each sample of the dataset."""
     name = part.beside(ACCURACY_LOG)
-    text = head_and_tail(part.folder / ACCURACY_LOG, MAX_LOG)
-    pairs = [(int(match[1]), int(match[2])) for match in _whole(_ENTRY, text)]
+    pairs = [
+        (int(match[1]), int(match[2])) for match in _whole(_ENTRY, head_and_tail(part.folder / ACCURACY_LOG, MAX_LOG))
+    ]
     total = part.settings.get("qsl_reported_total_count")
     for key, values in (("seq_id", [pair[0] for pair in pairs]), ("qsl_idx", [pair[1] for pair in pairs])):
         twice = [value for value, count in Counter(values).items() if count > 1]

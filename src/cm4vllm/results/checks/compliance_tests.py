@@ -184,7 +184,11 @@ def _wrong(
 ) -> Iterator[Fault]:
     name = path.relative_to(submission.root).as_posix()
     run = {"result": result.performance, "test": result.test_runs.get(test)}.get(figure.run)
-    if run is not None and run.metric is not None and not any(_close(value, figure) for figure in _figures(run)):
+    if (
+        run is not None
+        and run.metric is not None
+        and not any(abs(value - figure) <= max(_DIGIT, _PART * abs(figure)) for figure in _figures(run))
+    ):
         yield Fault(
             f"the figure is not in the log of the {figure.run}",
             name,
@@ -214,7 +218,3 @@ def _figures(run: Performance) -> Iterator[float]:
             yield _NS / value
     if run.tokens_per_second and run.samples_per_second:
         yield run.tokens_per_second / run.samples_per_second
-
-
-def _close(value: float, other: float) -> bool:
-    return abs(value - other) <= max(_DIGIT, _PART * abs(other))

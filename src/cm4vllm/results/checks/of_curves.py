@@ -6,8 +6,7 @@ from itertools import pairwise
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.endpoints.curves import Curve, Point
-from cm4vllm.results.endpoints.endpoints_harness import impossible_in_summary
-from cm4vllm.results.file_values import count, part
+from cm4vllm.results.endpoints.endpoints_harness import count, impossible_in_summary, part
 from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
 
 _LARGEST_SEED = 2**63 - 1
@@ -25,9 +24,12 @@ _ROUNDING_S = 0.01
 def known_model(curve: Curve) -> Iterator[Fault]:
     """The points name one benchmark model of MLPerf Endpoints."""
     if _benchmark(curve) is None and curve.points:
-        names = ", ".join(benchmark.name for benchmark in endpoints_benchmarks())
         yield Fault(
-            "the model is no benchmark model: no accuracy was checked", curve.name, "model_name", curve.model, names
+            "the model is no benchmark model: no accuracy was checked",
+            curve.name,
+            "model_name",
+            curve.model,
+            ", ".join(benchmark.name for benchmark in endpoints_benchmarks()),
         )
 
 

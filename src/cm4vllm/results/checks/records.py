@@ -42,7 +42,12 @@ def same_subject(submission: Submission) -> Iterator[Fault]:
     pairs = list(recorded(submission))
     for subject, value in _SUBJECTS.items():
         for part, run in pairs[1:]:
-            first, other = next(pair for pair in pairs if subject != _DATASET or _same_dataset(pair[1], run))
+            # Performance runs may have a dataset of their own.
+            first, other = next(
+                pair
+                for pair in pairs
+                if subject != _DATASET or pair[1].settings.terms.samples == run.settings.terms.samples
+            )
             if value(run) != value(other):
                 yield Fault(
                     f"the runs do not belong together: they differ in their {subject}",
@@ -51,11 +56,6 @@ def same_subject(submission: Submission) -> Iterator[Fault]:
                     expected=f"{value(other)}, as in {first.beside(RUN_FILE)}",
                 )
                 break
-
-
-def _same_dataset(run: RunRecord, other: RunRecord) -> bool:
-    """Return True if the rules give two runs one dataset: performance runs may have one of their own."""
-    return run.settings.terms.samples == other.settings.terms.samples
 
 
 @check("REHEARSAL-MIXED", source=_DESIGN, remedy="run each into an --output_dir of its own", each=whole)

@@ -201,7 +201,11 @@ def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str =
     model. Raises UsageError where it names none, and where the results are of several models.
     """
     named = {
-        id(submission): [result for result in submission.results if _is_named(result, pattern)]
+        id(submission): [
+            result
+            for result in submission.results
+            if any(fnmatch.fnmatch(name, pattern or "*") for name in (result.model, f"{result.system}/{result.model}"))
+        ]
         for submission in submissions
     }
     results = [result for group in named.values() for result in group]
@@ -235,7 +239,3 @@ def published_model(result: Result) -> tuple[CatalogueModel, dict[str, str]] | N
     if assets is None or result.mapped:
         return None
     return catalogue().model(assets.model), published_digests(assets.model)
-
-
-def _is_named(result: Result, pattern: str) -> bool:
-    return any(fnmatch.fnmatch(name, pattern or "*") for name in (result.model, f"{result.system}/{result.model}"))

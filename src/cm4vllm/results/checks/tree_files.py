@@ -182,7 +182,7 @@ def program(submission: Submission) -> Iterator[Fault]:
         return
     name = rules.layout_of_round(submission.round).program
     if not (submission.home / name).is_dir():
-        yield Fault(f"{name}/ is missing", f"{submission.division}/{submission.submitter}", name)
+        yield Fault(f"{name}/ is missing", submission.place, name)
 
 
 @check(
@@ -197,7 +197,7 @@ def calibration(submission: Submission) -> Iterator[Fault]:
     """calibration.md says how the weights were quantised."""
     if not is_strict(submission) or not submission.results:
         return
-    home, place = submission.home, f"{submission.division}/{submission.submitter}"
+    home, place = submission.home, submission.place
     if any((home / folder / f"calibration.{kind}").is_file() for folder in _PAGES for kind in ("md", "adoc")):
         return
     if other := next(_calibration_pages(home), None):
@@ -261,8 +261,13 @@ def scenarios(submission: Submission, group: list[Result]) -> Iterator[Fault]:
         return  # RULES-UNKNOWN, SYSTEM-VALUES, or FILE-MISSING
     place, given = group[0].folder.rpartition("/")[0], {result.scenario for result in group}
     if (required := terms.required_on(kind)) is None:
-        kinds = " or ".join(requirement.system_type for requirement in terms.required)
-        yield Fault(f"{benchmark} is no benchmark of such a system", place, "system_type", kind, kinds)
+        yield Fault(
+            f"{benchmark} is no benchmark of such a system",
+            place,
+            "system_type",
+            kind,
+            " or ".join(requirement.system_type for requirement in terms.required),
+        )
         return
     missing = [str(scenario) for scenario in required.all_of if scenario not in given]
     if required.one_of and not given & set(required.one_of):
@@ -294,7 +299,7 @@ def _name(submission: Submission, path: Path) -> str:
 def some(submission: Submission) -> Iterator[Fault]:
     """A submission has results."""
     if not submission.results:
-        yield Fault("there is no result", f"{_home(submission)}/results", value="nothing to check")
+        yield Fault("there is no result", f"{submission.place}/results", value="nothing to check")
 
 
 @check(
@@ -312,7 +317,7 @@ def known_round(submission: Submission) -> Iterator[Fault]:
     yield Fault(
         f"no rule is applied to {len(submission.results)} results: "
         + ("no log has the seeds of a round" if logs else "no performance log can be read"),
-        logs[0].log if logs else f"{_home(submission)}/results",
+        logs[0].log if logs else f"{submission.place}/results",
         "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed" if logs else "",
         logs[0].seeds if logs else "",
         f"those of a round from {round_names()[0]} to {round_names()[-1]}",
@@ -333,7 +338,7 @@ def one_round(submission: Submission) -> Iterator[Fault]:
     if others := sorted(name for name in rounds if name != submission.round):
         yield Fault(
             f"logs have the seeds of other rounds than {submission.round}, whose rules are applied to all",
-            f"{_home(submission)}/results",
+            f"{submission.place}/results",
             "",
             ", ".join(f"{rounds[name]} of {name}" for name in others),
             submission.round,
@@ -356,7 +361,3 @@ def covered(result: Result) -> Iterator[Fault]:
             result.folder,
             severity=Severity.ERROR if is_strict(result) else None,
         )
-
-
-def _home(submission: Submission) -> str:
-    return f"{submission.division}/{submission.submitter}"

@@ -75,7 +75,10 @@ def _other_model(weights: str, result: Result) -> str:
     if not re.search(_word(family), weights):
         named = [family for family, other in _families().items() if re.search(_word(other), weights)]
         return named[0] if named else ""
-    stated, expected = (_versions(family, text) for text in (weights, model.lower()))
+    stated, expected = (
+        {version.replace("_", ".") for version in re.findall(_word(family) + _VERSION, text)}
+        for text in (weights, model.lower())
+    )
     return f"{family} {min(stated)}" if stated and expected and not stated & expected else ""
 
 
@@ -98,10 +101,6 @@ def _family(name: str) -> str:
 
 def _word(family: str) -> str:
     return rf"(?<![a-z]){re.escape(family).replace('-', '-?')}"
-
-
-def _versions(family: str, name: str) -> set[str]:
-    return {version.replace("_", ".") for version in re.findall(_word(family) + _VERSION, name)}
 
 
 @check(
@@ -134,8 +133,8 @@ def types(submission: Submission, result: Result) -> Iterator[Fault]:
             f"{named[0].lower()}, as in {named.string}",
             severity=Severity.ERROR if transformed in _NONE else None,
         )
-    elif transformed in _NONE and (calibrated := _calibrated(submission.home, result)):
-        yield Fault("calibration.md states quantised weights, the facts do not", where, fields, said, calibrated)
+    elif transformed in _NONE and len(methods := _methods(submission.home, result.division)) == 1:
+        yield Fault("calibration.md states quantised weights, the facts do not", where, fields, said, "".join(methods))
 
 
 def _other_types(home: Path, result: Result, said: str, where: str, fields: str) -> Iterator[Fault]:
@@ -160,12 +159,6 @@ def _names(result: Result) -> Iterator[str]:
     yield from (result.system, result.model, str(result.measurements.get("starting_weights_filename", "")))
     served = models_served(result.readme)
     yield from served if len(served) == 1 else ()
-
-
-def _calibrated(home: Path, result: Result) -> str:
-    """Return the one method that calibration.md names for the division, where it states no choice between several."""
-    methods = _methods(home, result.division)
-    return next(iter(methods)) if len(methods) == 1 and result.measurements else ""
 
 
 @cache
@@ -217,7 +210,7 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
     left = [] if submission.campaign else [result for result in submission.results if result.folder not in at_hand]
     stated = {result.model for result in left if result.measurements.get("model_sha256")}
     yield from (
-        Fault(fault, f"{submission.division}/{submission.submitter}", "", ", ".join(sorted(models)), remedy=remedy)
+        Fault(fault, submission.place, "", ", ".join(sorted(models)), remedy=remedy)
         for models, fault, remedy in (
             (
                 {result.model for result in left} - stated,
@@ -255,7 +248,7 @@ def mapped(submission: Submission) -> Iterator[Fault]:
         if used:
             yield Fault(
                 f"{fault}: {len(used)} results",
-                f"{submission.division}/{submission.submitter}/model_mapping.json",
+                f"{submission.place}/model_mapping.json",
                 name,
                 benchmark,
                 "" if not other else f"a page that says that {name} was served",

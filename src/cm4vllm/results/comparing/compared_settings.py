@@ -153,8 +153,11 @@ def _server(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
         yield Group.SERVER, "started by cm4vllm", "yes" if server.command else "no"
     yield from ((Group.SERVER, name, value) for name, value in (server.container | server.env).items())
     if server.command:
-        program = itertools.takewhile(lambda word: not word.startswith("--"), server.command)
-        yield Group.OPTIONS, "command", " ".join(program)
+        yield (
+            Group.OPTIONS,
+            "command",
+            " ".join(itertools.takewhile(lambda word: not word.startswith("--"), server.command)),
+        )
     yield from (
         (Group.OPTIONS, f"--{name}", value_text(given))
         for name, given in (given_options(server.command) | server.options).items()

@@ -15,10 +15,9 @@ from cm4vllm.results.checks.of_systems.system_files import accelerator_count
 from cm4vllm.results.comparing import uncertainty
 from cm4vllm.results.comparing.compared_settings import ComparedSetting, Setting, compare_settings, settings_of
 from cm4vllm.results.comparing.uncertainty import COMPARED, Shift, Verdict
-from cm4vllm.results.energy_figures import ENERGY_LABELS
 from cm4vllm.results.figures import Figure, Interval
 from cm4vllm.results.model import Accuracy, Performance, Result
-from cm4vllm.results.recorded_power import POWER_FIGURES
+from cm4vllm.results.recorded_power import ENERGY_LABELS, POWER_FIGURES
 
 #: Bytes of the digest of each answer in Conditions.answers.
 ANSWER_BYTES = 3
@@ -247,8 +246,11 @@ def _answers(first: Accuracy | None, other: Accuracy | None) -> Answers | None:
         logs = [part.conditions.logs.get(ACCURACY_LOG) for part in (first, other)]
         return Answers(None, None, None, logs[0] == logs[1] if all(logs) else None)
     starts = range(0, min(len(ours), len(theirs)), ANSWER_BYTES)
-    equal = sum(ours[at : at + ANSWER_BYTES] == theirs[at : at + ANSWER_BYTES] for at in starts)
-    return Answers(len(ours) // ANSWER_BYTES, len(theirs) // ANSWER_BYTES, equal)
+    return Answers(
+        len(ours) // ANSWER_BYTES,
+        len(theirs) // ANSWER_BYTES,
+        sum(ours[at : at + ANSWER_BYTES] == theirs[at : at + ANSWER_BYTES] for at in starts),
+    )
 
 
 def _other_loads(parts: Sequence[Performance | None]) -> str:

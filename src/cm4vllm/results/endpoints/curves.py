@@ -15,9 +15,8 @@ from typing import Any
 
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
-from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY, times
+from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY, count, magnitude, number, part, times
 from cm4vllm.results.figures import Figure, Figures, Source
-from cm4vllm.results.file_values import count, magnitude, number, part
 from cm4vllm.results.log_folders import Reader
 
 _SUMMARIES = (SUMMARY, Path(SUMMARY.name))

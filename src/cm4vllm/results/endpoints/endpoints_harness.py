@@ -1,5 +1,7 @@
 """Results that the endpoints harness of MLCommons measured, read into the model: they have no log of LoadGen.
 
+A value of another type than is asked for counts as missing.
+
 What is read where is that of the official checker (tools/submission/submission_checker, ENDPOINTS_MAPPINGS): limits are
 compared with the percentiles of early stopping, seeds and the minimum duration are those of config.yaml.
 """
@@ -13,7 +15,6 @@ from typing import Any
 from cm4vllm.common.units import Milliseconds, Quantity, Samples, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.records.logs.impossible_values import ImpossibleValue, value_out_of_range, values_out_of_order
 from cm4vllm.results.figures import Figure, Figures, Source
-from cm4vllm.results.file_values import number, part
 from cm4vllm.results.log_folders import SCORE_UNITS, Reader
 from cm4vllm.results.model import Accuracy, Performance
 from cm4vllm.rules import Terms
@@ -32,6 +33,8 @@ _DISTRIBUTIONS = {"ttft": 0.0, "latency": 0.0, "tpot": 50.0, "output_sequence_le
 #: The part by which a mean of equal values may differ from them.
 _ROUNDED = 1e-9
 _PERCENTILES = (50, 90, 95, 97, 99, 99.9)
+#: No figure is larger; NaN is not smaller.
+_LARGEST = 1e30
 
 
 def is_endpoints(folder: Path) -> bool:
@@ -214,3 +217,27 @@ def _reasons(summary: Mapping[str, Any]) -> Iterator[str]:
     issued, completed = number(summary, "n_samples_issued"), number(summary, "n_samples_completed")
     if issued is not None and completed is not None and completed + (failed or 0) < issued:
         yield f"{issued - completed - (failed or 0):,.0f} samples were issued and not completed"
+
+
+def part(content: object, key: str) -> Mapping[str, Any]:
+    """Return the object inside an object; empty where it is missing."""
+    value = content.get(key) if isinstance(content, Mapping) else None
+    return value if isinstance(value, dict) else {}
+
+
+def number(content: object, key: str) -> float | None:
+    """Return a finite number of at least 0; None where it is missing."""
+    return magnitude(content.get(key) if isinstance(content, Mapping) else None)
+
+
+def magnitude(value: object) -> float | None:
+    """Return a value that is a finite number of at least 0; None for any other."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LARGEST:
+        return None
+    return float(value)
+
+
+def count(content: object, key: str) -> int | None:
+    """Return a whole number of at least 0; None where it is missing."""
+    value = content.get(key) if isinstance(content, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -15,7 +15,8 @@ from cm4vllm.records.metrics import ServerMetrics, Timing
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.vllm.given_options import whole_number
 from cm4vllm.results.figure_texts import headroom
-from cm4vllm.results.model import Latency, Performance
+from cm4vllm.results.figures import Latency
+from cm4vllm.results.model import Performance
 from cm4vllm.rules import Arrivals
 
 #: Samples of the server's metrics, and requests in them, from which on they say something.

@@ -19,9 +19,8 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import read_software
 from cm4vllm.results.capsule import CURVE, RUN_RECORDS, Capsule, CapsuleServer, unknown_fields
 from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
-from cm4vllm.results.endpoints.endpoints_harness import endpoints_performance
+from cm4vllm.results.endpoints.endpoints_harness import endpoints_performance, part
 from cm4vllm.results.figures import Figure, Figures
-from cm4vllm.results.file_values import part
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
 from cm4vllm.rules import ExecutionMode, endpoints_benchmarks, endpoints_rules
 from cm4vllm.submission.capsule.from_records import noted_scripts, program_of, served_by
@@ -62,7 +61,12 @@ def capsule_of_curve(out: Path, curve: Curve) -> Capsule:
         packages=software.packages if software else {},
         contents=software.contents if software else {},
         model=_model(first),
-        dataset=_dataset(first),
+        dataset={
+            "name": _text(first.declared, "dataset"),
+            "source": _text(first.declared, "dataset_link"),
+            "sha256": _text(first.record, "dataset_sha256"),
+            "samples": str(part(first.record, "benchmark").get("samples") or ""),
+        },
         # Of the first point: the options of further ones stand in the command of the job.
         server=served_by(servers[0], "", software, hosts)
         if servers
@@ -100,17 +104,6 @@ def _model(point: Point) -> dict[str, str]:
     }
 
 
-def _dataset(point: Point) -> dict[str, str]:
-    """Return what a point states of its dataset."""
-    benchmark = part(point.record, "benchmark")
-    return {
-        "name": _text(point.declared, "dataset"),
-        "source": _text(point.declared, "dataset_link"),
-        "sha256": _text(point.record, "dataset_sha256"),
-        "samples": str(benchmark.get("samples") or ""),
-    }
-
-
 def _machine(system: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of the system and of its first kind of node, without the names of the submission."""
     nodes = system.get("node_types")
@@ -136,7 +129,14 @@ def _result(curve: Curve, point: Point) -> Result:
         scenario=name,
         folder=point.name,
         performance=_performance(point, name) if point.summary else None,
-        accuracy=_accuracy(point) if point.scores else None,
+        accuracy=Accuracy(
+            log=point.scores[0].source.file,
+            figures=Figures(Figure(score.metric, score.value, "", score.source) for score in point.scores),
+            settings={"accuracy_sample_count": point.scores[0].samples},
+            conditions=_conditions(point),
+        )
+        if point.scores
+        else None,
         measurements={
             "steady_state": point.steady_state.get("status", ""),
             "samples_issued": point.samples_issued or "",
@@ -153,15 +153,6 @@ def _performance(point: Point, name: str) -> Performance:
         made,
         loadgen_version=f"endpoints-{commit}" if commit else made.loadgen_version,
         figures=Figures(dataclasses.replace(figure, why_no_interval=_NO_INTERVAL) for figure in figures),
-        conditions=_conditions(point),
-    )
-
-
-def _accuracy(point: Point) -> Accuracy:
-    return Accuracy(
-        log=point.scores[0].source.file,
-        figures=Figures(Figure(score.metric, score.value, "", score.source) for score in point.scores),
-        settings={"accuracy_sample_count": point.scores[0].samples},
         conditions=_conditions(point),
     )
 

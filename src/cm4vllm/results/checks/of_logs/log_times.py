@@ -181,7 +181,8 @@ def shape(_: Result, part: Performance) -> Iterator[Fault]:
             f"p50 {p50:,.1f} ms, p90 {p90:,.1f} ms, p99 {p99:,.1f} ms",
             "p90 above p50",
         )
-    if (edge := _edge(low)) and low > 0.5 * p50:
+    edge = low // 100 * 100  # a round time, in ms
+    if edge and (low - edge) / edge < _JUST_ABOVE and low > 0.5 * p50:
         yield Fault(
             "the smallest time to the first token lies just above a round time",
             part.log,
@@ -194,9 +195,3 @@ def shape(_: Result, part: Performance) -> Iterator[Fault]:
 def _spread(figures: Figures, name: str) -> float | None:
     p50, p95 = figures.value(f"{name}_p50"), figures.value(f"{name}_p95")
     return None if p50 is None or p95 is None or not p50 else (p95 - p50) / p50
-
-
-def _edge(value: float) -> float | None:
-    """Return the round time, a multiple of 100 ms, that `value` in ms lies just above; None where it does not."""
-    edge = value // 100 * 100
-    return edge if edge and (value - edge) / edge < _JUST_ABOVE else None

@@ -111,11 +111,12 @@ def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:
 )
 def metric(result: Result, part: Performance) -> Iterator[Fault]:
     """A log has the figure by which results of its scenario are compared: tokens/s for language models."""
+    # LoadGen counts tokens only where a benchmark has limits on TTFT and TPOT.
+    all_terms = (terms_of(result.round, result.benchmark, scenario, Mode.PERFORMANCE) for scenario in rules.Scenario)
+    counts_tokens = any(terms and terms.limits and terms.limits.ttft_ms for terms in all_terms)
     if part.metric is None:
         yield Fault(f"there is no figure by which {result.scenario} results are compared", part.log)
-    elif not _counts_tokens(result):
-        return
-    elif part.settings.get("requested_use_token_latencies") is False:
+    elif counts_tokens and part.settings.get("requested_use_token_latencies") is False:
         yield Fault(
             "LoadGen was set not to count tokens",
             part.log,
@@ -123,7 +124,7 @@ def metric(result: Result, part: Performance) -> Iterator[Fault]:
             "false",
             "true, as mlperf.conf has it for the benchmark",
         )
-    elif part.tokens_per_second is None:
+    elif counts_tokens and part.tokens_per_second is None:
         yield Fault(
             "the log of a language model counts no tokens",
             part.log,
@@ -131,12 +132,6 @@ def metric(result: Result, part: Performance) -> Iterator[Fault]:
             part.metric.name,
             "tokens_per_second",
         )
-
-
-def _counts_tokens(result: Result) -> bool:
-    """Return True if LoadGen counts the tokens of the benchmark: only where it has limits on TTFT and TPOT."""
-    all_terms = (terms_of(result.round, result.benchmark, scenario, Mode.PERFORMANCE) for scenario in rules.Scenario)
-    return any(terms and terms.limits and terms.limits.ttft_ms for terms in all_terms)
 
 
 @check(

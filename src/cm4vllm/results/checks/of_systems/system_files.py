@@ -185,14 +185,13 @@ def unanswered(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
         asked = key in _OF_ANY_MACHINE or (has_accelerators and key in _OF_ACCELERATORS)
         if word in _NO_ANSWERS and (asked or word not in _NOT_APPLICABLE):
             # A sign is no text that says what it means; where nothing is asked, N/A would do.
-            severity = None if asked or word[0].isalpha() else Severity.NOTE
             yield Fault(
                 "a question is not answered",
                 system.file,
                 key,
                 str(value),
                 "what the machine has" if asked else "what the machine has, or N/A",
-                severity=severity,
+                severity=None if asked or word[0].isalpha() else Severity.NOTE,
             )
         elif _LEFT_OPEN.search(str(value)):
             yield Fault("a part of an answer is left open", system.file, key, str(value), "what the machine has")

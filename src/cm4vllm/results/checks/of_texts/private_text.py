@@ -115,12 +115,11 @@ def _searched(content: bytes, forms: tuple[Private, ...]) -> tuple[tuple[Private
 
 
 def _fault(submission: Submission, form: Private, word: str, paths: list[str]) -> Fault:
-    shown = f"{len(word)} characters, not shown" if form.is_secret else word
     return Fault(
         form.kind if len(paths) == 1 else f"{form.kind}, in {len(paths)} files of programs",
         os.path.relpath(paths[0], submission.root),
         "",
-        shown,
+        f"{len(word)} characters, not shown" if form.is_secret else word,
         "nothing",
         severity=form.severity,
     )
@@ -128,7 +127,7 @@ def _fault(submission: Submission, form: Private, word: str, paths: list[str]) -
 
 def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:
     """Yield the files that were not searched, or not to their end."""
-    place = f"{submission.division}/{submission.submitter}"
+    place = submission.place
     for paths, fault in (
         (files.binary, "binary files were not searched for private text"),
         (files.cut, f"only the first {LARGEST_TEXT // 2**10} KiB of large texts were searched for private text"),
