@@ -303,8 +303,8 @@ def test_the_kernel_is_replaced_where_onednn_has_only_a_reference_one(fp8, flags
 def test_vllm_finds_the_plugin_on_the_path_that_it_is_given_and_the_users_choice_stays(fp8, monkeypatch):
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", "TheirKernel")
     env = fp8()
-    found = metadata.distributions(path=[env["PYTHONPATH"]])
-    (plugin,) = [point for distribution in found for point in distribution.entry_points]
+    distributions = metadata.distributions(path=[env["PYTHONPATH"]])
+    (plugin,) = [point for distribution in distributions for point in distribution.entry_points]
     assert (plugin.group, plugin.value) == ("vllm.general_plugins", "cm4vllm_fp8:register")
     assert (Path(env["PYTHONPATH"]) / f"{plugin.module}.py").is_file()
     assert env["VLLM_DISABLED_KERNELS"] == "TheirKernel,ChannelWiseTorchFP8ScaledMMLinearKernel"

@@ -157,18 +157,15 @@ def test_a_socket_fits_where_the_temporary_folders_path_is_too_long_for_one(monk
     assert not ipc_files.folder.exists()
 
 
-def test_a_place_for_sockets_that_cannot_be_made_is_told(tmp_path, monkeypatch):
+def test_a_program_or_its_place_for_sockets_that_cannot_be_made_leaves_nothing(tmp_path, temporary, monkeypatch):
+    supervisor = supervised(tmp_path, ["/no/such/program"])
+    supervisor.communicate(timeout=20)
+    assert supervisor.returncode == 127
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/proc/none")
     supervisor = supervised(tmp_path, [sys.executable, "-c", ""])
     supervisor.communicate(timeout=20)
     assert supervisor.returncode == 127
     assert "/proc/none" in (tmp_path / "state").read_text()
-
-
-def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path, temporary):
-    supervisor = supervised(tmp_path, ["/no/such/program"])
-    supervisor.communicate(timeout=20)
-    assert supervisor.returncode == 127
 
 
 def test_a_machine_without_shared_memory_is_refused_with_the_remedy():

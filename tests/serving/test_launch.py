@@ -145,20 +145,26 @@ def test_a_server_of_few_cores_is_started_with_few_processes(monkeypatch, capsys
     assert ("vLLM's worker computes in its engine's process" in capsys.readouterr().out) is few
 
 
-def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(tmp_path, settings, installation):
+@pytest.mark.parametrize(
+    ("given", "refusal", "cause", "remedy"),
+    [
+        ({"api": "generate"}, "--api=generate", "no option --enable-scale-out", "leave --api out"),
+        (
+            {"server": ServerSettings(extra="--max-num-batched-tokenz=8")},
+            "no option --max-num-batched-tokenz",
+            "",
+            "did you mean '--max-num-batched-tokens'?",
+        ),
+    ],
+)
+def test_an_option_that_this_vllm_has_not_is_an_error_before_anything_starts(
+    tmp_path, settings, installation, given, refusal, cause, remedy
+):
     helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--new"))
-    with pytest.raises(UsageError, match="--api=generate") as caught:
-        launch(settings(installation=installation, api="generate"))
-    assert "no option --enable-scale-out" in caught.value.cause
-    assert "leave --api out" in caught.value.remedy
-    assert not (tmp_path / "server").exists()
-
-
-def test_a_wrong_option_is_an_error_before_anything_starts(tmp_path, settings, installation):
-    with pytest.raises(UsageError, match="no option --max-num-batched-tokenz") as caught:
-        launch(settings(installation=installation, server=ServerSettings(extra="--max-num-batched-tokenz=8")))
-    assert "did you mean '--max-num-batched-tokens'?" in caught.value.remedy
+    with pytest.raises(UsageError, match=refusal) as caught:
+        launch(settings(installation=installation, **given))
+    assert cause in caught.value.cause and remedy in caught.value.remedy
     assert not (tmp_path / "server").exists()
 
 
@@ -173,32 +179,26 @@ def test_a_published_preset_is_served_with_what_this_release_takes_of_it(setting
 
 
 def test_a_given_server_is_only_checked(tmp_path):
+    folder = tmp_path / "server"
+    with peer.running("token-short") as url, pytest.raises(ServerUnsuitable):
+        launch(LaunchSettings(api_server=url, folder=str(folder)))
+    assert not (folder / SERVER_FILE).exists()
     with peer.running() as url:
-        record, path = launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))
+        record, path = launch(LaunchSettings(api_server=url, folder=str(folder)))
         end(str(path))
         assert read_record(path, ServerRecord) == record
-        assert record.owned is False
-        assert record.api is Api.COMPLETIONS
-        assert launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))[0] == record
-    assert [entry.name for entry in (tmp_path / "server").iterdir()] == [SERVER_FILE]
+        assert (record.owned, record.api) == (False, Api.COMPLETIONS)
+        assert launch(LaunchSettings(api_server=url, folder=str(folder)))[0] == record
+    assert [entry.name for entry in folder.iterdir()] == [SERVER_FILE]
 
 
-def test_a_given_server_that_cannot_be_measured_leaves_no_record(tmp_path):
-    with peer.running("token-short") as url, pytest.raises(ServerUnsuitable):
-        launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))
-    assert not (tmp_path / "server" / SERVER_FILE).exists()
-
-
-def test_a_model_that_changed_or_is_gone_is_not_served(tmp_path, settings):
+def test_a_model_that_changed_or_is_gone_is_not_served_and_what_is_missing_is_said(tmp_path, python, settings):
     (tmp_path / "tiny" / "config.json").write_text('{"max_position_embeddings": 8192}')
     with pytest.raises(ModelError, match="have changed"):
         launch(settings())
     (tmp_path / "tiny").rename(tmp_path / "elsewhere")
     with pytest.raises(ModelError, match="does not exist any more"):
         launch(settings())
-
-
-def test_without_model_or_vllm_it_says_what_is_missing(tmp_path, python):
     with pytest.raises(UsageError, match="no vLLM"):
         launch(LaunchSettings(folder=str(tmp_path)))
     with pytest.raises(UsageError, match="no model"):
@@ -261,14 +261,10 @@ def test_a_model_without_weights_is_served_with_random_ones(tmp_path, settings):
         (Api.TRANSCRIPTIONS, ("/v1/audio/transcriptions -F model=m", "--api_server=http://a --model=b"), "--api="),
     ],
 )
-def test_the_words_on_a_servers_use_are_those_of_what_it_is_asked_for(api, words, without):
+def test_the_words_on_a_servers_use_are_those_of_what_it_is_asked_for_and_can_be_pasted(api, words, without):
     record = ServerRecord(endpoint="http://a", api=api, model_name="m", max_model_len=1, version="", owned=True)
     shown = use_words(record, "b")
     assert all(word in shown for word in words) and without not in shown
-
-
-def test_the_shown_request_to_a_server_with_a_key_names_the_variable_and_can_be_pasted():
-    record = ServerRecord(endpoint="http://a", model_name="m", max_model_len=1, version="", owned=True)
     shown = use_words(replace(record, access=Access(key_env="VLLM_API_KEY")), "b")
     assert ' -H "Authorization: Bearer ${VLLM_API_KEY:?}" ' in Vault({"VLLM_API_KEY": "a-key-of-mine"}).clean(shown)
 
@@ -283,22 +279,14 @@ def reading(used_gib: float, *processes: int) -> dict[str, GpuUse]:
     return {"GPU-1": GpuUse("NVIDIA H100 80GB HBM3", int(used_gib * GIB), frozenset(processes))}
 
 
-def test_memory_that_is_freed_in_time_is_waited_for(capsys):
+def test_memory_that_is_freed_in_time_is_waited_for_and_what_stays_told_with_its_holder(capsys):
     readings = iter([reading(70, 12), reading(70, 12), reading(1.1)])
     assert wait_until_freed(reading(1), lambda: next(readings), timeout_s=30)
+    assert wait_until_freed({}, lambda: pytest.fail("nobody needs to look"), timeout_s=30)
     assert capsys.readouterr().out == ""
-
-
-def test_memory_that_stays_is_told_with_its_holder(capsys):
     assert not wait_until_freed(reading(1, 1), lambda: reading(71, 1, os.getpid()), timeout_s=0.1)
     said = capsys.readouterr().out
-    assert "70.0 GiB more" in said
-    assert f"({os.getpid()})" in said
-    assert "(1)" not in said
-
-
-def test_without_a_gpu_there_is_nothing_to_wait_for():
-    assert wait_until_freed({}, lambda: pytest.fail("nobody needs to look"), timeout_s=30)
+    assert "70.0 GiB more" in said and f"({os.getpid()})" in said and "(1)" not in said
 
 
 def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):

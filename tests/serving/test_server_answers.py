@@ -107,15 +107,15 @@ def test_a_server_that_stays_busy_is_unsuitable_with_its_status(upstream, impati
 
 
 @pytest.mark.parametrize(
-    ("status", "times", "what", "cause"),
+    ("status", "times", "refusal", "cause"),
     [
         *((status, 10**6, "neither token ids nor", "/v1/completions: HTTP {} busy") for status in (404, 422, 500)),
         *((status, 1, None, "its /v1/completions answers HTTP {} busy") for status in (402, 505)),
     ],
 )
-def test_an_endpoint_that_is_not_supported_is_named_with_its_status(upstream, impatient, status, times, what, cause):
+def test_an_endpoint_that_is_not_supported_is_named_with_its_status(upstream, impatient, status, times, refusal, cause):
     rule = first(times, status, "/v1/completions")
-    with Gateway(upstream, rule=rule) as gateway, pytest.raises(ServerUnsuitable, match=what) as caught:
+    with Gateway(upstream, rule=rule) as gateway, pytest.raises(ServerUnsuitable, match=refusal) as caught:
         probe(gateway.endpoint, peer.MODEL, text=True)
     assert cause.format(status) in caught.value.cause
 

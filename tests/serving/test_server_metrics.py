@@ -126,7 +126,8 @@ def test_several_engines_and_servers_are_added_up_and_the_fullest_cache_counts(s
     ],
 )
 def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_path, pages):
-    summary = watched(*serve(*pages), tmp_path).summary()
+    url, handler = serve(*pages)
+    summary = watched(url, handler, tmp_path).summary()
     assert summary.missed == 1
     assert summary.samples >= 3
 
