@@ -14,7 +14,6 @@ from test_amd import library
 from tests.script.main_job import asked, planned
 
 from cm4vllm.doctor.machine_page import MachineSettings, report_machine
-from cm4vllm.hardware.energy_counters import energy_watched, package_counters
 from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
 from cm4vllm.hardware.gpus.vendors import amd, nvml
 from cm4vllm.hardware.machine_facts import (
@@ -28,7 +27,7 @@ from cm4vllm.hardware.machine_facts import (
     network_lines,
     storage_lines,
 )
-from cm4vllm.hardware.machine_samples import look_at_gpus, throttling
+from cm4vllm.hardware.machine_samples import energy_watched, look_at_gpus, package_counters, throttling
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import machine_limits, unready
 from cm4vllm.hardware.system_description import SystemAsked, describe_system

@@ -179,7 +179,7 @@ def test_the_record_of_a_server_has_the_options_of_its_command_line(tmp_path):
         ("--tensor-parallel-size 2", 1, 240 * 2**20, 2),
         ("--pipeline-parallel-size=2", 1, 240 * 2**20, 2),
         ("--tensor-parallel-size=2 --distributed-executor-backend=ray", 1, 0, 2),
-        ("-tp 2 --pipeline_parallel_size=3 -dp=2", 2, 720 * 2**20, 12),
+        ("-tp 2 --pipeline_parallel_size=3 -dp=2", 2, 240 * 2**20, 12),
     ],
 )
 def test_what_a_server_needs_is_that_of_its_options(words, processes, shared, workers):

@@ -16,8 +16,7 @@ from cm4vllm.common.files import free_bytes
 from cm4vllm.common.programs.containers import engine_version, installed_engines, missing_hook, require_ready
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.tools.doctor import diagnose
-from cm4vllm.hardware.gpus.gpu import detect_gpus
-from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan, least_memory
+from cm4vllm.hardware.gpus.gpu import detect_gpus, gpus_to_plan, least_memory
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_device

@@ -59,10 +59,17 @@ def test_the_recorded_stream_is_read_however_it_is_cut(size):
     assert first[0] <= raw.index(b"\n") < first[0] + size
 
 
-def test_the_recorded_whole_answer_is_read():
+def test_a_whole_answer_and_conversation_are_read():
     answer = whole_text(recorded("whole"), 5, WIDE, SERVE)
     assert answer[:2] == (" On Tuesday the from was Tuesday..", "stop")
     assert answer.stated[:3] == (5, 9, 0)
+    message = {"role": "assistant", "reasoning_content": "a", "content": "b"}
+    conversation = {
+        "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+        "usage": {"completion_tokens": 2, "prompt_tokens": 9},
+    }
+    raw = json.dumps(conversation).encode()
+    assert whole_text(raw, 5, LIMITS, Dialect(prompts=Prompts.CHAT)).text == "ab"
 
 
 def test_what_is_gathered_is_reduced_without_a_difference():
@@ -90,36 +97,26 @@ def test_the_reasoning_channel_is_the_first_text_and_is_counted(name):
     assert (answer.text, answer.first, answer.stated.tokens) == (" think answer", " think", 3)
 
 
-def test_a_whole_conversation_with_reasoning():
-    raw = json.dumps(
-        {
-            "choices": [
-                {
-                    "index": 0,
-                    "finish_reason": "stop",
-                    "message": {"role": "assistant", "reasoning_content": "a", "content": "b"},
-                }
-            ],
-            "usage": {"completion_tokens": 2, "prompt_tokens": 9},
-        }
-    ).encode()
-    assert whole_text(raw, 5, LIMITS, Dialect(prompts=Prompts.CHAT)).text == "ab"
-
-
-def test_two_names_of_one_channel_are_one_text():
-    part = {"reasoning_content": " x", "reasoning": " x", "content": None}
-    answer = read(event(choices=[{"index": 0, "delta": part}]) + end())
-    assert answer.text == " x"
-
-
-def test_without_usage_the_text_is_all():
-    raw = text("a") + event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}])
-    answer = read(raw, UNCOUNTED)
-    assert (answer.text, answer.stated[:3]) == ("a", (-1, -1, 0))
-
-
-def test_an_answer_of_tokens_without_text_is_one():
-    assert read(end(tokens=1)).stated.tokens == 1
+@pytest.mark.parametrize(
+    ("raw", "dialect", "words", "counts"),
+    [
+        # Two names of one channel are one text.
+        (
+            event(choices=[{"index": 0, "delta": {"reasoning_content": " x", "reasoning": " x", "content": None}}])
+            + end(),
+            SERVE,
+            " x",
+            (5, 3, 0),
+        ),
+        # Without usage the text is all.
+        (text("a") + text("", finish_reason="stop"), UNCOUNTED, "a", (-1, -1, 0)),
+        # Tokens without text are an answer.
+        (end(tokens=1), SERVE, "", (5, 1, 0)),
+    ],
+)
+def test_what_is_no_usual_answer_is_read(raw, dialect, words, counts):
+    answer = read(raw, dialect)
+    assert (answer.text, answer.stated[:3]) == (words, counts)
 
 
 @pytest.mark.parametrize(

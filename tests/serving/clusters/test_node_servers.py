@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import node_peer
 import peer
+from launched import gone
 
 from cm4vllm.common.errors import ServerDied, ServerUnreachable, UsageError
 from cm4vllm.common.records import read_record
@@ -67,10 +68,6 @@ def wait_until_begun(record) -> None:
 def processes_of(record) -> list[psutil.Process]:
     roots = [psutil.Process(pid) for pid in record.supervisors]
     return [process for root in roots for process in [root, *root.children(recursive=True)]]
-
-
-def gone(processes, timeout_s=30) -> bool:
-    return not psutil.wait_procs(processes, timeout_s)[1]
 
 
 def test_a_server_is_on_all_nodes_and_leaves_none_when_it_is_stopped(python, tmp_path):
@@ -243,11 +240,6 @@ def test_nodes_are_not_for_ray_nor_for_several_servers(key, value, flag):
         require_usable(LaunchSettings.of({"CM_VLLM_SERVER_NODES": "n1,n2", key: value}))
 
 
-def test_a_node_without_vllm_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="n1 has no vLLM"):
-        launch(tmp_path / "none", tmp_path / "server", tp_size=2)
-
-
 REPORT = NodeReport(host="h", packages={"vllm": "0.32.0"}, program="a" * 64, python="3.11.2", model="b" * 64, cores=8)
 
 
@@ -261,17 +253,13 @@ REPORT = NodeReport(host="h", packages={"vllm": "0.32.0"}, program="a" * 64, pyt
         ({"packages": {}}, "n2 has no vLLM"),
     ],
 )
-def test_nodes_that_differ_are_refused(changes, message):
+def test_nodes_that_differ_are_refused_and_other_hardware_is_reported(changes, message):
     with pytest.raises(UsageError, match=message):
         require_alike({"n1": REPORT, "n2": replace(REPORT, **changes)}, workers=1, on_gpus=False)
-
-
-def test_nodes_of_other_hardware_are_reported():
-    other = replace(REPORT, cores=4)
-    texts = require_alike({"n1": REPORT, "n2": other}, workers=1, on_gpus=False)
-    assert texts == ["the nodes differ in cores: n1: 8; n2: 4"]
+    other = {"n1": REPORT, "n2": replace(REPORT, cores=4)}
+    assert require_alike(other, workers=1, on_gpus=False) == ["the nodes differ in cores: n1: 8; n2: 4"]
     with pytest.raises(UsageError, match="n1 has 0 GPUs for 8 workers"):
-        require_alike({"n1": REPORT, "n2": other}, workers=8, on_gpus=True)
+        require_alike(other, workers=8, on_gpus=True)
 
 
 def test_names_and_addresses_of_nodes_are_not_published():

@@ -22,7 +22,7 @@ from cm4vllm.common.programs.containers import Mount, ask_engine, engines, run_w
 from cm4vllm.common.progress import warn
 from cm4vllm.common.secrets.command_lines import given_words, options_in, refuse_secrets
 from cm4vllm.common.terminal_text import whole_number
-from cm4vllm.hardware.gpus.used_gpus import VISIBLE
+from cm4vllm.hardware.gpus.gpu import VISIBLE
 from cm4vllm.records.published_server import described_container
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.carried_variables import carried_variables
