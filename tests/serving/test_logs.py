@@ -20,25 +20,30 @@ LOG = """\
 """
 
 
-def test_the_root_cause_is_told_without_prefixes_and_repetitions(tmp_path):
-    (tmp_path / "log").write_text(LOG)
-    assert telling_lines(tmp_path / "log") == "ValueError: No available memory for the cache blocks."
+PYDANTIC = """\
+E.ValidationError: 1 validation error for M
+  Value error, too long
+    For further information visit https://example.org
+"""
+ENDED = """\
+one
+
+two
+(EngineCore pid=20) INFO 11-21 01:22:33 [core.py:1] [shutdown] EngineCore: start mode=abort timeout=0s
+"""
 
 
-def test_what_pydantic_says_in_the_lines_below_is_told_with_its_error(tmp_path):
-    (tmp_path / "log").write_text(
-        "E.ValidationError: 1 validation error for M\n  Value error, too long\n"
-        "    For further information visit https://example.org\n"
-    )
-    assert telling_lines(tmp_path / "log") == "E.ValidationError: 1 validation error for M Value error, too long"
-
-
-def test_without_an_error_the_last_lines_are_told(tmp_path):
-    (tmp_path / "log").write_text(
-        "one\n\ntwo\n(EngineCore pid=20) INFO 11-21 01:22:33 [core.py:1] [shutdown] "
-        "EngineCore: start mode=abort timeout=0s\n"
-    )
-    assert telling_lines(tmp_path / "log") == "one\ntwo"
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (LOG, "ValueError: No available memory for the cache blocks."),
+        (PYDANTIC, "E.ValidationError: 1 validation error for M Value error, too long"),
+        (ENDED, "one\ntwo"),  # without an error the last lines
+    ],
+)
+def test_the_root_cause_is_told_without_prefixes_and_repetitions(tmp_path, text, told):
+    (tmp_path / "log").write_text(text)
+    assert telling_lines(tmp_path / "log") == told
 
 
 def test_a_missing_log_tells_nothing(tmp_path):
@@ -103,16 +108,10 @@ def test_every_failure_has_a_log_or_is_known_by_how_the_process_ended():
     assert known_failure("it ended by itself: killed by SIGILL").name == "instruction"
 
 
-def test_each_repetition_in_a_pattern_has_a_bound():
-    patterns = [pattern for failure in KNOWN_FAILURES for pattern in failure.patterns]
-    assert [pattern for pattern in patterns if re.search(r"(?<!\\)[*+]", pattern)] == []
-
-
-def test_names_and_remedies_are_each_of_its_own():
+def test_names_and_remedies_are_each_of_its_own_and_each_repetition_in_a_pattern_has_a_bound():
     names, remedies = {failure.name for failure in KNOWN_FAILURES}, {failure.remedy for failure in KNOWN_FAILURES}
     assert len(names) == len(remedies) == len(KNOWN_FAILURES)
-
-
-def test_the_arguments_that_vllm_logs_are_no_failure():
-    line = "(APIServer pid=1) INFO 11-21 04:36:00 [utils.py:1] non-default args: {'trust_remote_code': True}"
-    assert known_failure(line.replace("True", "False")) is None
+    patterns = [pattern for failure in KNOWN_FAILURES for pattern in failure.patterns]
+    assert [pattern for pattern in patterns if re.search(r"(?<!\\)[*+]", pattern)] == []
+    line = "(APIServer pid=1) INFO 11-21 04:36:00 [utils.py:1] non-default args: {'trust_remote_code': False}"
+    assert known_failure(line) is None

@@ -38,17 +38,10 @@ def test_a_running_server_is_found_and_described(server, tmp_path):
     assert text.startswith(f"{server.endpoint} serves")
     assert f"model       {peer.MODEL}, up to 2,048 tokens" in text
     assert str(tmp_path / "one" / "server.log") in text
-
-
-def test_a_server_that_is_not_ready_is_starting(server, tmp_path):
     (tmp_path / "one" / SERVER_FILE).unlink()
-    (running,) = ours(server)
-    assert running.record is None
-    assert status_text([running]).startswith("starting for")
-
-
-def test_a_server_that_answers_no_completion_is_said_not_to_serve(server):
-    (running,) = ours(server)
+    (starting,) = ours(server)
+    assert starting.record is None
+    assert status_text([starting]).startswith("starting for")
     process = family(server.supervisor_pid)[1]
     process.suspend()
     process.kill()

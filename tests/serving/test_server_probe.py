@@ -96,13 +96,9 @@ def test_a_stand_in_is_taken_by_each_of_its_names(monkeypatch, served, root, nam
             assert probe(url, name).model_name == served
 
 
-def test_the_only_model_need_not_be_named():
-    with peer.running() as url:
-        assert probe(url).model_name == peer.MODEL
-
-
-def test_an_adapter_does_not_make_the_choice_of_the_model_unclear():
-    with peer.running("adapter") as url:
+@pytest.mark.parametrize("fault", ["none", "adapter", "no-metrics"])
+def test_the_only_model_need_not_be_named(fault):
+    with peer.running(fault) as url:
         assert probe(url).model_name == peer.MODEL
 
 
@@ -142,22 +138,13 @@ def test_an_unsuitable_server_is_refused_with_the_reason(fault, words):
     assert ("--no-enable-prefix-caching" if fault == "prefix-caching" else "") in caught.value.remedy != ""
 
 
-def test_a_server_without_metrics_is_not_refused():
-    with peer.running("no-metrics") as url:
-        assert probe(url).model_name == peer.MODEL
-
-
-def test_several_servers_become_one_record():
-    with peer.running() as first, peer.running() as second, peer.running() as third:
-        record = probe(f"{first}, {second},{third}")
-    assert record.endpoints == [first, second, third]
-    assert record.endpoint == first
-
-
-def test_each_of_several_servers_is_probed():
-    with peer.running() as first, peer.running("no-ids") as second, pytest.raises(ServerUnsuitable) as said:
-        probe(f"{first},{second}")
-    assert second in said.value.what
+def test_several_servers_become_one_record_and_each_is_probed():
+    with peer.running() as first, peer.running() as second, peer.running("no-ids") as third:
+        record = probe(f"{first}, {second}")
+        with pytest.raises(ServerUnsuitable) as said:
+            probe(f"{first},{third}")
+    assert (record.endpoint, record.endpoints) == (first, [first, second])
+    assert third in said.value.what
 
 
 def test_an_openai_compatible_server_that_is_no_vllm_is_taken_and_what_is_not_known_of_it_is_said(model):

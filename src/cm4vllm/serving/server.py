@@ -31,13 +31,6 @@ from cm4vllm.serving.clusters.launchers import Launcher
 from cm4vllm.serving.clusters.node_processes import copy_to_nodes, installation, node_files, node_reports, start_on_node
 from cm4vllm.serving.clusters.node_report import require_alike
 from cm4vllm.serving.clusters.placement import NodeLayout
-from cm4vllm.serving.containers.image import VllmImage
-from cm4vllm.serving.containers.server_container import (
-    removal_words,
-    remove_leftovers,
-    server_container,
-    supervised_words,
-)
 from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
 from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.options.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
@@ -45,6 +38,13 @@ from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.probing.server_access import own_access
 from cm4vllm.serving.probing.server_probe import check_answer, probe
 from cm4vllm.serving.probing.server_requests import Site
+from cm4vllm.serving.server_container import (
+    VllmImage,
+    removal_words,
+    remove_leftovers,
+    server_container,
+    supervised_words,
+)
 from cm4vllm.serving.supervision.death_reasons import LOG_FILE, STATE_FILE, reason_in, reason_on_nodes
 from cm4vllm.serving.supervision.known_failures import known_failure
 from cm4vllm.serving.supervision.logs import advice, progress_line, telling_lines

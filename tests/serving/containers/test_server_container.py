@@ -17,18 +17,17 @@ from cm4vllm.common.programs import containers
 from cm4vllm.records.published_server import container_words
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.records.vllm.options import OPTIONS_FILE, read_options
-from cm4vllm.serving import containers as serving_containers
-from cm4vllm.serving.containers import image as image_module
-from cm4vllm.serving.containers.image import _reported
-from cm4vllm.serving.containers.server_container import (
+from cm4vllm.serving import server_container as module
+from cm4vllm.serving.installation.install import PACKAGES, PROOF
+from cm4vllm.serving.launch_settings import LaunchSettings, container_notes, require_usable
+from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
+from cm4vllm.serving.server_container import (
+    _reported,
     container_options,
     removal_words,
     server_container,
     supervised_words,
 )
-from cm4vllm.serving.installation.install import PACKAGES, PROOF
-from cm4vllm.serving.launch_settings import LaunchSettings, container_notes, require_usable
-from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 
 SECRET = "s3cret-of-the-test"
 #: Files of other programs, some by a name that a model's have.
@@ -257,9 +256,7 @@ def test_an_engine_that_is_missing_or_does_not_respond_is_refused(engine, tmp_pa
 
 
 def test_a_missing_hook_is_refused(engine, monkeypatch):
-    monkeypatch.setattr(
-        image_module, "missing_hook", lambda name, device: containers.engines()["podman"].hooks.get(device)
-    )
+    monkeypatch.setattr(module, "missing_hook", lambda name, device: containers.engines()["podman"].hooks.get(device))
     with pytest.raises(InstallError, match="no NVIDIA GPU") as raised:
         require_usable(LaunchSettings.of({**IMAGE, "CM_MLPERF_DEVICE": "cuda"}))
     assert "nvidia-ctk cdi generate" in raised.value.remedy
@@ -346,7 +343,7 @@ def test_an_image_whose_vllm_generates_no_token_is_refused_with_the_place_of_its
 # --- the first process of a container, run outside of one: ends with its program, and with the writer of its pipe
 
 
-PROGRAM = Path(serving_containers.__file__).parents[1] / "in_container" / "first_process.py"
+PROGRAM = Path(module.__file__).parent / "in_container" / "first_process.py"
 
 
 @pytest.fixture
