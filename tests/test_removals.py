@@ -157,7 +157,7 @@ PLACES = {
         "Ray's folder for temporary files",
         "mkdtemp made it for a node that this process started",
     ),
-    "serving/containers/image.py": ({"rename": 1}, "a folder in our part of the user's cache", "nothing is replaced"),
+    "serving/server_container.py": ({"rename": 1}, "a folder in our part of the user's cache", "nothing is replaced"),
     "serving/end_with_supervisor/sitecustomize.py": ({"kill": 1}, "itself", "its own process ID"),
     "serving/in_container/first_process.py": (
         {"kill": 1, "killpg": 1},

@@ -4,8 +4,8 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.containers.image import require_container
     from cm4vllm.serving.launch_settings import LaunchSettings, container_notes
+    from cm4vllm.serving.server_container import require_container
 
     settings = LaunchSettings.of(i["env"])
     require_container(settings.image)
@@ -13,7 +13,7 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.containers.image import ImageSettings, provide_image
+    from cm4vllm.serving.server_container import ImageSettings, provide_image
 
     i["env"].update(provide_image(ImageSettings.of(i["env"])).env())
     return {"return": 0}

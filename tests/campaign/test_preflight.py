@@ -204,7 +204,7 @@ def test_more_workers_than_cores_are_refused_where_a_server_is_started(tmp_path,
     checked(tmp_path, {**env, "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"})
     there = gpus(len(os.sched_getaffinity(0)) + 1)
     monkeypatch.setattr("cm4vllm.serving.launch_settings.detect_gpus", lambda: there)
-    monkeypatch.setattr("cm4vllm.serving.containers.image.detect_gpus", lambda: there)
+    monkeypatch.setattr("cm4vllm.serving.server_container.detect_gpus", lambda: there)
     monkeypatch.setattr("cm4vllm.serving.launch_settings.gpus_for", lambda _: there)
     checked(tmp_path, env)  # each worker has a GPU, whatever cores there are
 

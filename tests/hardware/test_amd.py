@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys
-from cm4vllm.hardware.gpus.used_gpus import UsedGpu, least_memory, visible_gpus
+from cm4vllm.hardware.gpus.gpu import UsedGpu, least_memory, visible_gpus
 from cm4vllm.hardware.gpus.vendors import amd
 from cm4vllm.hardware.machine_facts import gpu_lines
 
@@ -147,12 +147,6 @@ def test_partitions_of_two_gpus_are_two_gpus(each, modes):
     assert least_memory(used)[0] == 196592 * 2**20 // each
 
 
-def test_partitions_that_state_one_place_are_known_by_their_missing_names():
-    driver = parted(8, [196592, *["N/A"] * 7])
-    driver.amdsmi_get_gpu_device_bdf = lambda _: "0000:05:00.0"
-    assert [len(gpu.partitions) for gpu in amd.VENDOR.gpus(driver)] == [8]
-
-
 def test_an_answer_of_another_form_is_no_error():
     driver = library()
     driver.amdsmi_get_gpu_vram_info = lambda _: {"vram_type": "N/A", "vram_size": {"value": 196592, "unit": "MB"}}
@@ -160,3 +154,6 @@ def test_an_answer_of_another_form_is_no_error():
     driver.amdsmi_get_power_cap_info = lambda _: {"power_cap": "N/A"}
     gpu = amd.VENDOR.gpus(driver)[0]
     assert (gpu.memory_bytes, gpu.pcie_width, gpu.power_limit_w) == (196592 * 2**20, None, None)
+    driver = parted(8, [196592, *["N/A"] * 7])
+    driver.amdsmi_get_gpu_device_bdf = lambda _: "0000:05:00.0"  # the partitions are known by their missing names
+    assert [len(gpu.partitions) for gpu in amd.VENDOR.gpus(driver)] == [8]

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.hardware.energy_counters import ELSEWHERE, energy_watched, package_counters
 from cm4vllm.hardware.gpus.vendors import amd, nvml
+from cm4vllm.hardware.machine_samples import ELSEWHERE, energy_watched, package_counters
 from cm4vllm.records.energy import Counter, Reading, Scope, energy_between, energy_of_run
 from gpu_replay import Replay
 
@@ -82,12 +82,24 @@ def test_an_end_between_two_readings_is_within_the_stated_resolution() -> None:
     assert energy.first[0] == pytest.approx(-0.1) and energy.last[0] == pytest.approx(590.15, abs=0.01)
 
 
-def test_the_largest_value_of_a_package_is_not_a_reset() -> None:
-    package = Counter(name="package-0", scope=Scope.CPU, method="powercap", unit_j=1e-6, wraps_at=262_143_328_850)
-    at = BEGIN.timestamp()
-    readings = [(at, 262_143_000_000), (at + 1, 99_671_150), (at + 2, 199_671_150)]
-    energy = energy_between(package, readings, at, at + 2)
-    assert not isinstance(energy, str) and (energy.joules, energy.wraps, energy.resets) == (pytest.approx(200.0), 1, 0)
+PACKAGE = Counter(name="package-0", scope=Scope.CPU, method="powercap", unit_j=1e-6, wraps_at=262_143_328_850)
+
+
+@pytest.mark.parametrize(
+    ("counter", "readings", "joules", "wraps"),
+    [
+        # The largest value of a package is not a reset.
+        (PACKAGE, [(0.0, 262_143_000_000), (1.0, 99_671_150), (2.0, 199_671_150)], 200.0, 1),
+        # A counter that is renewed once a second has not stopped.
+        (NVML, [(STEP_S * step, 7_000 + int(STEP_S * step) * 100_000) for step in range(81)], 2_000.0, 0),
+        # A package that idles at 0.5 W.
+        (PACKAGE, [(STEP_S * step, step * 125_000) for step in range(81)], 10.0, 0),
+    ],
+)
+def test_readings_that_look_like_those_of_no_board_are_measured(counter, readings, joules, wraps) -> None:
+    stated = energy_between(counter, readings, 0.0, readings[-1][0])
+    assert not isinstance(stated, str) and stated.joules == pytest.approx(joules)
+    assert (stated.wraps, stated.resets) == (wraps, 0)
 
 
 def test_the_energy_of_a_gpu_under_load_is_that_of_finer_readings_and_near_that_of_its_power() -> None:
@@ -107,11 +119,13 @@ def test_the_energy_of_a_gpu_under_load_is_that_of_finer_readings_and_near_that_
         assert stated.joules == pytest.approx(by_power, rel=0.03)
 
 
-def test_a_run_that_the_readings_do_not_cover_is_not_measured() -> None:
+def test_a_run_that_the_readings_do_not_cover_and_another_board_do_not_count() -> None:
     begin, end = BEGIN, BEGIN + timedelta(seconds=SECONDS + 5)
     energy = energy_of_run([(NVML, composed())], begin, end, used=[], not_measured=["CPU package: none"])
     assert energy.counters == [] and energy.serving(Scope.GPU) == []
     assert energy.not_measured == ["CPU package: none", "GPU 0: its counter was not read before and after the run"]
+    energy = energy_of_run([(NVML, composed())], begin, begin + timedelta(seconds=100), used=["GPU-1"], not_measured=[])
+    assert len(energy.counters) == 1 and energy.serving(Scope.GPU) == []
 
 
 def stopping(after_s: float, until_s: float = 600.0, watts: float = 100.0) -> list[Reading]:
@@ -159,25 +173,6 @@ def test_readings_that_no_board_can_have_are_not_measured(readings: list[Reading
     assert energy.counters == [] and energy.not_measured == [f"GPU 0: {stated}"]
 
 
-def test_a_counter_that_is_renewed_once_a_second_has_not_stopped() -> None:
-    readings = [(at, 7_000 + int(at) * 100_000) for at in (number * STEP_S for number in range(81))]
-    stated = energy_between(NVML, readings, 0.0, 20.0)
-    assert not isinstance(stated, str) and stated.joules == pytest.approx(2_000.0)
-
-
-def test_a_package_that_idles_is_measured() -> None:
-    package = Counter(name="package-0", scope=Scope.CPU, method="powercap", unit_j=1e-6, wraps_at=262_143_328_850)
-    readings = [(number * STEP_S, number * 125_000) for number in range(81)]  # 0.5 W
-    stated = energy_between(package, readings, 0.0, 20.0)
-    assert not isinstance(stated, str) and stated.joules == pytest.approx(10.0)
-
-
-def test_a_board_on_which_the_server_does_not_compute_does_not_count() -> None:
-    begin, end = BEGIN, BEGIN + timedelta(seconds=100)
-    energy = energy_of_run([(NVML, composed())], begin, end, used=["GPU-1"], not_measured=[])
-    assert len(energy.counters) == 1 and energy.serving(Scope.GPU) == []
-
-
 def test_the_boards_with_a_counter_are_read() -> None:
     answers = {**RECORDING["answers"], **{f"{QUESTION}(gpu{place})": 1_000 + place for place in (0, 2)}}
     counters = list(nvml.VENDOR.counters(Replay({"answers": answers})))
@@ -216,12 +211,7 @@ def zone(root: Path, folder: str, name: str, energy: str = "12000000") -> Path:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a GPU, with the zones of two packages and what is no package."""
-
-    @contextlib.contextmanager
-    def opened():
-        yield None
-
-    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
+    monkeypatch.setattr(nvml.VENDOR, "opened", contextlib.nullcontext)
     zone(tmp_path, "intel-rapl:0", "package-0")
     zone(tmp_path, "intel-rapl:1", "package-1")
     zone(tmp_path, "intel-rapl:0:0", "dram")
@@ -230,11 +220,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_packages_are_counted_once(machine: Path) -> None:
+def test_packages_are_counted_once_and_a_kernel_without_zones_says_so(tmp_path: Path, machine: Path) -> None:
     assert [counter.method for counter, _ in package_counters(machine)] == [
         "powercap, intel-rapl:0/energy_uj",
         "powercap, intel-rapl:1/energy_uj",
     ]
+    with energy_watched(root=tmp_path / "empty") as watch:
+        pass
+    assert watch.missing[1] == "CPU package: the kernel shows no counter of one in /sys/class/powercap"
 
 
 def test_a_counter_is_read_through_the_run(machine: Path) -> None:
@@ -271,9 +264,3 @@ def test_what_cannot_be_read_is_not_measured_and_never_zero(machine: Path, here:
     energy = watch.energy(BEGIN, BEGIN + timedelta(seconds=1))
     assert energy.counters == [] and len(energy.not_measured) == len(words)
     assert all(said.startswith(word) for said, word in zip(energy.not_measured, words, strict=True))
-
-
-def test_a_kernel_without_zones_says_so(tmp_path: Path, machine: Path) -> None:
-    with energy_watched(root=tmp_path / "empty") as watch:
-        pass
-    assert watch.missing[1] == "CPU package: the kernel shows no counter of one in /sys/class/powercap"

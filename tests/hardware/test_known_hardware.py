@@ -32,9 +32,6 @@ def test_published_systems_are_held_against_the_table(published):
         # A virtual machine's 4 cores, given as those of a processor that has 24.
         "vLLM_8xL40S": {"host_processor_core_count"},
     }
-
-
-def test_an_l40s_with_hbm_is_contradicted(published):
     for memory in ("HBM2", "HBM2e"):  # of two published descriptions of that card
         system = {**published["vLLM_8xL40S"], "accelerator_memory_configuration": memory}
         assert wrong(system)["accelerator_memory_configuration"] == "the NVIDIA L40S has GDDR6"
@@ -79,16 +76,6 @@ def test_each_key_is_judged(key, said, is_wrong):
         ("NVIDIA L400", None),
         ("N/A", None),
         ("", None),
-    ],
-)
-def test_accelerators_are_found_by_their_whole_name(name, known):
-    row = accelerator(name)
-    assert (row.names[0] if row else None) == known
-
-
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
         ("AMD EPYC 9254 24-Core Processor", "AMD EPYC 9254"),
         ("Intel(R) Xeon(R) Platinum 8462Y+", "Intel Xeon Platinum 8462Y+"),
         ("INTEL(R) XEON(R) GOLD 6530", "Intel Xeon Gold 6530"),
@@ -98,9 +85,9 @@ def test_accelerators_are_found_by_their_whole_name(name, known):
         ("Intel(R) Xeon(R) Platinum 8480C", "Intel Xeon Platinum 8480C"),
     ],
 )
-def test_processors_are_found_by_their_whole_name(name, known):
-    row = processor(name)
-    assert (row.name if row else None) == known
+def test_accelerators_and_processors_are_found_by_their_whole_name(name, known):
+    gpu, cpu = accelerator(name), processor(name)
+    assert (gpu.names[0] if gpu else cpu.name if cpu else None) == known
 
 
 def test_every_row_has_a_source_and_no_name_stands_twice():

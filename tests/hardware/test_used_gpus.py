@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.hardware.gpus.accelerators import interconnect
-from cm4vllm.hardware.gpus.used_gpus import given_gpus, visible_gpus
+from cm4vllm.hardware.gpus.gpu import given_gpus, visible_gpus
 from cm4vllm.hardware.gpus.vendors import nvml
 from cm4vllm.hardware.machine_facts import gpu_lines
 from gpu_machines import gpus as machine
@@ -49,26 +49,17 @@ def test_visible_devices_are_read_as_cuda_reads_them(visible, used):
     assert "".join(gpu.uuid[-1] for gpu in visible_gpus(gpus("l40s-x4"), env)) == used
 
 
-def test_mig_parts_are_named_by_their_uuid():
-    uuid = "MIG-00000000-0000-0000-0000-000000000101"
-    (used,) = visible_gpus(gpus("h100-mig-3g40gb-x2"), {"CUDA_VISIBLE_DEVICES": uuid})
-    assert used.uuid == used.gpu.mig_devices[1].uuid == uuid
-
-
-def test_the_mig_form_of_older_drivers_is_known():
-    (gpu,) = gpus("h100-mig-3g40gb-x2")
-    old = f"MIG-{gpu.uuid}/1/0"
-    older = replace(gpu, mig_devices=[replace(gpu.mig_devices[0], uuid=old)])
-    assert [gpu.uuid for gpu in visible_gpus([older], {"CUDA_VISIBLE_DEVICES": old})] == [old]
-
-
 def test_a_program_sees_one_part_of_mig_and_nothing_beside_it():
     (split,) = gpus("h100-mig-3g40gb-x2")
     first, second = (part.uuid for part in split.mig_devices)
+    assert second == "MIG-00000000-0000-0000-0000-000000000101"
     assert [used.uuid for used in visible_gpus([split, *gpus("h200-passthrough")], {})] == [first]
     both = {"CUDA_VISIBLE_DEVICES": f"{second},{first}"}
     assert [used.uuid for used in visible_gpus([split], both)] == [second]
     assert [given.word for given in given_gpus([split], both)] == [second, first]
+    old = f"MIG-{split.uuid}/1/0"  # the form of older drivers
+    older = replace(split, mig_devices=[replace(split.mig_devices[0], uuid=old)])
+    assert [used.uuid for used in visible_gpus([older], {"CUDA_VISIBLE_DEVICES": old})] == [old]
 
 
 @pytest.mark.parametrize(
@@ -89,19 +80,15 @@ def test_amds_variables_are_read_one_after_the_other(env, used):
     assert "".join(gpu.uuid[-1] for gpu in visible_gpus(machine(8, "AMD"), env)) == used
 
 
-def test_a_uuid_of_amd_chooses_a_gpu_that_is_not_known():
+def test_what_does_not_say_which_gpus_are_meant_is_refused():
     with pytest.raises(CmError, match="ROCR_VISIBLE_DEVICES=GPU-dc91284879207f2b"):
         visible_gpus(machine(2, "AMD"), {"ROCR_VISIBLE_DEVICES": "GPU-dc91284879207f2b"})
-
-
-def test_numbers_of_different_gpus_are_refused_unless_they_follow_the_bus():
-    mixed = [gpus("l40s-x4")[0], gpus("t4-passthrough")[0]]
+    mixed, numbered = [gpus("l40s-x4")[0], gpus("t4-passthrough")[0]], {"CUDA_VISIBLE_DEVICES": "1"}
     with pytest.raises(CmError, match="it is not known which GPUs") as refused:
-        visible_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "1"})
+        visible_gpus(mixed, numbered)
     assert "PCI_BUS_ID" in refused.value.remedy
-    assert [
-        gpu.gpu.name for gpu in visible_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    ] == ["Tesla T4"]
+    by_bus = visible_gpus(mixed, {**numbered, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert [used.gpu.name for used in by_bus] == ["Tesla T4"]
 
 
 @pytest.mark.parametrize(
@@ -118,17 +105,13 @@ def test_how_gpus_reach_each_other_is_worded(name, count, words):
     assert interconnect(gpus(name)[:count]) == words
 
 
-def test_links_between_pairs_are_told_as_such():
+def test_links_between_pairs_are_told_as_such_and_what_is_not_known_is_left_open():
     first, other = gpus("a100-pcie-bridged-x2")
     more = [replace(first, uuid=own, links={peer: 12}) for own, peer in (("GPU-c", "GPU-d"), ("GPU-d", "GPU-c"))]
     four = [first, other, *more]
     assert interconnect(four)[1] == "direct links between 2 of 6 pairs of GPUs, the others over PCIe"
     assert interconnect([first, four[2]])[1] == "no direct links among the GPUs that serve"
-
-
-def test_what_is_not_known_of_the_way_between_is_left_open():
-    two = [replace(gpu, paths={}) for gpu in gpus("l40s-x4")[:2]]
-    assert interconnect(two) == ("", "")
+    assert interconnect([replace(gpu, paths={}) for gpu in gpus("l40s-x4")[:2]]) == ("", "")
 
 
 def test_alike_gpus_are_summed_up_in_a_few_lines():

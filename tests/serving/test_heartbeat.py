@@ -59,12 +59,8 @@ def test_an_engine_that_moves_or_has_nothing_to_do_is_not_stuck(pages):
     assert not beats(Heartbeat(), 2 * STANDSTILL_LOOKS, *pages)
 
 
-def test_requests_that_never_reached_the_engine_count():
-    heartbeat = Heartbeat(open_requests=5)
-    assert "5 requests open" in beats(heartbeat, STANDSTILL_LOOKS + 1, page(0, 10))
-
-
-def test_a_query_after_a_long_rest_is_given_its_time():
+def test_requests_that_never_reached_the_engine_count_and_a_query_after_a_long_rest_is_given_its_time():
+    assert "5 requests open" in beats(Heartbeat(open_requests=5), STANDSTILL_LOOKS + 1, page(0, 10))
     heartbeat = Heartbeat()
     assert not beats(heartbeat, 2 * STANDSTILL_LOOKS, page(0, 10))
     heartbeat.open_requests = 1

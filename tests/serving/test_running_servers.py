@@ -11,22 +11,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
+from tests.serving.launched import family, launch
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.launch import running_servers, status_text, stop_one
-from cm4vllm.serving.options.arguments import ServerSettings
-from cm4vllm.serving.server import SERVER_FILE, start_all, stop
+from cm4vllm.serving.server import SERVER_FILE, stop
 from cm4vllm.serving.supervision.death_reasons import death_reason
 from cm4vllm.serving.supervision.own_supervisors import end_supervisors, supervisor_spec
-
-PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
 
 
 @pytest.fixture
 def server(tmp_path):
-    record = start_all(
-        Path(sys.executable), [(ServerSettings(model="m", name=peer.MODEL), tmp_path / "one")], argv=PEER
-    )[0]
+    record = launch(tmp_path / "one")
     yield record
     stop(record)
 
@@ -42,32 +38,19 @@ def test_a_running_server_is_found_and_described(server, tmp_path):
     assert text.startswith(f"{server.endpoint} serves")
     assert f"model       {peer.MODEL}, up to 2,048 tokens" in text
     assert str(tmp_path / "one" / "server.log") in text
-
-
-def test_a_server_that_is_not_ready_is_starting(server, tmp_path):
     (tmp_path / "one" / SERVER_FILE).unlink()
-    (running,) = ours(server)
-    assert running.record is None
-    assert status_text([running]).startswith("starting for")
-
-
-def test_a_server_that_answers_no_completion_is_said_not_to_serve(tmp_path):
-    record = start_all(Path(sys.executable), [(ServerSettings(model="m", name=peer.MODEL), tmp_path)], argv=PEER)[0]
-    try:
-        (running,) = ours(record)
-        (server,) = _children(record.supervisor_pid)
-        server.suspend()
-        server.kill()
-        assert "DOES NOT SERVE" in status_text([running])
-    finally:
-        stop(record)
+    (starting,) = ours(server)
+    assert starting.record is None
+    assert status_text([starting]).startswith("starting for")
+    process = family(server.supervisor_pid)[1]
+    process.suspend()
+    process.kill()
+    assert "DOES NOT SERVE" in status_text([running])
 
 
 def test_a_server_that_inherits_a_key_is_started_recorded_and_asked_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "sk-very-secret-value-3")
-    record = start_all(
-        Path(sys.executable), [(ServerSettings(model="m", name=peer.MODEL), tmp_path)], argv=[*PEER, "own-key"]
-    )[0]
+    record = launch(tmp_path, "own-key")
     try:
         assert record.access.key_env == "VLLM_API_KEY"
         (running,) = ours(record)
@@ -79,12 +62,6 @@ def test_a_server_that_inherits_a_key_is_started_recorded_and_asked_with_it(tmp_
         stop(record)
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert "sk-very-secret-value-3" not in path.read_text(errors="replace")
-
-
-def _children(pid):
-    import psutil
-
-    return psutil.Process(pid).children()
 
 
 @pytest.mark.parametrize("by", ["folder", "port"])

@@ -135,13 +135,6 @@ def test_a_server_whose_completions_fail_is_not_ready(tmp_path, monkeypatch):
     assert gone_by_state(tmp_path)
 
 
-def test_a_server_that_serves_another_model_is_not_ready(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "REFUSING_S", 0.3)
-    with pytest.raises(ServerNotReady, match="other") as caught:
-        start_all(Path(sys.executable), [(ServerSettings(model="m", name="other"), tmp_path)], timeout_s=60, argv=PEER)
-    assert "no such model" in caught.value.cause
-
-
 def gone_by_state(folder) -> bool:
     state = json.loads((folder / "supervisor.json").read_bytes())
     return not psutil.pid_exists(state["server"]) and not psutil.pid_exists(state["supervisor"])
@@ -180,15 +173,6 @@ def test_a_program_that_does_not_exist(tmp_path):
     with pytest.raises(ServerDied) as caught:
         launch(tmp_path, argv=["/nonexistent/python"])
     assert "/nonexistent/python cannot be started" in caught.value.cause
-
-
-def test_the_death_of_a_running_server_is_told(tmp_path):
-    record = launch(tmp_path)
-    psutil.Process(record.supervisor_pid).children()[0].kill()
-    deadline = time.monotonic() + 30
-    while (reason := death_reason(record)) is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert reason.startswith("it ended by itself: killed by SIGKILL")
 
 
 #: Starts a peer, and beside it a process that is long in ending.

@@ -2,6 +2,7 @@
 
 import http.server
 import random
+import re
 import threading
 import time
 from pathlib import Path
@@ -35,29 +36,46 @@ class Pages(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def serve():
+def serve_as():
     servers = []
 
-    def start(*pages):
-        handler = type("Served", (Pages,), {"pages": list(pages)})
+    def start(kind, *pages, **more):
+        handler = type("Served", (kind,), {"pages": list(pages), **more})
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        servers.append((server, thread))
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        servers.append(server)
         return f"http://127.0.0.1:{server.server_port}", handler
 
     yield start
-    for server, thread in servers:
+    for server in servers:
         server.shutdown()
         server.server_close()
-        thread.join()
+
+
+@pytest.fixture
+def serve(serve_as):
+    return lambda *pages: serve_as(Pages, *pages)
+
+
+def watched(url, handler, tmp_path, served=4):
+    """Sample until the server was asked so often."""
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
+        deadline = time.monotonic() + 20
+        while handler.served < served and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return watch
+
+
+def seen(tmp_path, *sites):
+    """Return what two looks at the servers see."""
+    with sampled([Site(url) for url, _ in sites], tmp_path / METRICS_FILE, interval_s=60) as watch:
+        pass
+    return watch
 
 
 def test_a_run_is_summed_up_from_what_the_server_counted_during_it(serve, tmp_path):
-    url, _ = serve(BEFORE.read_text(), AFTER.read_text())
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
-        pass
+    watch = seen(tmp_path, serve(BEFORE.read_text(), AFTER.read_text()))
     summary = watch.summary()
     assert (summary.samples, summary.missed) == (2, 0)
     assert (summary.running_max, summary.waiting_max) == (242, 253)
@@ -71,10 +89,7 @@ def test_a_run_is_summed_up_from_what_the_server_counted_during_it(serve, tmp_pa
 
 
 def test_what_was_counted_before_the_run_is_not_the_runs(serve, tmp_path):
-    url, _ = serve(AFTER.read_text())
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
-        pass
-    summary = watch.summary()
+    summary = seen(tmp_path, serve(AFTER.read_text())).summary()
     assert (summary.prompt_tokens, summary.generation_tokens, summary.queue, summary.prefill) == (0, 0, None, None)
 
 
@@ -82,103 +97,57 @@ def test_what_was_counted_before_the_run_is_not_the_runs(serve, tmp_path):
 def test_tokens_from_a_cache_are_told(serve, tmp_path, metric):
     line = f'vllm:{metric}{{engine="0",model_name="cm4vllm-tiny"}} '
     assert f"{line}0.0" in AFTER.read_text()
-    url, _ = serve(BEFORE.read_text(), AFTER.read_text().replace(f"{line}0.0", f"{line}17.0"))
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
-        pass
-    assert "17 prompt tokens from a cache" in watch.summary().reason_of_reuse
+    site = serve(BEFORE.read_text(), AFTER.read_text().replace(f"{line}0.0", f"{line}17.0"))
+    assert "17 prompt tokens from a cache" in seen(tmp_path, site).summary().reason_of_reuse
 
 
-def test_several_engines_are_added_up_and_the_fullest_cache_counts(serve, tmp_path):
+def test_several_engines_and_servers_are_added_up_and_the_fullest_cache_counts(serve, tmp_path):
     page = BEFORE.read_text()
-    url, _ = serve("".join(line + _of_another_engine(line) for line in page.splitlines(True)), page)
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
-        pass
-    both, alone = watch.samples
+    lines = [line for line in page.splitlines(True) if not line.startswith("#")]
+    other = [
+        re.sub(r"^(vllm:kv_cache_usage.*) .*", r"\1 0.75", line).replace('engine="0"', 'engine="1"') for line in lines
+    ]
+    both, alone = seen(tmp_path, serve("".join([*lines, *other]), page)).samples
     assert (both.running, both.prompt_tokens) == (2 * alone.running, 2 * alone.prompt_tokens)
     assert both.kv_cache_usage == 0.75
+    assert seen(tmp_path, serve(page), serve(page)).samples[0].prompt_tokens == 2 * alone.prompt_tokens > 0
 
 
-def _of_another_engine(line: str) -> str:
-    if line.startswith("#"):
-        return ""
-    if line.startswith("vllm:kv_cache_usage"):
-        line = line.rpartition(" ")[0] + " 0.75\n"
-    return line.replace('engine="0"', 'engine="1"')
-
-
-def test_several_servers_are_added_up(serve, tmp_path):
-    sites = [Site(serve(BEFORE.read_text())[0]) for _ in range(2)]
-    with (
-        sampled(sites, tmp_path / METRICS_FILE, interval_s=60) as both,
-        sampled(sites[:1], tmp_path / "other", interval_s=60) as alone,
-    ):
-        pass
-    assert both.samples[0].prompt_tokens == 2 * alone.samples[0].prompt_tokens > 0
-
-
-def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_path):
-    url, handler = serve(BEFORE.read_text(), "", AFTER.read_text())
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
-        deadline = time.monotonic() + 20
-        while handler.served < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    summary = watch.summary()
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [BEFORE.read_text(), "", AFTER.read_text()],
+        ["", BEFORE.read_text(), AFTER.read_text()],
+        [
+            BEFORE.read_text(),
+            BEFORE.read_text() + 'vllm:num_requests_running{engine="0\nvllm:num_requests_running\n',
+            AFTER.read_text(),
+        ],
+    ],
+)
+def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_path, pages):
+    url, handler = serve(*pages)
+    summary = watched(url, handler, tmp_path).summary()
     assert summary.missed == 1
-    assert summary.samples >= 4
+    assert summary.samples >= 3
 
 
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="cm4vllm-tiny"} '
 
 
-@pytest.mark.parametrize("value", ["+Inf", "-Inf", "NaN"])
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_page_without_finite_values_is_missed_and_reported_and_the_watch_goes_on(
-    serve, tmp_path, capsys, value, place
-):
-    line = next(line for line in BEFORE.read_text().splitlines() if line.startswith(RUNNING))
-    pages = [BEFORE.read_text(), AFTER.read_text(), AFTER.read_text()]
-    pages.insert(place, BEFORE.read_text().replace(line, RUNNING + value))
-    url, handler = serve(*pages)
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
-        deadline = time.monotonic() + 20
-        while handler.served < 5 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    summary = watch.summary()
-    assert summary.missed == 1 and summary.samples >= 4
-    said = "".join(capsys.readouterr())
-    assert said.count("cannot be read") == 1 and "vllm:num_requests_running has no finite value" in said
-    assert read_samples(tmp_path / METRICS_FILE) == watch.samples
-
-
-@pytest.mark.parametrize("edge", ["", 'le="",', 'le="wide",', 'le="NaN",'])
+@pytest.mark.parametrize("edge", ["", 'le="wide",', 'le="NaN",'])
 def test_a_bucket_without_an_edge_is_left_out(serve, tmp_path, edge):
     lines = BEFORE.read_text().splitlines(True)
     at = next(i for i, line in enumerate(lines) if line.startswith("vllm:request_prefill_time_seconds_bucket"))
     lines[at] = f'vllm:request_prefill_time_seconds_bucket{{{edge}engine="0"}} 1.0\n'
-    url, _ = serve("".join(lines), AFTER.read_text())
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
-        pass
-    summary = watch.summary()
+    summary = seen(tmp_path, serve("".join(lines), AFTER.read_text())).summary()
     assert (summary.samples, summary.missed) == (2, 0)
     assert summary.prefill.p99_at_most_ms > 0
 
 
-def test_a_page_that_no_parser_takes_is_missed_and_the_watch_goes_on(serve, tmp_path):
-    broken = BEFORE.read_text() + 'vllm:num_requests_running{engine="0\nvllm:num_requests_running\n'
-    url, handler = serve(BEFORE.read_text(), broken, AFTER.read_text())
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
-        deadline = time.monotonic() + 20
-        while handler.served < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert watch.summary().missed == 1
-
-
 @pytest.mark.parametrize("page", ["", "<html>hello</html>", "process_open_fds 7.0\n"])
 def test_a_server_without_such_metrics_leaves_nothing(serve, tmp_path, page):
-    url, _ = serve(page)
-    with sampled([Site(url)], tmp_path / METRICS_FILE) as watch:
-        pass
-    assert watch.summary() is None
+    assert seen(tmp_path, serve(page)).summary() is None
     assert not (tmp_path / METRICS_FILE).exists()
 
 
@@ -188,15 +157,6 @@ def test_a_failing_run_still_fails_with_its_own_error(serve, tmp_path):
         raise KeyError
 
 
-def watched(url, handler, tmp_path, served=4):
-    """Sample until the server was asked so often."""
-    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
-        deadline = time.monotonic() + 20
-        while handler.served < served and time.monotonic() < deadline:
-            time.sleep(0.01)
-    return watch
-
-
 GENERATED = 'vllm:generation_tokens_total{engine="0",model_name="cm4vllm-tiny"} '
 
 
@@ -204,23 +164,22 @@ GENERATED = 'vllm:generation_tokens_total{engine="0",model_name="cm4vllm-tiny"} 
     "lines",
     [
         [f"{GENERATED}1.7e308", GENERATED.replace('"0"', '"1"') + "1.7e308"],
-        [f"{GENERATED}1e300"],
         [f"{GENERATED}-1"],
         [f"{GENERATED}{'9' * 400}"],
-        ['vllm:num_requests_running{engine="7",model_name="m"} 1e300'],
+        [f"{RUNNING}NaN"],
         ['vllm:num_requests_waiting{engine="7",model_name="m"} +Inf'],
         ['vllm:request_queue_time_seconds_sum{engine="7",model_name="m"} 1.7e308'],
         ["process_start_time_seconds 1e300", f"{GENERATED}1e19"],
     ],
 )
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, 1])
 def test_a_value_that_no_count_can_have_is_missed_and_loses_nothing(serve, tmp_path, capsys, lines, place):
     pages = [BEFORE.read_text(), AFTER.read_text(), AFTER.read_text()]
     pages.insert(place, "\n".join([BEFORE.read_text(), *lines, ""]))
     url, handler = serve(*pages)
     watch = watched(url, handler, tmp_path, served=5)
     assert watch.summary().missed == 1
-    assert "cannot be read" in "".join(capsys.readouterr())
+    assert "".join(capsys.readouterr()).count("cannot be read") == 1
     assert read_samples(tmp_path / METRICS_FILE) == watch.samples
 
 
@@ -231,7 +190,6 @@ WAITING = RUNNING.replace("running", "waiting")
     "lines",
     [
         [f"{RUNNING}1.7e308", f"{WAITING}1.7e308"],
-        [f"{RUNNING}1e308", f"{WAITING}1e308", f"{GENERATED}1e308"],
         [f"{RUNNING}9e15", f"{WAITING}9e15", RUNNING.replace('"0"', '"1"') + "1.7e308"],
     ],
 )
@@ -252,12 +210,6 @@ def test_an_error_that_no_page_should_cause_costs_its_sample_alone(serve, tmp_pa
     watch = watched(url, handler, tmp_path)
     assert handler.served >= 4 and watch.samples == []
     assert "cannot convert float infinity" in "".join(capsys.readouterr())
-
-
-def test_a_busy_moment_is_missed_and_does_not_end_the_sampling_wherever_it_is(serve, tmp_path):
-    url, handler = serve("", BEFORE.read_text(), AFTER.read_text())
-    summary = watched(url, handler, tmp_path).summary()
-    assert summary.missed == 1 and summary.samples >= 3
 
 
 class Moved(Pages):
@@ -286,24 +238,6 @@ class Endless(Pages):
                 time.sleep(self.pause_s)
             except OSError:
                 return
-
-
-@pytest.fixture
-def serve_as():
-    servers = []
-
-    def start(kind, *pages, **more):
-        handler = type("Served", (kind,), {"pages": list(pages), **more})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}", handler
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_page_that_the_same_server_moved_is_read(serve_as, tmp_path):
@@ -375,6 +309,9 @@ def test_a_load_that_changes_is_no_change_of_speed():
     assert 0.96 < speed.slowest <= 1
     for running in (60, 150, 250):
         assert abs(speed.step_ms(running) / by_line(running) - 1) < 0.07
+    constant = speed_of(samples(200, by_line))
+    assert (constant.per_request_ms, constant.low, constant.high, constant.slowed) == (0, 100, 100, False)
+    assert abs(constant.base_ms / by_line(100) - 1) < 0.03
 
 
 def test_a_server_that_is_slower_for_some_seconds_is_told_with_the_time():
@@ -396,14 +333,6 @@ def test_a_batch_that_is_filled_with_prompts_is_no_loss_of_speed():
     filled = speed_of(samples(600, by_line, slow=first(1.5), prompts=first(2.0)))
     assert not filled.slowed
     assert filled.parts == 18
-
-
-def test_a_constant_load_has_a_mean_time_of_a_step_and_no_line():
-    speed = speed_of(samples(200, by_line))
-    assert speed.per_request_ms == 0
-    assert abs(speed.base_ms / by_line(100) - 1) < 0.03
-    assert (speed.low, speed.high) == (100, 100)
-    assert not speed.slowed
 
 
 def test_a_server_whose_speed_always_changes_has_no_slow_part():

@@ -1,5 +1,6 @@
 """Servers that give text and no token ids: the facts that probing finds, the refusals, and the messages."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def test_a_server_that_takes_ids_and_all_parameters_is_asked_with_them():
         record = probed(server)
     assert record.dialect == Dialect(prompts=Prompts.IDS, usage=True, done=True, left_out=[])
     assert record.named == "SGLang"
+    with TextServer(refuses=(), takes_ids=True, template_tokens=1) as server:  # it counts ids as something else
+        assert probed(server).dialect.prompts is Prompts.TEXT
 
 
 def test_another_server_that_tells_a_version_is_no_vllm_and_is_not_asked_for_its_vocabulary(model):
@@ -64,11 +67,6 @@ def test_another_server_that_tells_a_version_is_no_vllm_and_is_not_asked_for_its
         check_vocabulary(record, model)
         assert len(server.bodies) == asked
     assert record.named == "TensorRT-LLM 1.2.0"
-
-
-def test_ids_that_a_server_counts_as_something_else_are_not_sent():
-    with TextServer(refuses=(), takes_ids=True, template_tokens=1) as server:
-        assert probed(server).dialect.prompts is Prompts.TEXT
 
 
 def test_a_server_without_usage_is_of_the_open_division_alone():
@@ -130,27 +128,20 @@ def test_of_a_refusal_that_names_no_parameter_only_those_are_left_out_that_are_n
         assert set(probed(server).dialect.left_out) == {"top_p", "seed"}
 
 
-def test_a_wrong_name_is_refused_with_those_that_are_served():
-    with TextServer(lists_models=True) as server, pytest.raises(ServerUnsuitable, match="not serve other") as caught:
-        probe(server.endpoint, "other", text=True, max_model_len=2048)
-    assert MODEL in caught.value.cause
-
-
-def test_a_model_that_is_not_listed_must_be_named():
-    with TextServer() as server, pytest.raises(ServerUnsuitable) as caught:
-        probe(server.endpoint, text=True, max_model_len=2048)
-    assert "--vllm_model_name" in caught.value.remedy
-
-
-def test_vllm_is_asked_for_ids_as_before():
-    with peer.running() as url:
-        assert probe(url, text=True).dialect is None
+@pytest.mark.parametrize(
+    ("listed", "name", "words"), [(True, "other", f"does not serve other.*{MODEL}"), (False, "", "--vllm_model_name")]
+)
+def test_a_wrong_name_is_refused_and_a_model_that_is_not_listed_must_be_named(listed, name, words):
+    with TextServer(lists_models=listed) as server, pytest.raises(ServerUnsuitable) as caught:
+        probe(server.endpoint, name, text=True, max_model_len=2048)
+    assert re.search(words, f"{caught.value.what} {caught.value.cause} {caught.value.remedy}", re.DOTALL)
 
 
 def test_an_older_vllm_that_lists_no_ids_is_counted_by_its_usage():
+    with peer.running() as url:
+        assert probe(url, text=True).dialect is None
     with peer.running("no-ids") as url:
-        record = probe(url, text=True)
-    assert record.dialect == Dialect(prompts=Prompts.IDS, usage=True, done=True)
+        assert probe(url, text=True).dialect == Dialect(prompts=Prompts.IDS, usage=True, done=True)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +176,7 @@ def test_the_tokenizer_of_the_model_counts_as_the_server_does(model):
         assert server.bodies[-1]["prompt"] == tokenizer().encode("On Monday the harbour log says that").ids
 
 
-def test_the_tokenizer_of_another_model_is_refused(model, tmp_path):
+def test_the_tokenizer_of_another_model_is_refused_and_a_model_without_one(model, tmp_path):
     letters = Tokenizer(WordLevel({"none": 0}, unk_token="none"))
     (tmp_path / "other").mkdir()
     letters.save(str(tmp_path / "other" / "tokenizer.json"))
@@ -194,11 +185,6 @@ def test_the_tokenizer_of_another_model_is_refused(model, tmp_path):
         with pytest.raises(ServerUnsuitable, match="does not serve other") as caught:
             check_tokenizer(record, replace(model, name="other", path=str(tmp_path / "other")))
     assert "that model's tokenizer gives 1" in caught.value.cause
-
-
-def test_a_model_without_a_tokenizer_is_refused(model, tmp_path):
-    with TextServer() as server:
-        record = probed(server)
     with pytest.raises(ModelError, match="without the tokenizer") as caught:
         check_tokenizer(record, replace(model, path=str(tmp_path)))
     assert "tokenizer.json" in caught.value.cause

@@ -24,8 +24,7 @@ from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.tools.doctor import diagnose
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
-from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan, least_memory
+from cm4vllm.hardware.gpus.gpu import detect_gpus, gpus_to_plan, least_memory, silent_gpus
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
 from cm4vllm.hardware.memory import free_memory

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.gpus.accelerators import accelerator_keys, accelerator_notes, serving
-from cm4vllm.hardware.gpus.used_gpus import UsedGpu
+from cm4vllm.hardware.gpus.gpu import UsedGpu
 from cm4vllm.hardware.machine_facts import disk_kinds, disks_capacity, modules, network_lines, physical_cards
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.records.described_system import NODES_DIFFER, NOT_STATED, STATUS_NOT_STATED, safe_name, stated_system

@@ -18,8 +18,8 @@ _LOOK_S = 0.2
 def gpu_memory() -> dict[str, GpuUse]:
     """Return the use of each GPU whose memory is stated, by its UUID; nothing where no driver answers."""
     with opened_drivers() as drivers:
-        used = [each for vendor, library in drivers for each in vendor.use(library).items()]
-        return {uuid: use for uuid, use in used if use.used_bytes is not None}
+        uses = (vendor.use(library) for vendor, library in drivers)
+        return {uuid: use for used in uses for uuid, use in used.items() if use.used_bytes is not None}
 
 
 def wait_until_freed(

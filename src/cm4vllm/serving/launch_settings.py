@@ -21,8 +21,6 @@ from cm4vllm.rules import default_round
 from cm4vllm.serving.clusters.launchers import chosen_launcher
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import node_layout, placed, require_cpu_backend
-from cm4vllm.serving.containers.image import ImageSettings, container_of, require_container
-from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import preset_named
@@ -30,6 +28,7 @@ from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.probing.server_access import chosen_access, own_access, trusted
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.serving.server import NodesStart
+from cm4vllm.serving.server_container import ImageSettings, container_of, require_container, server_container
 
 #: A folder that exists stands for that of a model which is known later.
 _ANY_FOLDER = str(Path(__file__).parent)

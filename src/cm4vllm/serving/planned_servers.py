@@ -19,8 +19,6 @@ from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
 from cm4vllm.serving.clusters.launchers import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, placed
-from cm4vllm.serving.containers.image import VllmImage
-from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import with_host_memory
 from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.installation.vllm_choice import gpus_for
@@ -29,6 +27,7 @@ from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.probing.media_apis import MEDIA_APIS
 from cm4vllm.serving.server import NodesStart
+from cm4vllm.serving.server_container import VllmImage, server_container
 
 #: The record of a server that would be started.
 PLANNED_FILE = "planned.json"

@@ -10,9 +10,8 @@ import psutil
 
 from cm4vllm.common.errors import PortInUse, UsageError
 
-#: Below are those of well-known services.
+#: The least port that is chosen: below are those of well-known services.
 _LEAST_PORT = 10_000
-_TRIES = 50
 
 
 def free_port(host: str, port: int) -> int:
@@ -57,7 +56,7 @@ def _beside_ephemeral(family: socket.AddressFamily, host: str) -> int:
     except (OSError, ValueError):
         return 0
     below = range(_LEAST_PORT, first_ephemeral)
-    for port in random.sample(below, k=min(_TRIES, len(below))):
+    for port in random.sample(below, k=min(50, len(below))):
         with socket.socket(family, socket.SOCK_STREAM) as probe_socket, contextlib.suppress(OSError):
             probe_socket.bind((host, port))
             return port

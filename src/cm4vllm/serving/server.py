@@ -31,13 +31,6 @@ from cm4vllm.serving.clusters.launchers import Launcher
 from cm4vllm.serving.clusters.node_processes import copy_to_nodes, installation, node_files, node_reports, start_on_node
 from cm4vllm.serving.clusters.node_report import require_alike
 from cm4vllm.serving.clusters.placement import NodeLayout
-from cm4vllm.serving.containers.image import VllmImage
-from cm4vllm.serving.containers.server_container import (
-    removal_words,
-    remove_leftovers,
-    server_container,
-    supervised_words,
-)
 from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
 from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.options.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
@@ -45,6 +38,13 @@ from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.probing.server_access import own_access
 from cm4vllm.serving.probing.server_probe import check_answer, probe
 from cm4vllm.serving.probing.server_requests import Site
+from cm4vllm.serving.server_container import (
+    VllmImage,
+    removal_words,
+    remove_leftovers,
+    server_container,
+    supervised_words,
+)
 from cm4vllm.serving.supervision.death_reasons import LOG_FILE, STATE_FILE, reason_in, reason_on_nodes
 from cm4vllm.serving.supervision.known_failures import known_failure
 from cm4vllm.serving.supervision.logs import advice, progress_line, telling_lines
@@ -99,9 +99,8 @@ class _Starting:
 
     def cause_of_end(self) -> str | None:
         """Return why it ends, None while it is up."""
-        if self.nodes:
-            return reason_on_nodes(self.nodes)
-        return reason_in(self.folder) if self.supervisor.poll() is not None else None
+        alone = reason_in(self.folder) if not self.nodes and self.supervisor.poll() is not None else None
+        return reason_on_nodes(self.nodes) if self.nodes else alone
 
 
 def start_all(
@@ -127,9 +126,9 @@ def start_all(
     starting: list[_Starting] = []
     try:
         for settings, folder in parts:
-            others = {server.endpoint for server in starting}
             place = writable_folder(folder)
             if nodes is None:
+                others = {server.endpoint for server in starting}
                 starting.append(_started(python, settings, place, argv, others, image))
             else:
                 starting.append(_started_on_nodes(python, settings, place, argv, nodes))

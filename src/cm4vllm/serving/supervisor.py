@@ -130,16 +130,15 @@ class Supervisor:
 
     def _environment(self, pipe: int, ipc_files: IpcFiles) -> dict[str, str]:
         # Our packages are not the server's: it has an environment of its own, where its bytecode is kept.
-        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+        inherited = {**without_service_links(os.environ), "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "", **self.env}
         site = str(Path(__file__).with_name("end_with_supervisor"))
         held = {
             SUPERVISOR_PIPE: f"/proc/{os.getpid()}/fd/{pipe}",
-            "PYTHONPATH": os.pathsep.join(filter(None, (site, self.env.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (site, inherited["PYTHONPATH"]))),
             BASE: str(ipc_files.folder),
             "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
         }
-        inherited = {key: value for key, value in without_service_links(os.environ).items() if key not in ours}
-        env = safe_environment({**inherited, **self.env, **held})
+        env = safe_environment({**inherited, **held})
         # A container engine finds its containers below the folder for temporary files.
         in_container = any("{container}" in word for word in self.argv)
         return env if in_container else {**env, **ipc_files.temporary(env)}
@@ -194,8 +193,7 @@ class Supervisor:
         """Ask the server to end, remove its container, then end what is left, until nothing is there."""
         deadline = time.monotonic() + self.grace_s
         if child.returncode is None:
-            _send(child.pid, signal.SIGTERM)
-            _send(child.pid, signal.SIGCONT)  # one that is stopped would only end by being killed
+            _ask_to_end(child.pid)
         while child.returncode is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             _reap(child)
@@ -203,8 +201,7 @@ class Supervisor:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(last, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LAST_S, check=False)
         for pid in descendants(os.getpid()):
-            _send(pid, signal.SIGTERM)
-            _send(pid, signal.SIGCONT)
+            _ask_to_end(pid)
         patience = time.monotonic() + min(_LEFTOVERS_S, self.grace_s)
         while left := descendants(os.getpid()):
             if time.monotonic() >= patience:
@@ -307,6 +304,11 @@ def _reap(server: subprocess.Popen[bytes]) -> None:
             server.returncode = os.waitstatus_to_exitcode(status)
 
 
+def _ask_to_end(pid: int) -> None:
+    _send(pid, signal.SIGTERM)
+    _send(pid, signal.SIGCONT)  # one that is stopped would only end by being killed
+
+
 def _send(pid: int, signum: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
@@ -339,8 +341,8 @@ def start_supervised(
             place.unlink(missing_ok=True)
         else:
             make_way(place)
-    given = {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s}
-    write_json(spec, {**given, "last": list(last), "apart": apart})
+    files = {"log": str(log), "state": str(state)}
+    write_json(spec, {"argv": argv, "env": dict(env), **files, "grace_s": grace_s, "last": list(last), "apart": apart})
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(

@@ -21,8 +21,7 @@ from cm4vllm.common.folders.owned_folders import forget, write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.hardware.gpus.gpu import gpus_of_processes
-from cm4vllm.hardware.gpus.used_gpus import visible_gpus
+from cm4vllm.hardware.gpus.gpu import gpus_of_processes, visible_gpus
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template

@@ -264,7 +264,7 @@ def test_the_words_of_other_servers_for_an_end_by_a_token(form, named):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("named", ["length", "LENGTH", "MAX_TOKENS", "model_length"])
 def test_the_words_of_other_servers_for_an_end_at_the_length(form, named):
-    docs = with_usage(completion_tokens=2)(documents(form))
+    docs = documents(form)
     docs[1]["choices"][0]["finish_reason"] = named
     with pytest.raises(AnswerError, match="'length' before max_tokens"):
         read(form, streamed(docs))
@@ -290,11 +290,9 @@ def test_cached_tokens_are_read_wherever_a_server_states_them(form, cached):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_names_of_the_model_are_those_of_the_first_and_the_last_event(form):
     docs = documents(form)
-    assert read(form, streamed(docs))[1].models == ("m",)
-    docs[-1]["model"] = "other"
-    assert read(form, streamed(docs))[1].models == ("m", "other")
-    docs = [{**doc, "model": None} for doc in docs]
-    assert read(form, streamed(docs))[1].models == ()
+    named, silent = [*docs[:-1], {**docs[-1], "model": "other"}], in_each(model=None)(docs)
+    for events, names in ((docs, ("m",)), (named, ("m", "other")), (silent, ())):
+        assert read(form, streamed(events))[1].models == names
 
 
 def test_a_reader_of_ids_knows_how_many_came_with_the_first_event():
@@ -321,30 +319,22 @@ def test_a_content_that_is_a_list_of_parts_is_text():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("delta", "reasoning", "words"),
     [
-        ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "calls of tools"),
-        ({"function_call": {"name": "f"}}, "calls of tools"),
-        ({}, ""),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, 0, "calls of tools"),
+        ({"function_call": {"name": "f"}}, 0, "calls of tools"),
+        ({}, 0, ""),
+        ({}, 1, "reasoning tokens"),
+        ({"reasoning_content": "a", "content": None}, 1, ""),
     ],
 )
-def test_calls_of_tools_are_named(change, words):
-    docs = documents("chat")
-    docs[0]["choices"][0]["delta"] |= change
+def test_calls_of_tools_and_reasoning_that_is_not_sent_are_named(delta, reasoning, words):
+    docs = with_usage(completion_tokens_details={"reasoning_tokens": reasoning})(documents("chat"))
+    docs[0]["choices"][0]["delta"] |= delta
     reader = TextReader(Dialect(prompts=Prompts.CHAT))
     reader.feed(streamed(docs))
     unsent = reader.finish(3, LIMITS).unsent
     assert words in unsent and bool(words) == bool(unsent)
-
-
-@pytest.mark.parametrize("sent", [False, True])
-def test_reasoning_that_is_counted_and_not_sent_is_named(sent):
-    docs = with_usage(completion_tokens_details={"reasoning_tokens": 1})(documents("chat"))
-    if sent:
-        docs[0]["choices"][0]["delta"] = {"reasoning_content": "a"}
-    reader = TextReader(Dialect(prompts=Prompts.CHAT))
-    reader.feed(streamed(docs))
-    assert ("reasoning tokens" in reader.finish(3, LIMITS).unsent) is not sent
 
 
 @pytest.mark.parametrize("reason", ["tool_calls", "function_call"])

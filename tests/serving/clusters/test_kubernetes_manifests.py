@@ -73,14 +73,11 @@ def test_a_token_goes_into_no_manifest():
     assert "--hf_token_secret_name" in caught.value.remedy and "s3cret" not in str(caught.value)
 
 
-def test_a_service_finds_the_pods():
-    deployment, service = objects()
+def test_a_service_finds_the_pods_of_a_fixed_number():
+    deployment, service = objects(CM_KUBERNETES_REPLICAS="3")
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
     assert service["metadata"]["name"] == deployment["metadata"]["name"] == "model-7b-v1"
-
-
-def test_the_number_of_replicas_is_fixed():
-    assert objects(CM_KUBERNETES_REPLICAS="3")[0]["spec"]["replicas"] == 3
+    assert deployment["spec"]["replicas"] == 3
     predictor = objects(CM_KUBERNETES_REPLICAS="3", CM_KUBERNETES_KIND="kserve")[0]["spec"]["predictor"]
     assert (predictor["minReplicas"], predictor["maxReplicas"]) == (3, 3)
 
@@ -222,13 +219,13 @@ def test_an_object_that_does_not_fit_is_told(spoil):
 
 
 @pytest.mark.parametrize("version", ["0.1", "9.99", "new"])
-def test_an_unknown_version_of_kubernetes_is_told(version):
+def test_an_unknown_version_of_kubernetes_and_what_was_not_checked_are_told(version, tmp_path):
     with pytest.raises(UsageError, match=version):
         check_objects(objects(), None, version)
-
-
-def test_what_was_not_checked_is_said():
-    assert "not checked" in check_objects(objects(CM_KUBERNETES_KIND="kserve"), None)[0]
+    served = objects(CM_KUBERNETES_KIND="kserve")
+    assert "not checked" in check_objects(served, None)[0]
+    with pytest.raises(SourceUnavailable):
+        check_objects(served, tmp_path)
 
 
 KSERVE = os.environ.get("KSERVE_GIT", "")
@@ -249,8 +246,3 @@ def test_objects_fit_the_definitions_of_kserve(kserve, kind, model):
     documents[0]["spec"]["replicaz"] = 1
     with pytest.raises(UsageError, match="does not fit"):
         check_objects(documents, kserve)
-
-
-def test_a_folder_that_is_not_kserve_is_told(tmp_path):
-    with pytest.raises(SourceUnavailable):
-        check_objects(objects(CM_KUBERNETES_KIND="kserve"), tmp_path)

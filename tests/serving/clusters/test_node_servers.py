@@ -1,8 +1,6 @@
 """One server over several nodes, which are processes of this machine: ready, dead, and ended however its owner ends."""
 
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import node_peer
 import peer
+from launched import gone
 
 from cm4vllm.common.errors import ServerDied, ServerUnreachable, UsageError
 from cm4vllm.common.records import read_record
@@ -71,10 +70,6 @@ def processes_of(record) -> list[psutil.Process]:
     return [process for root in roots for process in [root, *root.children(recursive=True)]]
 
 
-def gone(processes, timeout_s=30) -> bool:
-    return not psutil.wait_procs(processes, timeout_s)[1]
-
-
 def test_a_server_is_on_all_nodes_and_leaves_none_when_it_is_stopped(python, tmp_path):
     record = launch(python, tmp_path / "server", nodes=3, tp_size=3)
     try:
@@ -107,66 +102,12 @@ def test_logs_of_an_earlier_start_are_replaced_and_files_of_others_kept(python, 
     assert Path(record.nodes[0].log).read_text().count("rank 0 with") == 1
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_node_is_named_within_seconds(python, tmp_path, victim):
-    record = launch(python, tmp_path / "server", tp_size=2)
-    processes = processes_of(record)
-    try:
-        supervisor = psutil.Process(record.nodes[victim].supervisor_pid)
-        supervisor.children()[0].kill()
-        begin = time.monotonic()
-        while (reason := death_reason(record)) is None:
-            assert time.monotonic() - begin < 30
-            time.sleep(0.05)
-        assert f"on the node n{victim + 1}: it ended by itself: killed by SIGKILL" in reason
-    finally:
-        stop(record)
-    assert gone(processes)
-
-
-def test_a_killed_launcher_is_named_and_its_node_ends(python, tmp_path):
-    record = launch(python, tmp_path / "server", tp_size=2)
-    processes = processes_of(record)
-    try:
-        os.kill(record.nodes[1].supervisor_pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while (reason := death_reason(record)) is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert "on the node n2: the local command, or its supervisor, was ended" in reason
-    finally:
-        stop(record)
-    assert gone(processes)
-
-
 def test_the_node_whose_log_has_the_cause_is_named_at_a_failing_start(python, tmp_path, monkeypatch):
     monkeypatch.setenv("NODE_FAULT", "1")
     with pytest.raises(ServerDied) as failed:
         launch(python, tmp_path / "server", tp_size=2)
     assert "on the node n2: it ended by itself: exit status 1" in failed.value.cause
     assert "MemoryError: no room for the weights of this rank" in failed.value.cause
-
-
-OWNER = """
-import sys, time
-sys.path[:0] = [{tests!r}]
-from pathlib import Path
-import test_node_servers as t
-t.launch(Path({python!r}), Path({folder!r}), tp_size=2)
-print("ready", flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_killed_owner_leaves_no_process_on_any_node(python, tmp_path):
-    code = OWNER.format(tests=str(Path(__file__).parent), python=str(python), folder=str(tmp_path / "server"))
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert any(line == "ready\n" for line in owner.stdout)
-    processes = processes_of(read_record(tmp_path / "server" / "server.json", ServerRecord))
-    assert len(processes) == 4
-    owner.kill()
-    owner.wait()
-    owner.stdout.close()
-    assert gone(processes)
 
 
 def test_a_key_stands_in_no_command_line_and_no_file(python, tmp_path, monkeypatch):
@@ -234,7 +175,10 @@ def kill_a_part(owner, folder, victim, seed) -> None:
     owner.stdout.close()
     if victim != "cm":
         node = record.nodes[{"head": 0, "worker": 1, "launcher": seed % 2}[victim]].name
-        assert f"on the node {node}:" in line, f"seed {seed}: {victim}: {line}"
+        how = "it ended by itself: killed by SIGKILL"
+        if victim == "launcher":
+            how = f"the {record.nodes[0].launcher} command, or its supervisor, was ended"
+        assert f"on the node {node}: {how}" in line, f"seed {seed}: {victim}: {line}"
         assert float(line.split()[1]) - begin < 30, f"seed {seed}: {victim}: {line}"
     deadline = time.monotonic() + 30
     while left := peers(port):
@@ -252,15 +196,14 @@ def peers(port) -> list[psutil.Process]:
     return texts
 
 
-def test_after_ten_seeded_kills_nothing_is_left_and_the_server_starts_again(python, tmp_path):
-    for pair in ((seed, seed + 1) for seed in range(0, 10, 2)):
-        owners = {seed: watching_owner(python, tmp_path / f"server-{seed}") for seed in pair}
+def test_after_a_kill_of_each_part_nothing_is_left_and_the_server_starts_again(python, tmp_path):
+    for victims in (["head", "launcher"], ["worker", "cm"]):
+        owners = {victim: watching_owner(python, tmp_path / victim) for victim in victims}
         # Both have started before a part is killed: a start ends what is left of others, which would hide it.
-        for seed, owner in owners.items():
-            require_ready(owner, seed)
-        for seed, owner in owners.items():
-            victim = random.Random(seed).choice(["head", "worker", "launcher", "cm"])
-            kill_a_part(owner, tmp_path / f"server-{seed}", victim, seed)
+        for owner in owners.values():
+            require_ready(owner, 1)
+        for victim, owner in owners.items():
+            kill_a_part(owner, tmp_path / victim, victim, 1)
     stop(launch(python, tmp_path / "again", tp_size=2))
 
 
@@ -297,11 +240,6 @@ def test_nodes_are_not_for_ray_nor_for_several_servers(key, value, flag):
         require_usable(LaunchSettings.of({"CM_VLLM_SERVER_NODES": "n1,n2", key: value}))
 
 
-def test_a_node_without_vllm_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="n1 has no vLLM"):
-        launch(tmp_path / "none", tmp_path / "server", tp_size=2)
-
-
 REPORT = NodeReport(host="h", packages={"vllm": "0.32.0"}, program="a" * 64, python="3.11.2", model="b" * 64, cores=8)
 
 
@@ -315,17 +253,13 @@ REPORT = NodeReport(host="h", packages={"vllm": "0.32.0"}, program="a" * 64, pyt
         ({"packages": {}}, "n2 has no vLLM"),
     ],
 )
-def test_nodes_that_differ_are_refused(changes, message):
+def test_nodes_that_differ_are_refused_and_other_hardware_is_reported(changes, message):
     with pytest.raises(UsageError, match=message):
         require_alike({"n1": REPORT, "n2": replace(REPORT, **changes)}, workers=1, on_gpus=False)
-
-
-def test_nodes_of_other_hardware_are_reported():
-    other = replace(REPORT, cores=4)
-    texts = require_alike({"n1": REPORT, "n2": other}, workers=1, on_gpus=False)
-    assert texts == ["the nodes differ in cores: n1: 8; n2: 4"]
+    other = {"n1": REPORT, "n2": replace(REPORT, cores=4)}
+    assert require_alike(other, workers=1, on_gpus=False) == ["the nodes differ in cores: n1: 8; n2: 4"]
     with pytest.raises(UsageError, match="n1 has 0 GPUs for 8 workers"):
-        require_alike({"n1": REPORT, "n2": other}, workers=8, on_gpus=True)
+        require_alike(other, workers=8, on_gpus=True)
 
 
 def test_names_and_addresses_of_nodes_are_not_published():

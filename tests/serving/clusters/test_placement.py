@@ -12,14 +12,7 @@ from cm4vllm.common.processors import CpuQuota
 from cm4vllm.records.vllm.options import stored_options
 from cm4vllm.serving.clusters.launchers import LocalLauncher
 from cm4vllm.serving.clusters.node_processes import copy_to_nodes, installation
-from cm4vllm.serving.clusters.placement import (
-    core_bindings,
-    gpu_groups,
-    in_few_processes,
-    node_layout,
-    own_cores,
-    placed,
-)
+from cm4vllm.serving.clusters.placement import core_bindings, gpu_groups, in_few_processes, node_layout, placed
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 from gpu_machines import gpus
 
@@ -49,9 +42,6 @@ def test_no_core_is_given_twice():
                     first, _, last = group.partition("-")
                     used += range(int(first), int(last or first) + 1)
             assert len(used) == len(set(used)) == 64 // (servers * workers) * servers * workers
-
-
-def test_too_few_cores_are_told():
     with pytest.raises(UsageError, match="2 servers of 2 workers need 4 cores"):
         core_bindings([0, 1], 2, 2)
 
@@ -60,9 +50,6 @@ def test_gpus_are_given_by_what_is_visible():
     assert gpu_groups(gpus(4), {}, 2, 2) == ["0,1", "2,3"]
     named = {"CUDA_VISIBLE_DEVICES": "GPU-5,GPU-7,GPU-6"}
     assert gpu_groups(gpus(8), named, 3, 1) == ["GPU-5", "GPU-7", "GPU-6"]
-
-
-def test_too_few_gpus_are_told():
     with pytest.raises(UsageError, match="need 4 GPUs, and this machine has 0 visible of the 8") as caught:
         gpu_groups(gpus(8), {"CUDA_VISIBLE_DEVICES": ""}, 2, 2)
     assert "CUDA_VISIBLE_DEVICES= is set" in caught.value.cause
@@ -112,15 +99,12 @@ def test_amds_variables_number_what_the_one_before_leaves(env, words):
     parts = placed(server(device="rocm"), 2, gpus(8, "AMD"), env)
     assert [server_env(part)["HIP_VISIBLE_DEVICES"] for part in parts] == words
     assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == words  # an inherited one would differ
-
-
-def test_what_a_variable_of_amd_numbers_beyond_the_one_before_does_not_exist():
-    env = {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "4,5"}
+    beyond = {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "4,5"}
     with pytest.raises(UsageError, match="has 0 visible of the 8"):
-        placed(server(device="rocm"), 2, gpus(8, "AMD"), env)
+        placed(server(device="rocm"), 2, gpus(8, "AMD"), beyond)
 
 
-def test_each_server_has_one_part_of_mig():
+def test_each_server_has_one_part_of_mig_or_partitions_of_an_amd_gpu():
     split = gpus(1, mig=3)
     parts = placed(server(device="cuda"), 3, split, {})
     assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == ["MIG-0", "MIG-1", "MIG-2"]
@@ -128,9 +112,6 @@ def test_each_server_has_one_part_of_mig():
         placed(server(device="cuda"), 4, split, {})
     with pytest.raises(UsageError, match="a program sees 1 part of MIG"):
         placed(server(device="cuda", tp_size=2), 1, split, {})
-
-
-def test_each_server_has_a_partition_of_an_amd_gpu():
     parts = placed(server(device="rocm", tp_size=4), 2, gpus(1, "AMD", partitions=8), {})
     assert [server_env(part)["HIP_VISIBLE_DEVICES"] for part in parts] == ["0,1,2,3", "4,5,6,7"]
 
@@ -154,19 +135,18 @@ def test_threads_keep_to_the_quota_of_the_control_group(monkeypatch, cpus, serve
     assert server_env(placed(server(cpu_binding="0-3"), 1, (), {})[0])["VLLM_CPU_OMP_THREADS_BIND"] == "0-3"
 
 
-def test_the_cores_of_this_process_are_those_it_may_use():
-    assert own_cores()
-
-
 def server(**given):
     return ServerSettings(model="owner/name", name="n", **given)
 
 
-def test_servers_alike_on_a_cpu_have_cores_of_their_own(monkeypatch):
+def test_servers_alike_have_cores_or_gpus_of_their_own(monkeypatch):
     monkeypatch.setattr("cm4vllm.serving.clusters.placement.own_cores", lambda: [0, 1, 2, 3])
     parts = placed(server(tp_size=2, port=9000), 2, (), {})
     assert [(part.cpu_binding, part.port) for part in parts] == [("0|1", 9000), ("2|3", 9001)]
     assert placed(server(), 1, (), {}) == [server()]
+    parts = placed(server(device="cuda", tp_size=2), 2, gpus(8), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+    assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == ["4,5", "6,7"]
+    assert "CUDA_VISIBLE_DEVICES" not in server_env(placed(server(device="cuda"), 1, gpus(8), {})[0])
 
 
 @pytest.mark.parametrize(
@@ -191,13 +171,6 @@ def test_on_few_cores_the_worker_is_in_the_engines_process(given, servers, cores
     assert (chosen.distributed_executor_backend, chosen.threads) == (backend, threads)
     assert server_env(chosen).get("OMP_NUM_THREADS", "0") == str(threads)
     assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in server_env(chosen)) is (backend == "uni")
-
-
-def test_servers_alike_on_gpus_see_only_their_own():
-    parts = placed(server(device="cuda", tp_size=2), 2, gpus(8), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
-    assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == ["4,5", "6,7"]
-    assert "CUDA_VISIBLE_DEVICES" not in server_env(placed(server(device="cuda"), 1, gpus(8), {})[0])
-    assert server_env(placed(server(device="rocm"), 2, gpus(8, "AMD"), {})[1])["HIP_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -230,28 +203,23 @@ def words(nodes, rank, **sizes) -> str:
     return " ".join(layout.options(rank, "10.0.0.1", (2000, 2001)))
 
 
-def test_a_tensor_group_crosses_nodes():
+def test_a_tensor_group_crosses_nodes_and_whole_engines_are_distributed():
     assert words(2, 0, tp_size=16) == "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 2000"
     assert words(2, 1, tp_size=16).startswith("--headless --nnodes 2 --node-rank 1 ")
     assert node_layout(2, tp_size=16, pp_size=1, dp_size=1).workers == 8
-
-
-def test_whole_engines_are_distributed():
-    assert words(2, 0, dp_size=4, tp_size=4) == (
-        "--data-parallel-size-local 2 --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 2001"
-    )
+    first = "--data-parallel-address 10.0.0.1 --data-parallel-rpc-port 2001"
+    assert words(2, 0, dp_size=4, tp_size=4) == f"--data-parallel-size-local 2 {first}"
     assert words(2, 1, dp_size=4, tp_size=4) == (
-        "--headless --data-parallel-size-local 2 --data-parallel-start-rank 2 "
-        "--data-parallel-address 10.0.0.1 --data-parallel-rpc-port 2001"
+        f"--headless --data-parallel-size-local 2 --data-parallel-start-rank 2 {first}"
     )
 
 
-def test_every_option_is_one_of_vllm():
-    for sizes in ({"tp_size": 4}, {"dp_size": 4}, {"tp_size": 2, "dp_size": 2}, {"pp_size": 4}):
-        for nodes in (2, 4):
-            for rank in (0, 1):
-                given = {word for word in words(nodes, rank, **sizes).split() if word.startswith("--")}
-                assert given <= set(stored_options())
+@pytest.mark.parametrize("sizes", [{"tp_size": 4}, {"dp_size": 4}, {"tp_size": 2, "dp_size": 2}, {"pp_size": 4}])
+def test_every_option_is_one_of_vllm(sizes):
+    for nodes in (2, 4):
+        assert node_layout(nodes, **{"tp_size": 1, "pp_size": 1, "dp_size": 1} | sizes, options=stored_options())
+        given = {word for rank in (0, 1) for word in words(nodes, rank, **sizes).split() if word.startswith("--")}
+        assert given <= set(stored_options())
 
 
 @pytest.mark.parametrize(
@@ -260,12 +228,8 @@ def test_every_option_is_one_of_vllm():
 def test_workers_that_cannot_be_distributed_are_refused(nodes, sizes):
     with pytest.raises(UsageError, match="cannot be distributed over"):
         words(nodes, 0, **sizes)
-
-
-def test_a_vllm_without_the_options_is_refused_before_a_start():
     with pytest.raises(UsageError, match="--nnodes"):
         node_layout(2, tp_size=2, pp_size=1, dp_size=1, options={"--headless", "--tensor-parallel-size"})
-    node_layout(2, tp_size=2, pp_size=1, dp_size=1, options=stored_options())
 
 
 # --- copies on a node that does not share this machine's files: its /opt is another one, in a mount namespace
@@ -312,16 +276,17 @@ def test_a_node_gets_what_it_lacks_once(nodes, capsys):
     assert (copy / "weights").read_bytes() == b"v" * 100_001
 
 
-def test_all_nodes_look_for_one_file_so_that_no_folder_changes_while_it_is_read(nodes):
+def test_all_nodes_look_for_one_file_and_one_that_cannot_be_written_to_is_named(nodes):
     folder, seen = nodes.place / "env", set()
 
-    class Noting(OtherFiles):
+    class Full(OtherFiles):
         def words(self, node, program):
             seen.update(folder.glob(".cm4vllm-shared-*"))
-            return super().words(node, program)
+            return ["false"] if program[0] == "tar" else super().words(node, program)
 
-    copy_to_nodes(Noting(nodes.nodes, place=nodes.place, there=nodes.there), [folder])
-    assert len(seen) == 1 and not list(folder.glob(".cm4vllm-shared-*"))
+    with pytest.raises(ServerUnreachable, match="cannot be copied to the node n2"):
+        copy_to_nodes(Full(nodes.nodes, place=nodes.place, there=nodes.there), [folder])
+    assert len(seen) == 1 and not list(folder.glob(".cm4vllm-shared-*"))  # no folder changes while it is read
 
 
 def test_shared_files_are_not_written_to(nodes):
@@ -329,16 +294,6 @@ def test_shared_files_are_not_written_to(nodes):
     before = {path: path.lstat().st_mtime_ns for path in nodes.place.rglob("*") if not path.is_dir()}
     copy_to_nodes(LocalLauncher(("n1", "n2")), [folder])
     assert {path: path.lstat().st_mtime_ns for path in nodes.place.rglob("*") if not path.is_dir()} == before
-
-
-def test_a_node_that_cannot_be_written_to_is_named(nodes):
-    class Full(OtherFiles):
-        def words(self, node, program):
-            return ["false"] if program[0] == "tar" else super().words(node, program)
-
-    full = Full(nodes.nodes, place=nodes.place, there=nodes.there)
-    with pytest.raises(ServerUnreachable, match="cannot be copied to the node n2"):
-        copy_to_nodes(full, [nodes.place / "env"])
 
 
 def test_the_installation_is_without_what_the_system_has(tmp_path):

@@ -17,10 +17,16 @@ import peer
 from cm4vllm.common.errors import InstallError, ServerDied
 from cm4vllm.common.programs.containers import engine_version, engines
 from cm4vllm.records.server import ContainerRecord
-from cm4vllm.serving.containers.image import ImageSettings, VllmImage, known_image, vllm_image
-from cm4vllm.serving.containers.server_container import container_options, remove_leftovers
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.server import start_all, stop
+from cm4vllm.serving.server_container import (
+    ImageSettings,
+    VllmImage,
+    container_options,
+    known_image,
+    remove_leftovers,
+    vllm_image,
+)
 from cm4vllm.serving.supervision.death_reasons import death_reason
 from cm4vllm.serving.supervision.own_supervisors import give_way
 from cm4vllm.serving.supervisor import descendants, title_of
@@ -141,7 +147,7 @@ sys.path[:0] = [{tests!r}, {here!r}]
 from pathlib import Path
 import msgspec
 import test_podman as t
-from cm4vllm.serving.containers.image import VllmImage
+from cm4vllm.serving.server_container import VllmImage
 t.started(msgspec.json.decode({image!r}, type=VllmImage), Path({folder!r}))
 print("ready", flush=True)
 time.sleep(600)
@@ -179,7 +185,7 @@ def test_a_container_that_was_left_behind_is_removed(host, image, tmp_path):
 
 
 def supervised(image, folder):
-    from cm4vllm.serving.containers.server_container import supervised_words
+    from cm4vllm.serving.server_container import supervised_words
 
     return supervised_words(image.container, [sys.executable])
 

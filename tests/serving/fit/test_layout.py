@@ -79,8 +79,14 @@ def test_active_parameters_of_experts_are_those_the_publisher_names(name, total,
     assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
 
 
-def test_the_tiny_models_parameters_are_those_of_its_file():
-    assert read_architecture(TINY).parameters == 492_160
+def test_a_tiny_model_is_counted_and_a_missing_key_named():
+    model = read_architecture(TINY)
+    assert model.parameters == 492_160
+    assert kv_cache_tokens(model, "fp8", GIB) == 2 * kv_cache_tokens(model, "bf16", GIB)
+    with pytest.raises(UsageError):
+        kv_cache_tokens(model, "int3", GIB)
+    with pytest.raises(ModelError, match="vocab_size"):
+        read_architecture({key: value for key, value in TINY.items() if key != "vocab_size"})
 
 
 @pytest.mark.parametrize(
@@ -95,13 +101,6 @@ def test_the_tiny_models_parameters_are_those_of_its_file():
 )
 def test_keys_and_values_of_a_token(name, tensor, bytes_a_token):
     assert read_architecture(catalogue().config(name)).kv_bytes_per_token(2, tensor) == bytes_a_token
-
-
-def test_fp8_keys_and_values_double_the_tokens():
-    model = read_architecture(TINY)
-    assert kv_cache_tokens(model, "fp8", GIB) == 2 * kv_cache_tokens(model, "bf16", GIB)
-    with pytest.raises(UsageError):
-        kv_cache_tokens(model, "int3", GIB)
 
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "kv-cache.json"
@@ -131,12 +130,19 @@ def test_deployments_that_ran_are_not_refused(name, gpus, memory, more):
     assert fit.tensor_parallel * fit.data_parallel <= gpus
 
 
-def test_replicas_are_preferred_to_larger_groups_once_the_cache_is_large_enough():
-    fit = advise(asked("llama-3.1-8b-instruct", 8, H100))
-    assert (fit.tensor_parallel, fit.data_parallel) == (1, 8)
-    fit = advise(asked("llama-2-70b-chat", 8, H100))
-    assert fit.tensor_parallel == 4
-    assert fit.data_parallel == 2
+@pytest.mark.parametrize(
+    ("model", "gpus", "memory", "sizes"),
+    [
+        # Replicas are preferred to larger groups once the cache is large enough.
+        ("llama-3.1-8b-instruct", 8, H100, (1, 1, 8)),
+        ("llama-2-70b-chat", 8, H100, (4, 1, 2)),
+        # Stages are used where heads do not divide.
+        ("llama-2-70b-chat-fp8", 3, 30 * GIB, (1, 3, 1)),
+    ],
+)
+def test_what_is_advised(model, gpus, memory, sizes):
+    fit = advise(asked(model, gpus, memory))
+    assert (fit.tensor_parallel, fit.pipeline_parallel, fit.data_parallel) == sizes
 
 
 def test_what_does_not_fit_is_refused_with_the_sum():
@@ -145,24 +151,14 @@ def test_what_does_not_fit_is_refused_with_the_sum():
     assert "64.24 GiB" in caught.value.cause  # 138.0 GB of weights on each of two
     assert "21.24 GiB" in caught.value.cause
     assert "fp8" in caught.value.remedy
-
-
-def test_one_request_that_is_too_long_is_refused():
     advise(asked("llama-3.1-8b-instruct", 1, RTX4090, max_model_len=8192))
-    with pytest.raises(ModelError) as caught:
-        advise(asked("llama-3.1-8b-instruct", 1, RTX4090, max_model_len=131072))
-    assert "16.00 GiB of KV cache" in caught.value.cause
-
-
-def test_stages_are_used_where_heads_do_not_divide():
-    fit = advise(asked("llama-2-70b-chat-fp8", 3, 30 * GIB))
-    assert (fit.tensor_parallel, fit.pipeline_parallel) == (1, 3)
-
-
-def test_a_tensor_size_that_heads_do_not_divide_by_is_refused():
-    with pytest.raises(ModelError) as caught:
-        advise(asked("llama-2-70b-chat-fp8", 4, H100, tensor_parallel=3))
-    assert "64 attention heads cannot be shared by 3" in caught.value.cause
+    for wanted, cause in (
+        (asked("llama-3.1-8b-instruct", 1, RTX4090, max_model_len=131072), "16.00 GiB of KV cache"),
+        (asked("llama-2-70b-chat-fp8", 4, H100, tensor_parallel=3), "64 attention heads cannot be shared by 3"),
+    ):
+        with pytest.raises(ModelError, match="does not fit|cannot") as caught:
+            advise(wanted)
+        assert cause in caught.value.cause
 
 
 def test_the_cpu_backend_is_held_against_the_hosts_memory():
@@ -183,11 +179,6 @@ def test_the_cpu_backend_is_held_against_the_hosts_memory():
     with pytest.raises(ModelError, match="does not fit") as caught:
         advise(asked("llama-3.1-8b-instruct", 0, 64 * GIB, kv_cache_bytes=GIB, max_model_len=131072))
     assert "the KV cache is given 1.00 GiB" in caught.value.cause
-
-
-def test_a_missing_key_is_named():
-    with pytest.raises(ModelError, match="vocab_size"):
-        read_architecture({key: value for key, value in TINY.items() if key != "vocab_size"})
 
 
 def test_the_table_says_what_to_serve_with():
@@ -214,6 +205,8 @@ def test_an_engine_that_fits_a_node_stays_on_it():
 def test_what_no_node_holds_has_its_stages_on_several():
     with pytest.raises(ModelError, match="does not fit 8 x"):
         advise(asked("llama-3.1-405b-instruct", 8, H100))
+    with pytest.raises(ModelError, match="does not fit 4 x 23.6 GiB on 2 nodes"):
+        advise(asked("llama-3.1-405b-instruct", 4, RTX4090, nodes=2))
     fit = advise(asked("llama-3.1-405b-instruct", 16, H100, nodes=2))
     assert (fit.tensor_parallel, fit.pipeline_parallel, fit.data_parallel) == (8, 2, 1)
     assert "each engine over 2 nodes" in table(asked("llama-3.1-405b-instruct", 16, H100, nodes=2), fit)
@@ -227,11 +220,6 @@ def test_a_layout_over_nodes_is_one_that_can_be_started():
             nodes, tp_size=fit.tensor_parallel, pp_size=fit.pipeline_parallel, dp_size=fit.data_parallel
         )
         assert layout.workers <= each
-
-
-def test_what_several_nodes_do_not_hold_names_them():
-    with pytest.raises(ModelError, match="does not fit 4 x 23.6 GiB on 2 nodes"):
-        advise(asked("llama-3.1-405b-instruct", 4, RTX4090, nodes=2))
 
 
 @pytest.mark.parametrize("sizes", [{"tensor_parallel": 8}, {"tensor_parallel": 2, "pipeline_parallel": 4}])
@@ -315,12 +303,9 @@ def test_the_advisor_refuses_sizes_that_no_server_has(sizes, words):
     assert words in refused.value.remedy
 
 
-def test_what_one_gib_holds_has_one_gib(given):
-    assert given(22, TINY_HOST) == given(3, TINY_HOST) == 1
-
-
-def test_servers_and_workers_share_the_memory(given):
+def test_servers_and_workers_share_the_memory_and_what_one_gib_holds_has_one_gib(given):
     assert (given(22, servers=2), given(22, servers=4), given(22, tp_size=2)) == (4, 1, 4)
+    assert given(22, TINY_HOST) == given(3, TINY_HOST) == 1
 
 
 def test_a_size_that_is_given_counts(given):

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from cm4vllm.hardware.gpus.used_gpus import UsedGpu
+from cm4vllm.hardware.gpus.gpu import UsedGpu
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.records.machine import GpuFacts

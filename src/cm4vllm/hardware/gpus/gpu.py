@@ -1,10 +1,15 @@
-"""All GPUs of the machine, whoever made them. A machine without a driver has none, which is no error."""
+"""All GPUs of the machine, whoever made them, and those that a program sees by the variables that choose them.
+
+A machine without a driver has none, which is no error. The variables are read as the drivers read them.
+"""
 
 import ctypes
 import json
 import pkgutil
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -15,9 +20,11 @@ from cm4vllm.common.files import json_text
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus import vendors as modules
-from cm4vllm.hardware.gpus.vendor import Vendor
+from cm4vllm.hardware.gpus.vendor import Filter, Vendor
 from cm4vllm.hardware.gpus.vendors import nvml
-from cm4vllm.records.machine import GpuFacts
+from cm4vllm.hardware.memory import detect_memory
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
 #: The vendors whose drivers answer on this machine, each with the library of its driver.
 Drivers = Sequence[tuple[Vendor, Any]]
@@ -141,3 +148,184 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
+
+
+#: Bytes of a GB as vendors of memory sell it, less what a driver keeps for itself at most (ECC of a T4).
+_LEAST_OF_A_GB = 0.88e9
+
+
+@dataclass(frozen=True)
+class UsedGpu:
+    """A GPU that serves, or a part of one: of MIG, or a partition."""
+
+    gpu: GpuFacts
+    part: MigFacts | None = None
+
+    @property
+    def uuid(self) -> str:
+        """Return the UUID of the part of MIG, else of the GPU."""
+        return self.part.uuid if self.part else self.gpu.uuid
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Return the memory of the part of MIG, else of the GPU, in bytes; None if not known."""
+        return self.part.memory_bytes if self.part else self.gpu.memory_bytes
+
+
+@dataclass(frozen=True)
+class VisibleGpu:
+    """A GPU that programs see: the `word` that chooses it alone in the variable of its vendor, see VISIBLE.
+
+    `used` is None where it is not known which of the machine's GPUs that is.
+    """
+
+    word: str
+    used: UsedGpu | None
+
+
+#: The variables that choose the GPUs that a program sees.
+VISIBLE = tuple(dict.fromkeys(name for vendor in vendors() for each in vendor.filters for name in each.names))
+
+
+def server_variables(device: str) -> tuple[str, ...]:
+    """Return the variables that choose the GPUs of a server for a device; those of the first vendor for another one."""
+    return next((vendor for vendor in vendors() if vendor.device == device), vendors()[0]).filters[-1].names
+
+
+def visible_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[UsedGpu]:
+    """Return the GPUs of the first one's vendor that a program with the environment `env` sees, in its order.
+
+    Of MIG parts a program sees the first one alone, and no other GPU beside it (MIG user guide, CUDA_VISIBLE_DEVICES).
+    Raises CmError where it is not known which those are.
+    """
+    used: list[UsedGpu] = []
+    for given in given_gpus(gpus, env):
+        if given.used is None:
+            name, value = next(iter(_set(gpus, env).items()))
+            raise CmError(
+                f"it is not known which GPUs {name}={value} means",
+                cause="the machine's GPUs differ, and without CUDA_DEVICE_ORDER CUDA counts the fastest first; of AMD, "
+                "a UUID is another one than the driver's library states",
+                remedy="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the server, or name the GPUs by their UUIDs; those of AMD "
+                "by their numbers",
+            )
+        used.append(given.used)
+    return [each for each in used if each.part in each.gpu.mig_devices][:1] or used
+
+
+def given_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[VisibleGpu]:
+    """Return the GPUs of the first one's vendor that `env` leaves to programs, each of which may use some of them.
+
+    A driver numbers them from 0, and stops at the first word that names none. Of MIG they are all parts.
+    """
+    gpus = [gpu for gpu in gpus if gpu.vendor == gpus[0].vendor]
+    if not gpus:
+        return []
+    left = _built_in(gpus)
+    for each in _filters(gpus):
+        left = [VisibleGpu(str(place), visible.used) for place, visible in enumerate(left)]
+        if (value := _value(each, env)) is not None:
+            by_bus = not each.order_variable or env.get(each.order_variable) == "PCI_BUS_ID"
+            left = _chosen(left, value, each, numbers_follow_bus=by_bus or len({gpu.name for gpu in gpus}) == 1)
+    if not _set(gpus, env):
+        parts = [(visible, part) for visible in left if visible.used for part in visible.used.gpu.mig_devices]
+        whole = [visible for visible in left if visible.used and not visible.used.gpu.mig_devices]
+        return whole + [VisibleGpu(part.uuid, UsedGpu(at.used.gpu, part)) for at, part in parts if at.used]
+    return left
+
+
+def hidden_by(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> str:
+    """Return the variables that hide GPUs of one vendor, with their values; empty where none is set."""
+    return ", ".join(f"{name}={value}" for name, value in _set(gpus, env).items())
+
+
+def gpus_to_plan(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[UsedGpu]:
+    """Return the GPUs that a server would see; all where it is not known which those are."""
+    try:
+        return visible_gpus(gpus, env)
+    except CmError:
+        return [UsedGpu(gpu) for gpu in gpus]
+
+
+def least_memory(used: Sequence[UsedGpu]) -> tuple[float, str]:
+    """Return the bytes of memory to plan with for each GPU, and in words where they are from, if not from the driver.
+
+    They are 0 where nothing is known of any GPU.
+    """
+    why_not = [f"not detected ({each.gpu.unanswered.get(MEMORY, 'not stated')})" for each in used]
+    return min(filter(None, map(_memory_to_plan, used)), default=(0.0, "".join(why_not[:1])))
+
+
+def _memory_to_plan(used: UsedGpu) -> tuple[float, str] | None:
+    if used.memory_bytes:
+        return float(used.memory_bytes), ""
+    if used.part:
+        return None
+    if (row := accelerator(used.gpu.name)) is not None:
+        return row.memory_gb[0] * _LEAST_OF_A_GB, f"as the {used.gpu.name} is sold"
+    return (float(detect_memory().usable_bytes), "the host's, which it shares") if used.gpu.shares_host_memory else None
+
+
+def _built_in(gpus: Sequence[GpuFacts]) -> list[VisibleGpu]:
+    """Return what a driver numbers: GPUs, of one with MIG the first part, of a parted one of AMD each partition."""
+    used = [UsedGpu(gpu, part) for gpu in gpus for part in (*gpu.partitions, *gpu.mig_devices[:1]) or (None,)]
+    return [VisibleGpu(str(place), each) for place, each in enumerate(used)]
+
+
+def _filters(gpus: Sequence[GpuFacts]) -> tuple[Filter, ...]:
+    """Return the filters of the first GPU's vendor."""
+    return next((vendor.filters for vendor in vendors() if gpus and vendor.name == gpus[0].vendor), ())
+
+
+def _value(each: Filter, env: Mapping[str, str]) -> str | None:
+    return next((env[name] for name in each.names if name in env and (env[name] or each.empty_hides)), None)
+
+
+def _set(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the environment that choose GPUs, with their values."""
+    return {
+        name: env[name]
+        for each in _filters(gpus)
+        if _value(each, env) is not None
+        for name in [name for name in each.names if env.get(name) == _value(each, env)][:1]
+    }
+
+
+def _chosen(left: Sequence[VisibleGpu], value: str, each: Filter, *, numbers_follow_bus: bool) -> list[VisibleGpu]:
+    """Return those of `left` that the value of a variable names, up to the first word that names none."""
+    chosen: dict[str, VisibleGpu] = {}
+    words = [word.strip() if each.loose else word for word in value.split(",")]
+    for word in words:
+        if each.loose and _kind(word) != _kind(words[0]):  # CUDA takes numbers or UUIDs, not both
+            break
+        named = _numbered(word, left, each) if not _kind(word) else _by_uuid(word, left, each)
+        if named is None:
+            break
+        if not (_kind(word) or numbers_follow_bus):
+            named = VisibleGpu(named.word, None)
+        key = named.word if named.used is None else named.used.uuid
+        if key in chosen and each.repeated_hides:
+            return []
+        chosen.setdefault(key, named)
+    return list(chosen.values())
+
+
+def _kind(word: str) -> str:
+    return next((prefix for prefix in ("GPU-", "MIG-") if word.startswith(prefix)), "")
+
+
+def _numbered(word: str, left: Sequence[VisibleGpu], each: Filter) -> VisibleGpu | None:
+    number = re.match(r"\+?([0-9]{1,9})", word) if each.loose else re.fullmatch(r"(0|[1-9][0-9]{0,8})", word)
+    return left[int(number[1])] if number and int(number[1]) < len(left) else None
+
+
+def _by_uuid(word: str, left: Sequence[VisibleGpu], each: Filter) -> VisibleGpu | None:
+    """Return the GPU, or MIG part, whose UUID alone begins with a word."""
+    gpus = {visible.used.gpu.uuid: visible.used.gpu for visible in left if visible.used}
+    known = [(gpu.uuid, UsedGpu(gpu, next(iter(gpu.mig_devices), None))) for gpu in gpus.values()]
+    if word.startswith("MIG-"):  # MIG-<UUID>; before driver 470 MIG-<GPU's UUID>/<GPU instance>/<compute instance>
+        known = [(part.uuid, UsedGpu(gpu, part)) for gpu in gpus.values() for part in gpu.mig_devices]
+    matching = [used for uuid, used in known if uuid.lower().startswith(word.lower())]
+    if not matching and not each.loose:  # ROCr's UUID is a serial number, which is not recorded
+        return VisibleGpu(word, None)
+    return VisibleGpu(word, matching[0]) if len(matching) == 1 else None

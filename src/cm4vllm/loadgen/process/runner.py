@@ -11,8 +11,7 @@ from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
-from cm4vllm.hardware.energy_counters import EnergyWatch, energy_watched
-from cm4vllm.hardware.machine_samples import gpus_sampled
+from cm4vllm.hardware.machine_samples import EnergyWatch, energy_watched, gpus_sampled
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces, remove_answers

@@ -13,12 +13,7 @@ import msgspec
 
 #: Characters of a server's own words that are kept of them.
 _MOST_TEXT = 300
-#: The names of events that are messages.
-_MESSAGES = (b"", b"message")
-#: The begins of documents, in JSON or HTML, that stand in the place of a stream.
-_DOCUMENTS = (b"{", b"[", b"<")
 _DONE_EVENT = b"data: [DONE]\n\n"
-_BETWEEN = b"\n\ndata: "
 
 
 class AnswerError(Exception):
@@ -94,11 +89,10 @@ class EventStream:
         if self._done or self._name or self._parts_of_event or not raw.startswith(b"data: {"):
             return False
         done = raw.endswith(_DONE_EVENT)
-        documents = raw[6 : -len(_DONE_EVENT) if done else None].removesuffix(b"\n\n").split(_BETWEEN)
+        documents = raw[6 : -len(_DONE_EVENT) if done else None].removesuffix(b"\n\n").split(b"\n\ndata: ")
         joined = b",".join(documents)
-        if len(documents) < 2 or b"\n" in joined or b"\r" in joined:
-            return False
-        if not self._gathered.add_all(documents, joined):
+        usual = len(documents) > 1 and b"\n" not in joined and b"\r" not in joined
+        if not usual or not self._gathered.add_all(documents, joined):
             return False
         self._done = done
         return True
@@ -122,7 +116,7 @@ class EventStream:
                 raise AnswerError("the server sent an error event")
         elif field == b"error" and (words := error_words(_fields(value))):  # as llama.cpp's server names it
             raise AnswerError(words)
-        elif line.startswith(_DOCUMENTS):
+        elif line.startswith((b"{", b"[", b"<")):  # a document in JSON or HTML in the place of a stream
             raise AnswerError(error_message(line) or "a line of the stream is no event")
 
     def _take(self, data: bytes) -> None:
@@ -132,7 +126,7 @@ class EventStream:
         if data == b"[DONE]":
             self._end_event()
             self._done = True
-        elif self._name not in _MESSAGES:
+        elif self._name not in (b"", b"message"):
             return
         elif self._done:
             raise AnswerError("the stream goes on after [DONE]")

@@ -141,9 +141,7 @@ class StreamReader(EventStream):
     def feed(self, data: bytes) -> int | None:
         """Take the next bytes. Returns the first token's id when it came just now, None otherwise."""
         self._buffer += data
-        if self._first < 0:
-            return self._first_token()
-        return None
+        return self._first_token() if self._first < 0 else None
 
     def compact(self) -> None:
         """Reduce whole lines to their tokens."""

@@ -24,15 +24,11 @@ _SAME = {
     **dict.fromkeys(("eos", "eos_token", "stop_sequence", "end_turn", "complete"), "stop"),
     **dict.fromkeys(("max_tokens", "model_length"), "length"),
 }
-#: Words that stand for no value.
-_NO_WORDS = ("", "null", "none")
 #: An error that is a whole document, by its kind or its status. JSON escapes the quotes inside strings, so that no
 #: generated text can pass for it.
 _ERROR_DOCUMENT = re.compile(
     rb'"(?:object|type)"\s*:\s*"\w*error"|"(?:code|status|statusCode)"\s*:\s*"?[45]\d\d\b', re.IGNORECASE
 )
-#: The counts of a usage that are totals; others may be parts of them.
-_TOTALS = ("prompt_tokens", "completion_tokens", "total_tokens")
 #: Parts of the names of tokens that came from a cache: cached_tokens (OpenAI), prompt_cache_hit_tokens (DeepSeek),
 #: cache_read_input_tokens (Anthropic). Those that were put into one, or were not found in it, are others.
 _CACHED, _NOT_CACHED = ("cach", "token"), ("creat", "writ", "miss", "stor")
@@ -168,8 +164,8 @@ class Parts(ABC, Generic[C]):
 
     def _choice(self, document: Document[C], raw: bytes) -> C | None:
         """Take what a document has beside tokens; return its choice, None where it has none. Raises AnswerError."""
-        if document.error:
-            _refuse(document.error)
+        if document.error and not _is_nothing(document.error):
+            raise AnswerError(error_words(document.error))
         usage = document.usage
         if usage and isinstance(usage, dict):  # one without a count of tokens states nothing
             count = usage.get("completion_tokens")
@@ -216,13 +212,10 @@ class Parts(ABC, Generic[C]):
         """Return what the server states. Raises AnswerError where a count of tokens is no number of tokens."""
         usage = self.usage
         prompt, tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        cached = reasoning = 0
-        for name in usage:
-            if name not in _TOTALS and usage[name]:
-                cached, reasoning = _parts_of(usage)
-                break
-        models = self.named() if self._last else self.models
-        return Stated(_count("prompt_tokens", prompt), _count("completion_tokens", tokens), cached, reasoning, models)
+        # The counts of a usage that are totals have no parts; others may be parts of them.
+        parts = any(usage[name] for name in usage if name not in ("prompt_tokens", "completion_tokens", "total_tokens"))
+        counts = _count("prompt_tokens", prompt), _count("completion_tokens", tokens)
+        return Stated(*counts, *(_parts_of(usage) if parts else (0, 0)), self.named())
 
     def named(self) -> tuple[str, ...]:
         """Return the names of the model, two at most. Raises NotJson."""
@@ -244,12 +237,6 @@ def _parts_of(usage: dict[str, Any]) -> tuple[int, int]:
     return cached, reasoning
 
 
-def _refuse(error: Any) -> None:
-    """Raise AnswerError for the error that a document has; an empty one is none."""
-    if not _is_nothing(error):
-        raise AnswerError(error_words(error))
-
-
 def _reason(named: Any) -> str | None:
     """Return a finish_reason as OpenAI names it where it is one of these, in lower case; None where it is none."""
     if not named or _is_nothing(named):
@@ -261,7 +248,7 @@ def _reason(named: Any) -> str | None:
 def _is_nothing(value: Any) -> bool:
     """Return True if a value stands for none: null, false, a word for it, or an object that has only such or zeros."""
     if isinstance(value, str):
-        return value.strip().lower() in _NO_WORDS
+        return value.strip().lower() in ("", "null", "none")
     if isinstance(value, dict):
         return all(not each or (isinstance(each, str) and _is_nothing(each)) for each in value.values())
     return value is None or value is False or value == []

@@ -46,8 +46,6 @@ class _Choice(Choice, gc=False):
 
 
 _DECODERS = Decoders(msgspec.json.Decoder(Named[_Choice]), msgspec.json.Decoder(list[Document[_Choice]]))
-#: The ends of an answer that is a call of a tool.
-_CALLS = ("tool_calls", "function_call")
 
 
 def whole_text(body: bytes, prompt_tokens: int, limits: AnswerLimits | None, dialect: Dialect) -> TextAnswer:
@@ -95,7 +93,7 @@ class _TextParts(Parts[_Choice]):
 
     def answer(self, prompt_tokens: int, limits: AnswerLimits | None, dialect: Dialect) -> TextAnswer:
         """Return the answer, if it is whole and, with `limits`, keeps to them. Raises AnswerError."""
-        if self.reason in _CALLS:
+        if self.reason in ("tool_calls", "function_call"):
             raise AnswerError(f"the answer is a call of a tool (finish_reason {self.reason}), and no text")
         reason, text = self.finish_reason(), "".join(self.pieces)
         stated = self.stated() if dialect.usage else Stated(models=self.named())

@@ -17,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -44,6 +44,8 @@ _CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 
+T = TypeVar("T")
+
 
 def node_program(module: str, *words: str) -> list[str]:
     """Return the command of a module of this package on a node, where it has the same path as on this machine."""
@@ -53,15 +55,20 @@ def node_program(module: str, *words: str) -> list[str]:
 
 def require_reachable(launcher: Launcher) -> None:
     """See that each node runs a program. Raises ServerUnreachable naming the first that does not, UsageError."""
-    with ThreadPoolExecutor(min(64, len(launcher.nodes)), "nodes") as threads:
-        done = threads.map(lambda node: node_output(launcher, node, ["true"], _REACH_S), launcher.nodes)
-        for node, (status, output) in zip(launcher.nodes, done, strict=True):
-            if status:
-                raise ServerUnreachable(
-                    f"the node {node} in --nodes cannot be reached",
-                    cause="\n".join([f"{launcher.name}: {status}", *output.splitlines()[-6:]]),
-                    remedy=f"see that this works without a password: {' '.join(launcher.words(node, ['true']))}",
-                )
+    done = _on_all(launcher, lambda node: node_output(launcher, node, ["true"], _REACH_S))
+    for node, (status, output) in done.items():
+        if status:
+            raise ServerUnreachable(
+                f"the node {node} in --nodes cannot be reached",
+                cause="\n".join([f"{launcher.name}: {status}", *output.splitlines()[-6:]]),
+                remedy=f"see that this works without a password: {' '.join(launcher.words(node, ['true']))}",
+            )
+
+
+def _on_all(launcher: Launcher, ask: Callable[[str], T], most: int = 64) -> dict[str, T]:
+    """Return what `ask` returns for each node, by its name; `most` are asked at the same time."""
+    with ThreadPoolExecutor(min(most, len(launcher.nodes)), "nodes") as threads:
+        return dict(zip(launcher.nodes, threads.map(ask, launcher.nodes), strict=True))
 
 
 def node_reports(launcher: Launcher, python: Path, model: str) -> dict[str, NodeReport]:
@@ -70,9 +77,7 @@ def node_reports(launcher: Launcher, python: Path, model: str) -> dict[str, Node
     Raises ServerUnreachable naming the node that gave none, with the last lines of its launcher.
     """
     program = node_program("cm4vllm.serving.clusters.node_report", str(python), model)
-    with ThreadPoolExecutor(min(64, len(launcher.nodes)), "reports") as threads:
-        reports = threads.map(lambda node: _report(launcher, node, program), launcher.nodes)
-        return dict(zip(launcher.nodes, reports, strict=True))
+    return _on_all(launcher, lambda node: _report(launcher, node, program))
 
 
 def _report(launcher: Launcher, node: str, program: Sequence[str]) -> NodeReport:
@@ -146,12 +151,15 @@ def ended_since(node: NodeRecord, *, runs: bool) -> float | None:
 
     `runs` says whether the launcher's command does.
     """
-    if runs and not _state(node).get("reason"):
-        return None
+    return None if runs and not _state(node).get("reason") else time.time() - _noted_at(node)
+
+
+def _noted_at(node: NodeRecord) -> float:
+    """Return when the supervisor of a node has written last; now where it has not."""
     try:
-        return time.time() - Path(node.events).stat().st_mtime
+        return Path(node.events).stat().st_mtime
     except OSError:
-        return 0.0
+        return time.time()
 
 
 def node_cause(ended: Sequence[NodeRecord]) -> str:
@@ -162,11 +170,7 @@ def node_cause(ended: Sequence[NodeRecord]) -> str:
     """
 
     def order(node: NodeRecord) -> tuple[bool, float]:
-        try:
-            noted = Path(node.events).stat().st_mtime
-        except OSError:
-            noted = time.time()
-        return bool(_CONSEQUENCE.search(telling_lines(Path(node.log)))), noted
+        return bool(_CONSEQUENCE.search(telling_lines(Path(node.log)))), _noted_at(node)
 
     node = min(ended, key=order)
     how = end_in_words(_state(node), _launcher_end(node))
@@ -182,12 +186,10 @@ def _launcher_end(node: NodeRecord) -> str:
 def _state(node: NodeRecord) -> dict[str, Any]:
     """Return the last state that the supervisor of a node has reported."""
     for line in reversed(last_lines(Path(node.events), 20).splitlines()):
-        try:
+        with contextlib.suppress(ValueError):
             value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "supervisor" in value:
-            return value
+            if isinstance(value, dict) and "supervisor" in value:
+                return value
     return {}
 
 
@@ -215,19 +217,16 @@ def copy_to_nodes(launcher: Launcher, folders: Sequence[Path]) -> None:
     Raises ServerUnreachable naming the node that could not be copied to.
     """
     digests = [_digest(folder) for folder in folders]
-    title = f"copying the installation to {len(launcher.nodes)} nodes by {launcher.name}"
     with ExitStack() as stack:
         # One file for all nodes, until the last copy is made: tar fails on a folder that changes meanwhile.
         marks = [
             stack.enter_context(tempfile.NamedTemporaryFile(prefix=".cm4vllm-shared-", dir=folder)).name
             for folder in folders
         ]
-        stack.enter_context(step(title))
-        threads = stack.enter_context(ThreadPoolExecutor(min(16, len(launcher.nodes)), "copies"))
-        done = threads.map(lambda node: _copied(launcher, node, folders, marks, digests), launcher.nodes)
-        for node, copied in zip(launcher.nodes, done, strict=True):
-            names = ", ".join(map(str, copied))
-            say(f"{node}: {f'copied {names}' if copied else 'has all of it'}")
+        stack.enter_context(step(f"copying the installation to {len(launcher.nodes)} nodes by {launcher.name}"))
+        done = _on_all(launcher, lambda node: _copied(launcher, node, folders, marks, digests), most=16)
+        for node, copied in done.items():
+            say(f"{node}: copied {', '.join(map(str, copied))}" if copied else f"{node}: has all of it")
 
 
 def _copied(

@@ -18,7 +18,7 @@ import msgspec
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.processors import usable_processors
-from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan
+from cm4vllm.hardware.gpus.gpu import gpus_to_plan
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.records.node import NodeReport
 from cm4vllm.serving.installation.install import packages_of

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.processors import cpu_quota
-from cm4vllm.hardware.gpus.used_gpus import given_gpus, hidden_by
+from cm4vllm.hardware.gpus.gpu import given_gpus, hidden_by
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.serving.options.arguments import ServerSettings
 

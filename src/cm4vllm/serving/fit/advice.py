@@ -14,8 +14,7 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Bounds, Key, Settings
-from cm4vllm.hardware.gpus.gpu import detect_gpus
-from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan, least_memory
+from cm4vllm.hardware.gpus.gpu import detect_gpus, gpus_to_plan, least_memory
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.weights.checkpoint import read_checkpoint

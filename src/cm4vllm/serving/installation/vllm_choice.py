@@ -12,8 +12,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.hardware.gpus.gpu import detect_gpus, vendors
-from cm4vllm.hardware.gpus.used_gpus import given_gpus, hidden_by
+from cm4vllm.hardware.gpus.gpu import detect_gpus, given_gpus, hidden_by, vendors
 from cm4vllm.records.machine import GpuFacts
 from cm4vllm.serving.installation.install import VARIANTS, packages_of
 

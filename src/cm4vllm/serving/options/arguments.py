@@ -12,7 +12,7 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.secrets.command_lines import given_words, refuse_secrets
 from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.gpus.used_gpus import server_variables
+from cm4vllm.hardware.gpus.gpu import server_variables
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.records.vllm.given_options import given_options

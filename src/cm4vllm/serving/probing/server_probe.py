@@ -20,10 +20,16 @@ from cm4vllm.records.server import Api, Dialect, ServerRecord, Simulation
 from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
-from cm4vllm.serving.probing.distinct_servers import require_distinct, require_one_system
 from cm4vllm.serving.probing.media_apis import media_api_of
 from cm4vllm.serving.probing.server_access import Unanswered, not_measurable
-from cm4vllm.serving.probing.server_identities import identity, optional_page, reported_options, require_one_server
+from cm4vllm.serving.probing.server_identities import (
+    identity,
+    optional_page,
+    reported_options,
+    require_distinct,
+    require_one_server,
+    require_one_system,
+)
 from cm4vllm.serving.probing.server_requests import (
     LONG_S,
     REFUSED,

@@ -65,7 +65,7 @@ def reason_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
 def reason_in(folder: Path) -> str:
     """Return why the server in a folder has ended: as its supervisor noted, or that the supervisor was killed."""
     how = end_in_words(object_of(folder / STATE_FILE), "its supervisor was killed")
-    return "\n".join(filter(None, (how, telling_lines(folder / LOG_FILE))))
+    return f"{how}\n{telling_lines(folder / LOG_FILE)}".strip()
 
 
 def _noted_since(folder: Path) -> float:

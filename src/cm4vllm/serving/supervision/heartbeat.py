@@ -111,9 +111,8 @@ class Heartbeat:
                     states.setdefault(engine, {})[name] = value
         for number, state in states.items():
             engine = self._engines.setdefault((endpoint, number), _Engine({}))
-            moved = state != engine.state
-            engine.state = state
-            engine.still = engine.still + 1 if not moved and (engine.requests or self.open_requests) else 0
+            stands = state == engine.state and (engine.requests or self.open_requests)
+            engine.state, engine.still = state, engine.still + 1 if stands else 0
         nothing_moves = all(engine.still >= STANDSTILL_LOOKS for engine in self._engines.values())
         for (where, number), engine in self._engines.items():
             if engine.still >= STANDSTILL_LOOKS and (engine.requests or nothing_moves):
