@@ -115,9 +115,9 @@ def require_surroundings(folder: str) -> None:
         refuse("HOME is not set, and this user has no home folder", "export HOME=FOLDER, with one that can be written")
 
 
-def refuse(what: str, remedy: str) -> "NoReturn":
+def refuse(cause: str, remedy: str) -> "NoReturn":
     """End with an error."""
-    sys.exit("error: {}\n  remedy: {}".format(what, remedy))
+    sys.exit("error: {}\n  remedy: {}".format(cause, remedy))
 
 
 if __name__ == "__main__":

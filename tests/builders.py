@@ -7,10 +7,11 @@ from typing import Any
 
 from cm4vllm.common.files import sha256_of
 from cm4vllm.records.accuracy import Score
-from cm4vllm.records.assets import DatasetRecord
+from cm4vllm.records.assets import DatasetRecord, QuantizationRecord
 from cm4vllm.records.campaign import CampaignRecord
 from cm4vllm.records.metrics import MetricsSample
 from cm4vllm.records.searches.rate_search import Boundary, SearchRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Terms
 
 
@@ -28,6 +29,28 @@ def campaign_record(**values: Any) -> CampaignRecord:
         "started_at": "2026-01-01T00:00:00+00:00",
     }
     return CampaignRecord(**{**fields, **values})
+
+
+def server_record(**values: Any) -> ServerRecord:
+    """Return the record of a server that this machine started, with other `values`."""
+    fields = {"endpoint": "http://127.0.0.1:8000", "model_name": "m", "max_model_len": 100, "version": "0.32.0"}
+    return ServerRecord(**{**fields, "owned": True, **values})
+
+
+def quantization_record(**values: Any) -> QuantizationRecord:
+    """Return the record of how a model was quantised, with other `values`."""
+    fields = {
+        **dict.fromkeys(("scheme", "weights", "activations"), "int8"),
+        **{
+            "kv_cache": "not quantised",
+            "formula": "x",
+            "layers": 14,
+            "layer_kinds": ["q_proj"],
+            "ignored": ["lm_head"],
+        },
+        **{"base_model": "base", "base_sha256": "1" * 64, "starting_weights": "base/model.safetensors", "tools": {}},
+    }
+    return QuantizationRecord(**{**fields, **values})
 
 
 def write_dataset(folder: Path, prompts: Iterable[list[int]]) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import missing_command, need
+from commands import beside_checkout, missing_command, need
 
 # A runner started in the background hands down ignored signals (nohup, `&` of a shell), and the processes under test
 # would rightly keep ignoring them: the tests that send signals need the defaults.
@@ -184,21 +184,19 @@ def official_file(inference_git):
 @pytest.fixture(scope="session")
 def neural_magic():
     """The published v4.1 submission of Neural Magic (the submitter's folder), which lies beside the checkout."""
-    data = "shared/data/neuralmagic-v4.1/open/NeuralMagic"
-    folder = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
-    if folder is None:
-        pytest.skip("the published v4.1 submission is not on this machine")
-    return folder
+    return beside_checkout("neuralmagic-v4.1/open/NeuralMagic", "the published v4.1 submission")
 
 
 @pytest.fixture(scope="session")
 def published_power():
     """The folder of five published power sessions, which lies beside the checkout."""
-    data = "shared/data/published-power"
-    folder = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
-    if folder is None:
-        pytest.skip("the published power sessions are not on this machine")
-    return folder
+    return beside_checkout("published-power", "the published power sessions")
+
+
+@pytest.fixture(scope="session")
+def power_dev():
+    """The git directory of mlcommons/power-dev, which lies beside the checkout."""
+    return beside_checkout("upstream/power-dev.git", "mlcommons/power-dev")
 
 
 @pytest.fixture(scope="session")
@@ -206,20 +204,6 @@ def own_network():
     """Skip where the system refuses users a network of their own, in which simulated power sessions are made."""
     if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
         pytest.skip("the system refuses network namespaces to users")
-
-
-@pytest.fixture(scope="session")
-def power_dev():
-    """The git directory of mlcommons/power-dev, which lies beside the checkout."""
-    data = "shared/data/upstream/power-dev.git"
-    folder = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
-    if folder is None:
-        pytest.skip("mlcommons/power-dev is not on this machine")
-    from cm4vllm.rules import default_round, round_terms
-
-    if sys.version_info >= round_terms(default_round()).power.python_below:
-        pytest.skip("the official power programs do not start with this Python")
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -42,17 +42,11 @@ CROSSING = {
     ("submission.system_records", "hardware.system_description"): "the description is made with the tree",
     ("submission.system_records", "hardware.system_file"): "the submitter's file of the system is read with the tree",
     ("submission.system_records", "hardware.gpus.gpu"): "the driver names the GPUs that a server uses",
-    ("submission.gpus_in_use", "hardware.gpus.used_gpus"): "the variables of the driver say which GPUs a server sees",
+    ("submission.system_records", "hardware.gpus.used_gpus"): "the driver's variables say which GPUs a server sees",
     ("submission.campaign_software", "hardware.machine_facts"): "the facts beside a result have the keys of detection",
     ("submission.campaign_software", "hardware.host"): "the facts beside a result have the keys of detection",
-    (
-        "submission.capsule.this_environment",
-        "hardware.machine_facts",
-    ): "a replay is compared with the machine it runs on",
-    (
-        "submission.capsule.this_environment",
-        "hardware.system_description",
-    ): "a replay is compared with its own description",
+    ("submission.capsule.replay", "hardware.machine_facts"): "a replay is compared with the machine it runs on",
+    ("submission.capsule.replay", "hardware.system_description"): "a replay is compared with its own description",
     (
         "submission.capsule.replay",
         "serving.options.searchable_options",

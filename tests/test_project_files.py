@@ -1,6 +1,5 @@
 """The files at the top of the repository say what is true: tests they name exist, commands they name are make's own."""
 
-import ast
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import pytest
 import yaml
 
 import cm4vllm
-from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 HABITS = (
@@ -34,57 +32,37 @@ def missing_tests(page: str) -> list[str]:
     """Return the tests that a page names and that are not defined."""
     named = NAMED_TEST.findall(page)
     assert named, "no test is named"
-    return [f"{path}::{test}" for path, test in named if test not in functions_of(ROOT / path)]
-
-
-def functions_of(path: Path) -> set[str]:
-    if not path.is_file():
-        return set()
-    return {node.name for node in parsed(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
+    return [f"{path}::{test}" for path, test in named if f"\ndef {test}(" not in read(path)]
 
 
 def test_a_project_file_names_no_path_of_a_machine_and_no_package_host():
     assert {name: private for name in HABITS if (private := PRIVATE.findall(read(name)))} == {}
+    assert all(map(PRIVATE.search, ("see /home/me/x", "cd /mnt/y", "https://pypi.example/simple")))
 
 
 def test_tests_do_not_write_to_the_repository_of_a_hook_of_git(tmp_path):
     """git sets these variables for its hooks, which may run `make test`."""
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run([*git, "init", "-q", tmp_path / "x"], check=True)
-    subprocess.run([*git, "-C", tmp_path / "x", "commit", "-q", "--allow-empty", "-m", "one"], check=True)
-    before = _files_of(tmp_path / "x")
-    variables = {
-        "GIT_DIR": f"{tmp_path}/x/.git",
-        "GIT_WORK_TREE": f"{tmp_path}/x",
-        "GIT_INDEX_FILE": f"{tmp_path}/x/.git/index",
-    }
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", f"--basetemp={tmp_path}/base"]
+    theirs = tmp_path / "x"
+    subprocess.run(["git", "init", "-q", theirs], check=True)
+    before = {path: path.read_bytes() for path in theirs.rglob("*") if path.is_file()}
+    places = {"GIT_DIR": f"{theirs}/.git", "GIT_WORK_TREE": f"{theirs}", "GIT_INDEX_FILE": f"{theirs}/.git/index"}
+    words = [sys.executable, *"-m pytest -q -p no:cacheprovider -n0 -k a_changed_file_is_found".split()]
     done = subprocess.run(
-        [*words, "tests/common/test_git_objects.py", "-k", "a_changed_file_is_found"],
+        [*words, f"--basetemp={tmp_path}/base", "tests/common/test_git_objects.py"],
         cwd=ROOT,
-        env={**os.environ, **variables},
+        env={**os.environ, **places},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert _files_of(tmp_path / "x") == before
-
-
-def _files_of(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("text", ["see /home/me/x", "cd /mnt/y", "https://pypi.example/simple"])
-def test_the_pattern_of_private_places_finds_them(text):
-    assert PRIVATE.search(text)
+    assert {path: path.read_bytes() for path in theirs.rglob("*") if path.is_file()} == before
 
 
 def test_every_test_that_the_security_page_names_exists():
     assert missing_tests(read("SECURITY.md")) == []
-    assert missing_tests("`tests/test_project_files.py::test_of_nothing`") == [
-        "tests/test_project_files.py::test_of_nothing"
-    ]
+    (missing,) = missing_tests("`tests/test_project_files.py::test_of_nothing`")
+    assert missing == "tests/test_project_files.py::test_of_nothing"
 
 
 def test_every_threat_has_a_test():
@@ -127,9 +105,6 @@ def test_requirements_are_pinned_with_hashes_and_agree_with_pyproject():
 @pytest.mark.parametrize("name", ["install-vllm/requirements-cpu.txt", "get-llm-compressor/requirements.txt"])
 def test_what_a_recipe_installs_is_pinned_with_hashes(name):
     assert len(pins(read(f"script/{name}"))) > 50
-
-
-def test_a_pin_without_a_hash_is_found():
     with pytest.raises(AssertionError, match="not pinned"):
         pins("six==1.17.0\n")
 
@@ -171,29 +146,6 @@ def test_the_least_python_that_is_named_is_one_that_the_workflow_runs():
     assert run == {"debian:12": least, "debian:13": "3.13"}
     pages = ["README.md", "CONTRIBUTING.md", "docs/tutorial.md", "docs/what-runs.md"]
     assert {name for name in pages if f"Python {least}" in re.sub(r"\s+", " ", read(name))} == set(pages)
-
-
-#: What bug fix releases after the least Python added, which no type checker knows: words of a call, and attributes.
-LATER_WORDS = {"extract": "filter", "extractall": "filter", "unpack_archive": "filter", "parseaddr": "strict"}
-LATER_NAMES = {"data_filter", "tar_filter", "fully_trusted_filter", "SetReparseDeferralEnabled"}
-
-
-def later(text: str) -> list[str]:
-    nodes = list(ast.walk(parsed(text)))
-    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    words = [
-        call.func.attr for call in calls if LATER_WORDS.get(call.func.attr, "") in {word.arg for word in call.keywords}
-    ]
-    return words + [node.attr for node in nodes if isinstance(node, ast.Attribute) and node.attr in LATER_NAMES]
-
-
-def test_nothing_is_used_that_the_least_python_lacks():
-    folders = ("src", "script", "automation", "tests", "benchmarks", "docs/tools")
-    files = [ROOT / "environment.py", *(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))]
-    used = {str(path): later(path.read_text(encoding="utf-8")) for path in files}
-    assert {path: words for path, words in used.items() if words} == {}
-    assert later("tar.extractall(a, filter='data')\nx = tarfile.data_filter\n") == ["extractall", "data_filter"]
-    assert later("z.extractall(a)\nextract(a, b, filter=1)\nx.filter(y, filter=1)\n") == []
 
 
 #: In place of the environment's programs: writes how it was called, and the first folder of PATH.

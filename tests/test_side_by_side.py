@@ -47,17 +47,16 @@ def test_files_share_a_process_and_a_timed_test_runs_alone(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "18 passed" in done.stdout, done.stdout + done.stderr
     times = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("?-*.json")}
-    timed = [value for name, value in times.items() if name.endswith("timed")]
-    grouped = [value for name, value in times.items() if name.endswith("grouped")]
-    files = {file: [value for name, value in times.items() if re.fullmatch(rf"{file}-\d", name)] for file in "abc"}
-    assert (len(timed), len(grouped), *map(len, files.values())) == (3, 3, 4, 4, 4)
-    for group in (timed, grouped, *files.values()):
+    kinds = ("timed", "grouped", *(rf"{file}-\d" for file in "abc"))
+    groups = [[value for name, value in times.items() if re.search(f"{kind}$", name)] for kind in kinds]
+    assert list(map(len, groups)) == [3, 3, 4, 4, 4]
+    for group in groups:
         assert len({process for _, _, process in group}) == 1
-    others = [*grouped, *itertools.chain(*files.values())]
+    timed, grouped, *files = groups
+    others = [*grouped, *itertools.chain(*files)]
     for begin, end, _ in timed:
         assert all(other_end <= begin or end <= other_begin for other_begin, other_end, _ in others)
-    process = grouped[0][2]
-    assert min(value for value in others if value[2] == process) in grouped, "a file came before a group"
-    assert any(begin < end for (_, end, _), (begin, _, _) in itertools.pairwise(sorted(others))), (
-        "nothing ran side by side"
-    )
+    first = min(value for value in others if value[2] == grouped[0][2])
+    assert first in grouped, "a file came before a group"
+    beside = itertools.pairwise(sorted(others))
+    assert any(begin < end for (_, end, _), (begin, _, _) in beside), "nothing ran side by side"

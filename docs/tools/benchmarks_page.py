@@ -51,14 +51,11 @@ def _section(name: str) -> Iterator[str]:
         ("a closed result needs", _required),
         ("accuracy targets", _targets),
         ("compliance tests", lambda benchmark: ", ".join(benchmark.compliance) or "none"),
+        ("not run", lambda benchmark: "; ".join(f"{name}: {why}" for name, why in benchmark.refused.items())),
     ):
-        for text, part in _grouped(facts, value):
+        for text, part in ((text, part) for text, part in _grouped(facts, value) if text):
             yield textwrap.fill(f"- {title}{_in(part, rounds)}: {text}", _WIDTH, subsequent_indent="  ")
-    for text, part in _grouped(facts, lambda terms: "; ".join(f"{name}: {why}" for name, why in terms.refused.items())):
-        if text:
-            yield textwrap.fill(f"- not run{_in(part, rounds)}: {text}", _WIDTH, subsequent_indent="  ")
-    rows = list(_runs(facts, rounds))
-    if rows:
+    if rows := list(_runs(facts, rounds)):
         yield "\n| scenario | runs | limits | samples | new tokens | sampling |\n|---|---|---|---|---|---|"
         yield from rows
 

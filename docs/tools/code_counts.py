@@ -83,19 +83,18 @@ def reads_environment(function: Function, keys: frozenset[str], readers: frozens
 
     `keys` are the names of constants that hold such a key, `readers` those of functions known to read them.
     """
-    taken = {argument.arg for argument in parameters(function) if is_mapping(argument)}
+    parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    taken = {argument.arg for argument in parameters if is_mapping(argument)}
     for node in ast.walk(function):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and is_key(node.slice, keys):
             return True
-        if not isinstance(node, ast.Call):
-            continue
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if called == "get" and node.args and is_key(node.args[0], keys):
-            return True
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        passed = any(isinstance(name, ast.Name) and name.id in taken for value in given for name in whole(value))
-        if passed and (called == "of" or called in readers):
-            return True
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            passed = any(isinstance(name, ast.Name) and name.id in taken for value in given for name in whole(value))
+            reads = called == "get" and node.args and is_key(node.args[0], keys)
+            if reads or (passed and (called == "of" or called in readers)):
+                return True
     return False
 
 
@@ -103,11 +102,6 @@ def imported(module: Module) -> frozenset[str]:
     """Return the names that a module imports from others."""
     imports = (node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom))
     return frozenset(alias.asname or alias.name for node in imports for alias in node.names)
-
-
-def parameters(function: Function) -> list[ast.arg]:
-    """Return the parameters of a function."""
-    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
 def whole(value: ast.expr) -> list[ast.expr]:
@@ -122,47 +116,29 @@ def is_mapping(argument: ast.arg) -> bool:
     return kind.startswith(("Mapping[str, ", "dict[str, "))
 
 
-def is_key(node: ast.AST, keys: frozenset[str]) -> bool:
+def is_key(node: ast.AST, keys: frozenset[str] = frozenset()) -> bool:
     """Return True for a key of CM's environment, written out or by a constant's name."""
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str) and bool(_KEY.fullmatch(node.value))
-    return isinstance(node, ast.Name) and node.id in keys
+    written = isinstance(node, ast.Constant) and isinstance(node.value, str) and _KEY.fullmatch(node.value)
+    return bool(written) or (isinstance(node, ast.Name) and node.id in keys)
 
 
 def key_constants(module: Module) -> frozenset[str]:
-    """Return the names of a module's constants that hold a key of CM's environment."""
+    """Return the names of a module's constants that hold a key of CM's environment, also of several in a line."""
     assigned = (node for node in module.tree.body if isinstance(node, ast.Assign))
-    return frozenset(
-        name.id
-        for node in assigned
-        for target in node.targets
-        for name, value in pairs(target, node.value)
-        if isinstance(name, ast.Name) and is_key(value, frozenset())
-    )
-
-
-def pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each name of an assignment with its value."""
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        yield from zip(target.elts, value.elts, strict=False)
-    else:
-        yield target, value
+    pairs = ((getattr(part, "elts", [part]) for part in (node.targets[0], node.value)) for node in assigned)
+    return frozenset(ast.unparse(name) for pair in pairs for name, value in zip(*pair, strict=False) if is_key(value))
 
 
 def crossing_imports(modules: list[Module]) -> set[tuple[str, str]]:
     """Return the pairs of a module that judges and one that measures which it imports."""
-    pairs = set()
     names = {dotted(module) for module in modules if module.path.startswith("src/cm4vllm/")}
-    for module in modules:
-        if dotted(module).partition(".")[0] not in READING:
-            continue
+    pairs = set()
+    for module in (module for module in modules if dotted(module).partition(".")[0] in READING):
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cm4vllm."):
                 base = str(node.module).removeprefix("cm4vllm.")
-                for alias in node.names:
-                    other = f"{base}.{alias.name}" if f"{base}.{alias.name}" in names else base
-                    if other.partition(".")[0] in MEASURING:
-                        pairs.add((dotted(module), other))
+                others = (f"{base}.{alias.name}" if f"{base}.{alias.name}" in names else base for alias in node.names)
+                pairs |= {(dotted(module), other) for other in others if other.partition(".")[0] in MEASURING}
     return pairs
 
 

@@ -53,13 +53,11 @@ def message(node: ast.expr) -> str:
     return "".join(message(part) or f"{{{ast.unparse(part.value)}}}" for part in parts if hasattr(part, "value"))
 
 
-def main(arguments: list[str]) -> int:
+def main() -> None:
     """Print the seed and what is drawn by it."""
     root = Path(__file__).resolve().parents[2]
     head = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    seed = (
-        arguments[0] if arguments else subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
-    )
+    seed = sys.argv[1] if len(sys.argv) > 1 else subprocess.check_output(head, text=True).strip()
     draw = random.Random(seed)  # noqa: S311 - a sample, no secret
     modules = modules_of(root, CODE)
     print(f"seed {seed}")
@@ -68,8 +66,7 @@ def main(arguments: list[str]) -> int:
         print(f"\n{title}: {_DRAWN} of {len(places):,}\n")
         for path, line, text in sorted(draw.sample(places, _DRAWN)):
             print(f"{path}:{line}: {text}\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -56,16 +56,13 @@ def _subclasses(cls: type[Settings]) -> Iterator[type[Settings]]:
 
 def _kind(hint: Any) -> Facts:
     """Return type and values of a field."""
-    kind = next((kind for kind in get_args(hint) if kind is not type(None)), hint) if not _literal(hint) else hint
-    if _literal(kind):
+    parts = () if get_origin(hint) is Literal else get_args(hint)
+    kind = next((kind for kind in parts if kind is not type(None)), hint)
+    if get_origin(kind) is Literal:
         return {"type": "text", "values": [value for value in get_args(kind) if value]}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {"type": "text", "values": [str(member.value) for member in kind]}
     return {"type": _TYPES.get(kind, "text")}
-
-
-def _literal(hint: Any) -> bool:
-    return get_origin(hint) is Literal
 
 
 def _default(default: Any) -> Facts:

@@ -5,8 +5,8 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.graders.providing import GraderInputs
-    from cm4vllm.accuracy.graders.records import GRADER_FILE
+    from cm4vllm.accuracy.graders.catalogue import GRADER_FILE
+    from cm4vllm.accuracy.graders.judging import GraderInputs
 
     inputs = GraderInputs.of(i["env"])
     record = inputs.provide(Path.cwd(), Path(i["artifact"].path))

@@ -5,11 +5,11 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.media_packages import install
+    from cm4vllm.assets.tool_packages import install_packages
     from cm4vllm.common.input_types import VllmPythonInput
 
     lock = Path(i["artifact"].path) / "requirements.txt"
     names = "the packages for speech: audio readers and whisper's normaliser"
-    packages = install(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python)
+    packages = install_packages(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python)
     i["env"]["CM_SPEECH_PACKAGES"] = str(packages)
     return {"return": 0}

@@ -24,9 +24,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.report.comparison_texts import report_environment, report_verification
     from cm4vllm.results.comparing.verification import refuse_differences
     from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
-    from cm4vllm.submission.capsule.replay import ReplayInputs
+    from cm4vllm.submission.capsule.replay import ReplayInputs, compare_environment
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
-    from cm4vllm.submission.capsule.this_environment import compare_environment
 
     inputs = ReplayInputs.of(i["env"])
     capsule, words = _command(i, asks=True)

@@ -11,16 +11,14 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.power.server_config import ServerSettings
-    from cm4vllm.power.server_run import require_settings
+    from cm4vllm.power.server_run import ServerSettings, require_settings
 
     require_settings(ServerSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.power.server_config import ServerSettings
-    from cm4vllm.power.server_run import serve
+    from cm4vllm.power.server_run import ServerSettings, serve
 
     serve(ServerSettings.of(i["env"]))
     return {"return": 0}

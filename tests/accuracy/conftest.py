@@ -17,6 +17,7 @@ from nltk.tokenize.punkt import PunktSentenceTokenizer
 from rouge_score.rouge_scorer import RougeScorer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from builders import server_record
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.common.files import sha256_of
@@ -25,7 +26,6 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.client import ClientRecord
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RunRecord, RunSettings
-from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, terms
 
 TEXT = "the ship from Riga Oslo landed sailed late ten tons of salt silk timber on Monday Friday . , ! ? n't"
@@ -73,25 +73,16 @@ class AccuracyRun:
         """
         path = self.folder / "dataset.json"
         more = columns or [{}] * len(outputs)
-        path.write_text(
-            json.dumps(
-                [
-                    {"input": "x", "tok_input": [1], "output": output, **others}
-                    for output, others in zip(outputs, more, strict=True)
-                ]
-            )
-        )
+        rows = [
+            {"input": "x", "tok_input": [1], "output": output, **others}
+            for output, others in zip(outputs, more, strict=True)
+        ]
+        path.write_text(json.dumps(rows))
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
+        data = data or (lambda text: np.array([*tokenizer.encode(text).ids, END], dtype).tobytes())
         entries = [
-            {
-                "seq_id": n,
-                "qsl_idx": index,
-                "token_count": 0,
-                "data": (data(text) if data else np.array([*tokenizer.encode(text).ids, END], dtype).tobytes())
-                .hex()
-                .upper(),
-            }
-            for n, (index, text) in enumerate(answers)
+            {"seq_id": number, "qsl_idx": index, "token_count": 0, "data": data(text).hex().upper()}
+            for number, (index, text) in enumerate(answers)
         ]
         log = self.folder / ACCURACY_LOG
         log.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n")
@@ -100,11 +91,7 @@ class AccuracyRun:
             terms=terms("v6.1", benchmark, Scenario.OFFLINE, Mode.ACCURACY),
             user_conf="",
             samples=samples or len(outputs),
-            max_tokens=128,
-            min_tokens=2,
-            max_in_flight=8,
-            target_qps=1,
-            target_qps_source="",
+            **{"max_tokens": 128, "min_tokens": 2, "max_in_flight": 8, "target_qps": 1, "target_qps_source": ""},
             model=ModelRecord(name="words", path=str(self.model), source="", sha256=""),
             dataset=DatasetRecord(
                 name="d",
@@ -116,19 +103,15 @@ class AccuracyRun:
                 sentences=sentences,
                 **dataset,
             ),
-            server=ServerRecord(endpoint="", model_name="", max_model_len=1, version="", owned=False),
+            server=server_record(owned=False),
         )
         write_record(
             self.folder / "run.json",
             RunRecord(
                 notice=REHEARSAL_NOTICE,
                 settings=settings,
-                settings_sha256="",
-                started_at="",
-                ended_at="",
-                duration_s=1,
-                loadgen_version="",
-                versions={},
+                **{"settings_sha256": "", "started_at": "", "ended_at": "", "duration_s": 1},
+                **{"loadgen_version": "", "versions": {}},
                 client=ClientRecord(requests=1, completed=1, failed=0, retries=0, prompt_tokens=0, completion_tokens=0),
                 files={ACCURACY_LOG: sha256_of(log)},
             ),

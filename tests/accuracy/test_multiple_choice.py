@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cm4vllm.accuracy.exact_match import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
 from cm4vllm.accuracy.metric_families import Samples, parts_of_deepseek, parts_of_gpt_oss
-from cm4vllm.accuracy.multiple_choice import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
 from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.accuracy.sentences import NO_SENTENCES
 from cm4vllm.rules import Mode, Scenario, terms
@@ -18,36 +18,12 @@ COMMIT = "b66003e1"
 DEEPSEEK, GPT_OSS = (f"language/{name}/eval_accuracy.py" for name in ("deepseek-r1", "gpt-oss-120b"))
 #: Answers are made of these parts: announcements in many spellings, and texts that the scripts treat differently.
 PARTS = [
-    "Answer:",
-    "ANSWER",
-    "FINAL ANSWER",
-    "FINALANSWER:",
-    "Final  answer =",
-    *"answer A b (C)".split(),
-    "( D )",
-    *"E J K A. Bx **D** **".split(),
-    "Answer: 42",
-    "answer: 7.5",
-    "Answer: 999.",
-    "\\boxed{12}",
-    "\\boxed{ 1000 }",
-    "\\boxed{7",
-    "\\boxed{7}",
-    "\\boxed{x}",
+    *"Answer:|ANSWER|FINAL ANSWER|FINALANSWER:|Final  answer =|answer|A|b|(C)|( D )|E|J|K|A.|Bx|**D**|**".split("|"),
+    *"Answer: 42|answer: 7.5|Answer: 999.|I|a port|\n|\\n|\\'|['|']|[\"|\"]|٣|Answer:٣|.|,|São".split("|"),
+    *(f"\\boxed{number}" for number in ("{12}", "{ 1000 }", "{7", "{7}", "{x}")),
     "boxed{3}",
-    "\\n",
-    "\n",
-    "\\'",
-    "['",
-    "']",
-    '["',
-    '"]',
-    "I",
-    "a port",
-    "<|channel|>analysis<|message|>",
-    "<|channel|>final<|message|>",
-    "<|channel|>final 5<|message|>",
-    *"<|return|> <|end|> ٣ Answer:٣ . , São".split(),
+    *(f"<|channel|>{name}<|message|>" for name in ("analysis", "final", "final 5")),
+    *"<|return|> <|end|>".split(),
 ]
 LETTERS = ["A", "b", "C", "D", "E", "j", "K", "", "AB"]
 NUMBERS = ["42", "7", "12", "0", "999", "1000", "x", "", " 3 ", "1e3"]
@@ -107,48 +83,25 @@ def test_each_number_is_the_references(references):
 
 
 @pytest.mark.parametrize(
-    ("text", "letter"),
+    ("find", "text", "answer"),
     [
-        ("ANSWER: b", "B"),
-        ("Final Answer (C)", "C"),
-        ("Answer: A. No: answer = D", "D"),
-        ("the answer is A", None),
-        ("Answer: Dx", None),
-        ("['Answer: A']", "A"),
-        ("", None),
+        (chosen_letter, "Answer: A. No: answer = D", "D"),
+        (chosen_letter, "the answer is A", None),
+        (chosen_letter, "['Answer: A']", "A"),
+        (
+            chosen_at_the_end,
+            "<|channel|>analysis<|message|>Answer: A<|end|><|channel|>final<|message|>**C**<|return|>",
+            "C",
+        ),
+        (chosen_at_the_end, "<|channel|>final<|message|>It is so. Answer: B", "B"),
+        (integer, "Answer: 3, \\boxed{4} and \\boxed{ 42 }", 42),
+        (integer, "Answer: 5\nanswer: 6", 6),
+        (integer, "Answer: 7.5", None),
+        (integer, f"\\boxed{{{'9' * 5000}}}", None),
     ],
 )
-def test_the_letter_that_a_text_announces(text, letter):
-    assert chosen_letter(text, "ABCD") == letter
-
-
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("<|channel|>analysis<|message|>Answer: A<|end|><|channel|>final<|message|>**C**<|return|>", "C"),
-        ("<|channel|>final<|message|>It is so. Answer: B", "B"),
-        ("Answer: D", "D"),
-        ("none of them", None),
-    ],
-)
-def test_the_letter_of_the_final_part(text, letter):
-    assert chosen_at_the_end(text, "ABCD") == letter
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("\\boxed{7} and \\boxed{ 42 }", 42),
-        ("Answer: 5\nanswer: 6", 6),
-        ("Answer: 7.5", None),
-        ("\\boxed{1000}", None),
-        ("Answer: 3, \\boxed{4}", 4),
-        ("17", None),
-        (f"\\boxed{{{'9' * 5000}}}", None),
-    ],
-)
-def test_the_number_of_an_answer(text, number):
-    assert integer(text) == number
+def test_the_answer_of_a_text(find, text, answer):
+    assert find(text, *(["ABCD"] if find is not integer else [])) == answer
 
 
 def test_each_dataset_has_a_score_of_its_own():

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy import scorer_needs
-from cm4vllm.accuracy.answer_texts import Detokenizer
-from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.graders.catalogue import GraderRecord
 from cm4vllm.accuracy.scorer_needs import ScoreInputs, ready_graders, score_needs
 from cm4vllm.accuracy.scoring import require_scorable, score_run
+from cm4vllm.assets.tokenizer_file import Detokenizer
 from cm4vllm.common.errors import CmError, DatasetError, InstallError, ModelError, RunFailed, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import AccuracyRecord
@@ -54,7 +54,7 @@ def test_the_scores_of_a_run(accuracy_run):
     assert read_record(folder / "accuracy.json", AccuracyRecord) == record
 
 
-def test_accuracy_txt_is_what_the_checker_reads(accuracy_run):
+def test_accuracy_txt_is_what_the_checker_reads_beside_the_targets_of_the_benchmark(accuracy_run):
     folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
     record = score_run(folder)
     text = (folder / "accuracy.txt").read_text()
@@ -63,73 +63,57 @@ def test_accuracy_txt_is_what_the_checker_reads(accuracy_run):
         values = [m[1] for line in text.splitlines() if (m := re.match(pattern, line))]
         assert [float(value) for value in values] == [record.values[label]]
     assert "hash=" not in text
-
-
-def test_the_targets_are_those_of_the_benchmark(accuracy_run):
-    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
-    scores = {score.label: score for score in score_run(folder).scores}
+    scores = {score.label: score for score in record.scores}
     assert scores["rouge1"].lower == pytest.approx(38.391408)
     assert scores["rouge1"].met
     assert scores["gen_len"].upper == 8984408.4
     assert scores["gen_len"].met is None  # a total, and three samples of 13,368
 
 
-def test_the_first_answer_to_a_sample_counts(accuracy_run):
+def test_the_first_answer_to_a_sample_counts_and_an_empty_one_scores_zero(accuracy_run):
     answers = [(0, OUTPUTS[0]), (1, OUTPUTS[1]), (2, OUTPUTS[2]), (0, "silk")]
     record = score_run(accuracy_run.write(OUTPUTS, answers))
     assert record.values["rouge1"] == 100.0
     assert record.samples == 3
-
-
-def test_an_empty_answer_scores_zero(accuracy_run):
     folder = accuracy_run.write(["salt", "silk", "salt"], [(0, ""), (1, "silk"), (2, "")])
     assert score_run(folder).values["rouge1"] == 33.3333
 
 
-def test_missing_answers_are_refused(accuracy_run):
-    with pytest.raises(RunFailed, match="does not cover the dataset") as failure:
-        score_run(accuracy_run.write(OUTPUTS, [(0, "salt"), (2, "salt")]))
-    assert "2 of 3" in failure.value.cause
-
-
-def test_64_bit_tokens_are_refused(accuracy_run):
-    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)], dtype=np.int64)
-    with pytest.raises(RunFailed, match="not 32-bit"):
-        score_run(folder)
-    assert not (folder / "accuracy.txt").exists()
-
-
-def test_a_changed_log_is_refused(accuracy_run):
-    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
+def changed_log(run, folder):
     with (folder / "mlperf_log_accuracy.json").open("a") as file:
         file.write("\n")
-    with pytest.raises(RunFailed, match="not the log that the run wrote"):
+
+
+def of_performance(run, folder):
+    run.change(terms=terms("v6.1", "llama3.1-8b", Scenario.OFFLINE, Mode.PERFORMANCE))
+
+
+@pytest.mark.parametrize(
+    ("given", "change", "error", "words"),
+    [
+        ({"answers": [(0, "salt"), (2, "salt")]}, None, RunFailed, "does not cover the dataset; .*2 of 3"),
+        ({"dtype": np.int64}, None, RunFailed, "not 32-bit"),
+        ({}, changed_log, RunFailed, "not the log that the run wrote"),
+        ({}, of_performance, RunFailed, "no accuracy run"),
+        ({"tokenizer_sha256": "0" * 64}, None, ModelError, "tokenizer"),
+        (
+            {},
+            lambda run, folder: (folder / "dataset.json").write_text('[{"output": "x"}]'),
+            DatasetError,
+            "dataset.json has changed since its record was made",
+        ),
+        ({}, lambda run, folder: (folder / "run.json").unlink(), CmError, "run.json"),
+    ],
+)
+def test_what_is_no_whole_accuracy_run_is_refused(accuracy_run, given, change, error, words):
+    folder = accuracy_run.write(OUTPUTS, **{"answers": list(enumerate(OUTPUTS)), **given})
+    if change:
+        change(accuracy_run, folder)
+    message, _, cause = words.partition("; ")
+    with pytest.raises(error, match=message) as failure:
         score_run(folder)
-
-
-def test_a_performance_run_has_no_accuracy(accuracy_run):
-    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
-    accuracy_run.change(terms=terms("v6.1", "llama3.1-8b", Scenario.OFFLINE, Mode.PERFORMANCE))
-    with pytest.raises(RunFailed, match="no accuracy run"):
-        score_run(folder)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(CmError, match="run.json"):
-        score_run(tmp_path)
-
-
-def test_another_tokenizer_than_the_prompts_was_made_with_is_refused(accuracy_run):
-    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)], tokenizer_sha256="0" * 64)
-    with pytest.raises(ModelError, match="tokenizer"):
-        score_run(folder)
-
-
-def test_another_dataset_than_the_runs_is_refused(accuracy_run):
-    folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
-    (folder / "dataset.json").write_text('[{"output": "x"}]')
-    with pytest.raises(DatasetError, match="dataset.json has changed since its record was made"):
-        score_run(folder)
+    assert re.search(cause, failure.value.cause)
+    assert not (folder / "accuracy.txt").exists()
 
 
 def test_what_scoring_would_lack_is_reported_before_the_run(accuracy_run, tmp_path, monkeypatch):
@@ -248,22 +232,12 @@ def test_spaces_are_mended_when_the_tokenizer_asks_for_it(folder, asked, text):
     assert Detokenizer(folder).decode([[12, 19, 13, 18]]) == [text]
 
 
-def test_special_tokens_are_left_out(folder):
-    assert Detokenizer(folder).decode([[99, 12, 99]]) == ["salt"]
-
-
-def test_a_missing_or_broken_tokenizer_is_named(tmp_path):
-    with pytest.raises(ModelError, match="tokenizer.json"):
-        Detokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="tokenizer.json"):
-        Detokenizer(tmp_path)
-
-
-def test_a_broken_configuration_of_the_tokenizer_is_named(folder):
-    (folder / "tokenizer_config.json").write_text("[")
-    with pytest.raises(ModelError, match="tokenizer_config.json"):
-        Detokenizer(folder)
+def test_a_broken_tokenizer_is_named(folder):
+    assert Detokenizer(folder).decode([[99, 12, 99]]) == ["salt"]  # special tokens are left out
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        (folder / name).write_text("[")
+        with pytest.raises(ModelError, match=name):
+            Detokenizer(folder)
 
 
 # --- the recipes of this room, through the `cm` command
@@ -286,27 +260,11 @@ def cm(home, tmp_path):
     """Run a recipe; give its exit code and its output."""
 
     def run(tags, *flags):
-        done = subprocess.run(
-            [CM, "run", "script", f"--tags={tags}", "--quiet", *flags],
-            cwd=tmp_path,
-            env=home,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        words = [CM, "run", "script", f"--tags={tags}", "--quiet", *flags]
+        done = subprocess.run(words, cwd=tmp_path, env=home, capture_output=True, text=True, timeout=120, check=False)
         return done.returncode, done.stdout + done.stderr
 
     return run
-
-
-def test_a_run_is_scored(cm, accuracy_run):
-    folder = accuracy_run.write(["salt", "silk"], [(0, "salt"), (1, "ship")])
-    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}")
-    assert code == 0, output
-    record = read_record(folder / "accuracy.json", AccuracyRecord)
-    assert record.values["rouge1"] == 50.0
-    assert record.scorer.endswith(", rouge-score 0.1.2")
 
 
 def test_a_missing_sentence_model_is_told(cm, accuracy_run, tmp_path):
@@ -324,12 +282,11 @@ def test_a_sentence_model_of_another_version_is_not_installed(cm, tmp_path):
 
 
 def test_the_folder_is_asked_for_before_anything_is_fetched(cm, tmp_path):
-    for flags, words in (((), "--result_dir=..."), ((f"--result_dir={tmp_path}",), "holds no run")):
-        for more in ((), ("--plan",)):
-            code, output = cm("process,mlperf,accuracy", *flags, *more)
-            assert code == 20, output
-            assert words in output
-            assert "get,nltk-data" not in output
+    for words, *flags in (("--result_dir=...", "--plan"), ("holds no run", f"--result_dir={tmp_path}")):
+        code, output = cm("process,mlperf,accuracy", *flags)
+        assert code == 20, output
+        assert words in output
+        assert "get,nltk-data" not in output
 
 
 def test_a_run_alone_gets_the_sentence_model_that_it_needs(cm, accuracy_run):
@@ -348,5 +305,6 @@ def test_a_run_that_is_scored_alone_shows_its_scores(cm, accuracy_run):
     assert code == 0, output
     assert "Offline accuracy on 1 of 13,368 samples:\n  ROUGE1 100" in output
     assert f"scores:  {folder / 'accuracy.txt'}" in output
+    assert read_record(folder / "accuracy.json", AccuracyRecord).scorer.endswith(", rouge-score 0.1.2")
     code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", "--env.CM_MLPERF_RESULTS_DIR=/results")
     assert code == 0 and "ROUGE1" not in output, "the main job shows the scores of all runs together"

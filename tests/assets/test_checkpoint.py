@@ -26,15 +26,12 @@ def configure(model, **more):
     (model / "config.json").write_text(json.dumps({**CONFIG, **more}))
 
 
-def test_parameters_and_data_type_come_from_the_weights_headers(model):
+def test_parameters_and_data_type_come_from_the_headers_of_all_shards(model):
     checkpoint = read_checkpoint(model)
     assert checkpoint.architecture == "LlamaForCausalLM"
     assert (checkpoint.vocabulary, checkpoint.max_positions) == (300, 64)
     assert checkpoint.parameters == 42
     assert checkpoint.weight_data_types == "bf16"
-
-
-def test_shards_are_counted_together(model):
     safetensors(model / "model-2.safetensors", {"c": ("BF16", [8], 16)})
     assert read_checkpoint(model).parameters == 50
 
@@ -44,30 +41,16 @@ def test_a_nested_text_configuration_is_read(model):
     assert (read_checkpoint(model).vocabulary, read_checkpoint(model).max_positions) == (7, 9)
 
 
+def compressed(bits, kind):
+    return {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": bits, "type": kind}}}}
+
+
 @pytest.mark.parametrize(
     ("quantisation", "data_type"),
     [
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}},
-            },
-            "int8",
-        ),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
-            },
-            "fp8",
-        ),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
-            },
-            "int4",
-        ),
+        (compressed(8, "int"), "int8"),
+        (compressed(8, "float"), "fp8"),
+        (compressed(4, "int"), "int4"),
         ({"quant_method": "fp8"}, "fp8"),
         ({"quant_method": "gptq", "bits": 4}, "int4"),
         ({"quant_method": "awq", "bits": 4}, "int4"),
@@ -86,12 +69,6 @@ def test_packed_weights_do_not_tell_their_number(model):
     assert read_checkpoint(model).parameters is None
 
 
-def test_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(ModelError) as caught:
-        read_checkpoint(tmp_path / "none")
-    assert "_path." in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("file", "words"),
     [
@@ -108,18 +85,17 @@ def test_a_missing_file_is_named_with_a_remedy(model, file, words):
     assert caught.value.remedy
 
 
-def test_weights_of_another_format_are_named(model):
+def test_a_shard_that_the_index_names_must_be_there_and_weights_of_another_format_are_named(model):
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-00002.safetensors"}}))
+    with pytest.raises(ModelError, match="weights are missing") as caught:
+        read_checkpoint(model)
+    assert "model-00002.safetensors" in caught.value.cause
+    index.unlink()
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(ModelError) as caught:
         read_checkpoint(model)
     assert "pytorch_model.bin" in caught.value.cause
-
-
-def test_a_shard_that_the_index_names_must_be_there(model):
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00002.safetensors"}}))
-    with pytest.raises(ModelError, match="weights are missing") as caught:
-        read_checkpoint(model)
-    assert "model-00002.safetensors" in caught.value.cause
 
 
 @pytest.mark.parametrize(
@@ -250,24 +226,10 @@ ODD = [
 DEEP = "[" * 100_000
 HUGE = "1" * 5000
 WHOLE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 300,
-    "max_position_embeddings": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 64,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "torch_dtype": "float32",
-    "quantization_config": {
-        "quant_method": "compressed-tensors",
-        "bits": 4,
-        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
-    },
+    **CONFIG,
+    **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    **{"intermediate_size": 64, "tie_word_embeddings": True, "attention_bias": False, "torch_dtype": "float32"},
+    "quantization_config": {**compressed(4, "int"), "bits": 4},
     "text_config": None,
 }
 
@@ -357,19 +319,14 @@ def test_an_odd_index_of_shards_is_refused(model, text):
 @pytest.mark.parametrize(
     "header",
     [
-        "[]",
-        "5",
-        '{"a": 5}',
-        '{"a": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 4]}}',
-        DEEP,
-        HUGE,
-        '{"a": {"dtype": "F32", "shape": 4, "data_offsets": [0, 4]}}',
-        '{"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}',
-        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 5]}}',
-        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": "04"}}',
-        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e999]}}',
-        '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
-        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}',
+        *("[]", "5", '{"a": 5}', DEEP, HUGE),
+        *(
+            f'{{"a": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}}}'
+            for shape, offsets in (
+                *(("[1e999]", "[0, 4]"), ("4", "[0, 4]"), ('["x"]', "[0, 4]"), ("[1]", "[0, 4, 5]"), ("[1]", '"04"')),
+                *(("[1]", "[0, 1e999]"), ("[-1]", "[0, 4]"), ("[1]", "[4, 0]")),
+            )
+        ),
     ],
     ids=range(13),
 )

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
+from builders import quantization_record
 from cm4vllm.assets import dummy
 from cm4vllm.assets.datasets import provide as provide_dataset
 from cm4vllm.assets.model_identity import _published, differences, identified, is_from
@@ -22,7 +23,7 @@ from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_record
-from cm4vllm.records.assets import DUMMY_SOURCE, IDENTITY, STAND_IN_SOURCE, ModelRecord, QuantizationRecord
+from cm4vllm.records.assets import DUMMY_SOURCE, IDENTITY, STAND_IN_SOURCE, ModelRecord
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import CatalogueDataset, CatalogueModel, benchmark_terms, catalogue, published_digests, round_names
 from cm4vllm.rules import assets as catalogue_module
@@ -60,9 +61,11 @@ def test_a_snapshot_of_the_hubs_cache_has_the_models_name(model, entry):
     assert local(folder, entry).name == "Some-Model"
 
 
-def test_a_folder_called_as_a_benchmark_does_not_become_its_model(model, entry):
+def test_a_model_called_as_a_benchmark_does_not_become_its_model(model, entry):
     folder = model.rename(model.with_name("llama3_1-8b"))
     assert local(folder, entry).name == "local-llama3_1-8b"
+    served = ModelSettings(source="served", location="llama3.1-8b", served_folder=str(folder))
+    assert provide(served, entry).name == "local-llama3.1-8b"
 
 
 def test_the_weights_of_the_tiny_model_are_known_under_any_name(model, entry):
@@ -77,45 +80,24 @@ def test_the_weights_of_the_tiny_model_are_known_under_any_name(model, entry):
     assert served.source == f"served as owner/Big-Model from the folder {folder.name}; {STAND_IN_SOURCE}"
 
 
-def test_a_model_served_under_a_benchmarks_name_is_not_that_benchmarks(model, entry):
-    asked = ModelSettings(source="served", location="llama3.1-8b", served_folder=str(model))
-    assert provide(asked, entry).name == "local-llama3.1-8b"
-
-
-def test_files_that_changed_since_are_noticed(model, entry):
-    record = local(model, entry)
-    check_unchanged(record)
-    (model / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="have changed") as caught:
-        check_unchanged(record)
-    assert "--renew" in caught.value.remedy
-
-
-def test_a_change_in_place_that_restores_size_and_time_is_noticed(model, entry):
+def test_a_change_in_place_that_restores_size_and_time_is_noticed_and_a_copy_is_the_same_model(model, entry, tmp_path):
     record, weights = local(model, entry), model / "model.safetensors"
+    check_unchanged(record)
+    check_unchanged(msgspec.structs.replace(record, path=str(shutil.copytree(model, tmp_path / "copied"))))
     before, data = weights.stat(), bytearray(weights.read_bytes())
     data[-1] ^= 1
     time.sleep(0.02)  # a tick of the file system's clock
     weights.write_bytes(data)
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(ModelError, match="have changed"):
+    with pytest.raises(ModelError, match="have changed") as caught:
         check_unchanged(record)
+    assert "--renew" in caught.value.remedy
 
 
-def test_the_same_content_with_other_times_is_the_same_model(model, entry, tmp_path):
-    """The check raises ModelError for other content."""
-    record = local(model, entry)
-    copied = shutil.copytree(model, tmp_path / "copied")
-    check_unchanged(msgspec.structs.replace(record, path=str(copied)))
-
-
-def test_a_folder_without_a_model_leaves_no_record(tmp_path, entry):
+def test_what_is_no_model_is_refused_and_leaves_no_record(tmp_path, entry):
     with pytest.raises(ModelError):
         local(tmp_path / "none", entry)
     assert not (entry / MODEL_FILE).exists()
-
-
-def test_an_unknown_source_and_an_impossible_name_are_refused(entry):
     with pytest.raises(UsageError):
         provide(ModelSettings(source="cloud"), entry)
     with pytest.raises(UsageError, match="not the name"):
@@ -150,20 +132,7 @@ def record(folder: Path, **fields: object) -> ModelRecord:
 
 
 def quantised(base: ModelRecord) -> ModelRecord:
-    made = QuantizationRecord(
-        scheme="int8",
-        weights="int8",
-        activations="int8",
-        kv_cache="not quantised",
-        formula="x",
-        layers=1,
-        layer_kinds=["q_proj"],
-        ignored=["lm_head"],
-        base_model=base.name,
-        base_sha256=base.sha256,
-        starting_weights="model.safetensors",
-        tools={},
-    )
+    made = quantization_record(base_model=base.name, base_sha256=base.sha256)
     return replace(base, name="quantised", sha256="2" * 64, recipe={}, quantization=made)
 
 
@@ -200,12 +169,6 @@ def test_the_quick_comparison_leaves_large_files_to_the_whole_one(folder, monkey
     assert list(differences(folder, BENCHMARK, quick=True)) == ["model-00001-of-00001.safetensors is missing"]
 
 
-def test_a_model_quantised_from_an_identified_one_is_the_benchmarks_too(folder):
-    base = identified(record(folder), BENCHMARK)
-    model = identified(quantised(base), BENCHMARK, base)
-    assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
-
-
 @pytest.mark.parametrize(
     "base",
     [
@@ -216,8 +179,10 @@ def test_a_model_quantised_from_an_identified_one_is_the_benchmarks_too(folder):
     ],
     ids=["none", "unproved", "other", "benchmark"],
 )
-def test_a_quantised_model_without_such_a_base_is_refused(folder, base):
+def test_a_quantised_model_is_the_benchmarks_with_an_identified_base_alone(folder, base):
     own = identified(record(folder), BENCHMARK)
+    model = identified(quantised(own), BENCHMARK, own)
+    assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
     with pytest.raises(ModelError, match="is not known to be quantised from"):
         identified(quantised(own), BENCHMARK, base(own))
 
@@ -298,9 +263,6 @@ def test_an_unknown_name_is_told_with_the_nearest(tmp_path):
     assert "llama-2-70b-chat-fp8" in caught.value.remedy
     with pytest.raises(UsageError, match="does not host"):
         provide(ModelSettings(source="mlcommons", location="llama-2-70b-chat-fp8"), tmp_path)
-
-
-def test_a_quantised_model_has_its_bases_configuration():
     assert catalogue().config("llama-2-70b-chat-fp8")["num_hidden_layers"] == 80
 
 
@@ -354,16 +316,8 @@ def test_every_benchmarks_model_has_an_architecture_that_can_be_sized(benchmark)
     config = catalogue().model(model).config
     assert config["architectures"] and config["torch_dtype"]
     architecture = read_architecture({**config, "num_hidden_layers": 4})
-    advise(
-        Asked(
-            name=model,
-            architecture=architecture,
-            precision=_stated(config),
-            gpus=8,
-            memory_bytes=80e9,
-            max_model_len=2048,
-        )
-    )
+    size = {"gpus": 8, "memory_bytes": 80e9, "max_model_len": 2048}
+    advise(Asked(name=model, architecture=architecture, precision=_stated(config), **size))
 
 
 @pytest.mark.parametrize("source", ["path", "served"])

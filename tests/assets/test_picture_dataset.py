@@ -7,8 +7,8 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from cm4vllm.assets.samples.media_files import require_media
 from cm4vllm.assets.samples.picture_dataset import check_catalogue, write_products
+from cm4vllm.assets.samples.published_formats import require_media
 from cm4vllm.assets.tiny import product_pictures
 from cm4vllm.assets.tiny.stand_ins import MODELS
 from cm4vllm.common.errors import DatasetError

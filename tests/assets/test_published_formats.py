@@ -107,11 +107,7 @@ def test_the_order_of_a_transposed_frame_is_kept(tmp_path):
     frame = pandas.DataFrame(numpy.arange(6).reshape(2, 3)).T
     frame.columns = pandas.Index(["tok", "output"], dtype=object)
     frame.to_pickle(tmp_path / "turned.pkl")
-    assert read_published(tmp_path / "turned.pkl") == [
-        {"tok": 0, "output": 3},
-        {"tok": 1, "output": 4},
-        {"tok": 2, "output": 5},
-    ]
+    assert read_published(tmp_path / "turned.pkl") == [{"tok": n, "output": n + 3} for n in range(3)]
 
 
 @pytest.mark.parametrize("value", [[{"tok_input": (1, 2), "output": "a"}], {"tok_input": [(1, 2)], "output": ["a"]}])
@@ -120,21 +116,14 @@ def test_plain_pickles_are_read(tmp_path, value):
     assert read_published(tmp_path / "plain.pkl") == [{"tok_input": [1, 2], "output": "a"}]
 
 
-def test_parquet_is_read(tmp_path):
+def test_parquet_and_json_by_rows_and_by_columns_are_read(tmp_path):
     import pandas
 
     frame = pandas.DataFrame({"input_tokens": [[1, 2], [3]], "ground_truth": ["a", "b"], "dataset": ["aime", "gpqa"]})
     frame.to_parquet(tmp_path / "eval.parquet")
     rows = read_published(tmp_path / "eval.parquet")
-    assert [(row["tok_input"], row["output"], row["dataset"]) for row in rows] == [
-        ([1, 2], "a", "aime"),
-        ([3], "b", "gpqa"),
-    ]
-
-
-def test_json_by_rows_and_by_columns_is_read(tmp_path):
-    import pandas
-
+    wanted = [([1, 2], "a", "aime"), ([3], "b", "gpqa")]
+    assert [(row["tok_input"], row["output"], row["dataset"]) for row in rows] == wanted
     frame = pandas.DataFrame({"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"]})
     for orient in ("records", "columns"):
         frame.to_json(tmp_path / "cnn_eval.json", orient=orient)
@@ -174,11 +163,9 @@ def test_what_a_pickle_asks_for_is_not_run(tmp_path, kind):
         read_published(tmp_path / "bad.pkl")
     assert "it asks for" in caught.value.cause
     assert not (tmp_path / "witness").exists()
-
-
-def test_the_malicious_pickle_would_have_worked(tmp_path):
-    pickle.loads(malicious("alone", tmp_path / "witness"))
-    assert (tmp_path / "witness").exists()
+    if kind == "alone":  # it would have worked
+        pickle.loads(malicious(kind, tmp_path / "witness"))
+        assert (tmp_path / "witness").exists()
 
 
 @pytest.mark.parametrize(
@@ -247,7 +234,7 @@ def test_a_parquet_file_of_one_value_without_end_is_refused(tmp_path, monkeypatc
     import pyarrow
     from pyarrow import parquet
 
-    monkeypatch.setattr(bounded_tables, "MEMORY_BYTES", 2**28)
+    monkeypatch.setattr(bounded_tables, "MEMORY_BYTES", 2**27)
     parquet.write_table(pyarrow.table({"tok_input": pyarrow.repeat(5, 3 * 10**7)}), tmp_path / "same.parquet")
     assert (tmp_path / "same.parquet").stat().st_size < 10**6
     with pytest.raises(DatasetError, match="more memory than a table of its size"):

@@ -176,14 +176,8 @@ def quantised_by_recipe(folder, variations):
 
     if not os.environ.get("CM_REPOS"):
         pytest.skip("CM_REPOS names no CM home: run by `make test`")
-    words = [
-        Path(sys.executable).with_name("cm"),
-        "run",
-        "script",
-        f"--tags=quantize,ml-model,{variations}",
-        "--quiet",
-        "--out=json",
-    ]
+    cm = Path(sys.executable).with_name("cm")
+    words = [cm, "run", "script", f"--tags=quantize,ml-model,{variations}", "--quiet", "--out=json"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     exported = json.loads(done.stdout[done.stdout.index("\n{") if not done.stdout.startswith("{") else 0 :])["new_env"]

@@ -77,14 +77,8 @@ def server(certificate, monkeypatch):
 
 
 def fetched(address, path):
-    fetch(
-        address,
-        path,
-        len(BODY),
-        DIGEST,
-        {"Authorization": "Bearer secret", "cf-access-token": "secret"},
-        lambda _: None,
-    )
+    secrets = {"Authorization": "Bearer secret", "cf-access-token": "secret"}
+    fetch(address, path, len(BODY), DIGEST, secrets, lambda _: None)
     return path.read_bytes()
 
 

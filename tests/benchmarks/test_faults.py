@@ -10,9 +10,8 @@ import pytest
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import STATUS_FILE
 from cm4vllm.serving.supervisor import parent_of
-from fault_injection.catalogue import REAL_FAULTS
 from fault_injection.trial import MARK, Trial
-from faults import REAL_JOB
+from faults import REAL_FAULTS, REAL_JOB
 
 RUN, STEP = "Offline/accuracy", "Offline accuracy"
 SLEEPER = "import time; time.sleep(60)"
@@ -72,7 +71,7 @@ def test_the_server_itself_is_killed_and_not_its_supervisor(trial, started):
 
 
 def test_an_engine_that_outlives_its_server_is_found(trial, started, monkeypatch):
-    monkeypatch.setattr("fault_injection.catalogue.END_S", 0.2)
+    monkeypatch.setattr("faults.END_S", 0.2)
     started("VLLM::EngineCore")
     server = started("-m vllm.entrypoints.cli.main serve model")
 
@@ -81,7 +80,7 @@ def test_an_engine_that_outlives_its_server_is_found(trial, started, monkeypatch
             server.wait(30)
         return parent_of(pid)
 
-    monkeypatch.setattr("fault_injection.catalogue.parent_of", parent_once_ended)
+    monkeypatch.setattr("faults.parent_of", parent_once_ended)
     REAL_FAULTS["kill -9 of the server"].happen(trial)
     assert trial.wrong == ["1 processes of the killed server went on for 0 s"]
 

@@ -29,7 +29,7 @@ from cm4vllm.records.power.session import FETCHED_ONLY, FILES, SESSION, PowerSes
 from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.results.checks.power import session_findings
 from cm4vllm.rules import round_names, round_terms
-from cm4vllm.submission.power_files import copy_power, copy_supplies
+from cm4vllm.submission.run_files import copy_power, copy_supplies
 from cm4vllm.submission.tree_writer import TreeWriter
 
 LOADGEN = Path(__file__).parents[1] / "results" / "any_scenario.py"

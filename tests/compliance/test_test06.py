@@ -59,23 +59,6 @@ def test_each_end_token_of_a_model_counts(write_log):
     assert verdicts(log, eos={128009})[ours.EOS] is True
 
 
-def test_where_no_first_token_is_reported_its_check_is_skipped(write_log):
-    verdict = ours.verdict(read_answers(write_log([entry([5, 6])])), eos={EOS}, first_token=False)
-    assert verdict.text == (
-        "First token check pass: Skipped\nEOS check pass: True\n"
-        "Sample length check pass: True\nTEST06 verification complete\n"
-    )
-
-
-def test_a_failed_check_is_reported_as_failed(write_log):
-    verdict = ours.verdict(read_answers(write_log([entry([5, EOS, EOS], first=[5])])), eos={EOS}, first_token=True)
-    assert verdict.text.splitlines()[1:] == [
-        "EOS check pass: False",
-        "Sample length check pass: True",
-        "TEST06 verification failed",
-    ]
-
-
 # --- against the official verification --------------------------------------------------------------------------------
 
 
@@ -142,21 +125,7 @@ def test_what_only_we_refuse(write_log, official):
 def test_the_report_is_the_official_one_line_by_line(tmp_path, write_log, official, commit, scenario, ids):
     first = scenario != "Offline"
     log = write_log([entry(ids, first=ids[:1] if first else None)])
-    subprocess.run(
-        [
-            sys.executable,
-            str(official(commit, "TEST06")),
-            "-c",
-            str(log.parent),
-            "-o",
-            str(tmp_path / "out"),
-            "-s",
-            scenario,
-            "-d",
-            "int32",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    words = ["-c", log.parent, "-o", tmp_path / "out", "-s", scenario, "-d", "int32"]
+    subprocess.run([sys.executable, official(commit, "TEST06"), *words], check=True, capture_output=True)
     text = (tmp_path / "out" / "TEST06" / FILE).read_text()
     assert ours.verdict(read_answers(log), eos={EOS}, first_token=first).text == text

@@ -35,20 +35,8 @@ def decided(path, lengths, least, most):
 def test_the_mean_decides_as_in_the_official_verification(tmp_path, write_log, official, lengths, verdict):
     log = write_log(lengths_log(lengths))
     assert decided(log, lengths, 9.0, 11.0) == verdict
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(official("newest", "TEST09")),
-            "-c",
-            str(log.parent),
-            "-o",
-            str(tmp_path / "out"),
-            *"--min-output-tokens 9 --max-output-tokens 11".split(),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    words = ["-c", log.parent, "-o", tmp_path / "out", "--min-output-tokens", "9", "--max-output-tokens", "11"]
+    done = subprocess.run([sys.executable, official("newest", "TEST09"), *words], cwd=tmp_path, capture_output=True)
     if not lengths:  # the official verification refuses an empty log before it decides
         assert done.returncode == 1
         return
@@ -75,23 +63,9 @@ def test_the_threshold_decides_as_in_the_official_verification(tmp_path, write_l
     said = "nothing" if score is None else f"{{'exact_match': {score}}}"
     scorer = tmp_path / "scorer.py"
     scorer.write_text(f"print({said!r})")
-    subprocess.run(
-        [
-            sys.executable,
-            str(official("newest", "TEST07")),
-            "-c",
-            str(log.parent),
-            "-o",
-            str(tmp_path / "out"),
-            "--accuracy-script",
-            f"{sys.executable} {scorer}",
-            "--accuracy-threshold",
-            "60.698",
-        ],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+    words = ["--accuracy-script", f"{sys.executable} {scorer}", "--accuracy-threshold", "60.698"]
+    words = [sys.executable, official("newest", "TEST07"), "-c", log.parent, "-o", tmp_path / "out", *words]
+    subprocess.run(words, check=True, cwd=tmp_path, capture_output=True)
     assert verdict in (tmp_path / "out/TEST07/verify_accuracy.txt").read_text()
 
 

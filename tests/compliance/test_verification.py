@@ -62,10 +62,8 @@ def test_a_verdict_is_kept_with_the_text_that_was_written_alone(make_run, change
     folder = make_run("TEST06", "Offline")
     record = verify_run(folder)
     assert record.files == {"verify_accuracy.txt": sha256_of(folder / "verify_accuracy.txt")}
-    step, env = (
-        Step(name="verdict", tags="", product=Product.VERDICT),
-        {"CM_MLPERF_COMPLIANCE_RESULTS_DIR": str(folder)},
-    )
+    step = Step(name="verdict", tags="", product=Product.VERDICT)
+    env = {"CM_MLPERF_COMPLIANCE_RESULTS_DIR": str(folder)}
     known = kept_result(step, step.inputs, StepEnvironment(env), "").digest
     assert kept_result(step, step.inputs, StepEnvironment(env), known).exports
     change(folder / "verify_accuracy.txt")

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from cm4vllm.common.errors import PortInUse, UsageError
 from cm4vllm.common.git.git_source import extract
 from cm4vllm.power.programs import CLIENT, official_environment, provide
 from cm4vllm.power.ptd import simulated_program
-from cm4vllm.power.server_config import ServerSettings
-from cm4vllm.power.server_run import require_settings
+from cm4vllm.power.server_run import ServerSettings, require_settings
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, PowerSession, reasons_unmeasured
 from cm4vllm.records.power.supplies import design_watts, read_supplies
 from cm4vllm.rules import round_names, round_terms
@@ -68,7 +68,7 @@ SERVE = """
 import sys, threading
 from cm4vllm.power import server_run, simulated_site
 from cm4vllm.power.clocks import LOOPBACK, serve_time
-from cm4vllm.power.server_config import ServerSettings
+from cm4vllm.power.server_run import ServerSettings
 from cm4vllm.power.server_run import serve
 environment = server_run.official_environment
 starting = threading.Event()
@@ -142,22 +142,21 @@ My System:
 """
 
 
-def test_the_supplies_that_a_system_needs_are_summed_as_the_official_checker_does(tmp_path: Path) -> None:
+def test_the_supplies_that_a_system_needs_are_summed_as_the_official_checker_does(
+    tmp_path: Path, official_file: Callable[[str, str], str]
+) -> None:
     path = tmp_path / "power.yaml"
     path.write_text(SUPPLIES)
-    assert read_supplies(path) == 1600 + 1200 + 300 == official_sum(yaml.safe_load(SUPPLIES))
+    assert read_supplies(path) == 1600 + 1200 + 300 == official_sum(official_file, yaml.safe_load(SUPPLIES))
     assert design_watts({"a": [], "b": 3}) == 0
 
 
-def official_sum(stated: object) -> float:
+def official_sum(official_file: Callable[[str, str], str], stated: object) -> float:
     """Return the sum that the official checker of v6.1 computes, by its own function."""
-    git = os.environ.get("INFERENCE_GIT")
-    if not git:
-        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
-    place = f"{round_terms('v6.1').checkers[0].commit}:tools/submission/submission_checker/checks/system_check.py"
-    done = subprocess.run(["git", f"--git-dir={git}", "show", place], capture_output=True, text=True, check=True)
+    checks = "tools/submission/submission_checker/checks/system_check.py"
+    source = official_file(round_terms("v6.1").checkers[0].commit, checks)
     names: dict[str, Any] = {}
-    exec("def _sum_power" + done.stdout.split("\ndef _sum_power")[1], names)
+    exec("def _sum_power" + source.split("\ndef _sum_power")[1], names)
     return float(names["_sum_power_capacity_watts"](stated))
 
 
@@ -235,17 +234,16 @@ def test_the_public_client_makes_a_session(own_network: None, home: Path, power_
 CUT = "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
 
 
-def test_the_checker_of_the_round_passes_the_published_sessions(published_power: Path, tmp_path: Path) -> None:
-    git = os.environ.get("INFERENCE_GIT")
-    if not git:
-        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
+def test_the_checker_of_the_round_passes_the_published_sessions(
+    published_power: Path, inference_git: Path, tmp_path: Path
+) -> None:
     passed = {}
     for session in sorted(published_power.iterdir()):
         terms = round_terms(session.name.partition("-")[0])
         folder = tmp_path / terms.name
         if not folder.exists():
             folder.mkdir()
-            extract(Path(git), terms.checkers[0].commit, ["tools/submission/power"], folder)
+            extract(inference_git, terms.checkers[0].commit, ["tools/submission/power"], folder)
         words = [sys.executable, folder / "tools/submission/power/power_checker.py", session]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         lines = (done.stdout + done.stderr).splitlines()

@@ -21,7 +21,7 @@ from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.power import clocks
 from cm4vllm.power.making import OUTPUT, Site, make_session, preflight_run
 from cm4vllm.power.programs import provide
-from cm4vllm.power.server_config import ServerSettings, config_text
+from cm4vllm.power.server_run import ServerSettings, config_text
 from cm4vllm.records.power.samples import SIMULATED
 from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase, PowerSession, reasons_unmeasured
 from cm4vllm.rules import round_names, round_terms
@@ -88,10 +88,9 @@ def full_session(site: Site, target: Path) -> tuple[PowerSession, float]:
     return session, time.monotonic() - begin
 
 
-def test_the_programs_are_those_that_the_checkers_of_each_round_accept(power_dev: Path, tmp_path: Path) -> None:
-    git = os.environ.get("INFERENCE_GIT")
-    if not git:
-        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
+def test_the_programs_are_those_that_the_checkers_of_each_round_accept(
+    power_dev: Path, official_file: Callable[[str, str], str], tmp_path: Path
+) -> None:
     for name in round_names():
         terms = round_terms(name)
         folder = provide(terms.power, power_dev, tmp_path / name) / "ptd_client_server"
@@ -99,9 +98,8 @@ def test_the_programs_are_those_that_the_checkers_of_each_round_accept(power_dev
             str(path.relative_to(folder)): hashlib.sha1(path.read_bytes()).hexdigest()
             for path in sorted(folder.rglob("*.py"))
         }
-        place = f"{terms.checkers[0].commit}:tools/submission/power/sources_checksums.json"
-        done = subprocess.run(["git", f"--git-dir={git}", "show", place], capture_output=True, check=True)
-        assert own in json.loads(done.stdout), name
+        accepted = official_file(terms.checkers[0].commit, "tools/submission/power/sources_checksums.json")
+        assert own in json.loads(accepted), name
 
 
 def test_programs_are_taken_from_git_alone(power_dev: Path, tmp_path: Path) -> None:
@@ -122,17 +120,13 @@ def test_programs_that_do_not_start_with_this_python_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_client_that_ends_well_without_a_result_is_a_named_error(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="measured nothing") as raised:
-        make_session(site, tmp_path / "performance", lambda folder: None)
-    assert "loadgen logs" in raised.value.cause
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_error_of_a_run_is_raised_and_nothing_is_published(site: Site, tmp_path: Path) -> None:
+def test_nothing_is_published_of_a_run_that_fails_or_leaves_no_result(site: Site, tmp_path: Path) -> None:
     def failing(folder: Path) -> None:
         raise UsageError("no such sample")
 
+    with pytest.raises(RunFailed, match="measured nothing") as raised:
+        make_session(site, tmp_path / "performance", lambda folder: None)
+    assert "loadgen logs" in raised.value.cause
     with pytest.raises(UsageError, match="no such sample"):
         make_session(site, tmp_path / "performance", failing)
     assert list(tmp_path.iterdir()) == []

@@ -17,8 +17,7 @@ from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_
 from cm4vllm.results.comparing.compared_settings import Group, compare_settings
 from cm4vllm.results.comparing.uncertainty import Verdict
 from cm4vllm.results.run_folders import open_results
-from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
-from cm4vllm.submission.capsule.comparison import compare_paths
+from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results, compare_paths
 from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 
 SYSTEMS = "4xH100-SXM-80GB_vLLM_{}-reference-cpu-pytorch-v2.3.1-default_config"

@@ -27,7 +27,7 @@ from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.campaign_verdict import findings
 from cm4vllm.results.recorded_power import ENERGY_LABELS, energy_figures
 from cm4vllm.rules import Scenario
-from cm4vllm.submission.capsule.comparison import compare_paths
+from cm4vllm.submission.capsule.capsules_at_path import compare_paths
 
 
 def folder_of(out, scenario, mode):

@@ -25,7 +25,7 @@ from cm4vllm.results.figures import Latency
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import recorded_power
-from cm4vllm.submission.capsule.comparison import compare_paths
+from cm4vllm.submission.capsule.capsules_at_path import compare_paths
 
 
 def titled(drawn, title):

@@ -7,11 +7,12 @@ it, our numbers are compared with the digest that they had when that comparison 
 import ast
 import hashlib
 import re
+import textwrap
 from functools import partial
+from posixpath import normpath
 from types import SimpleNamespace
 
 import pytest
-from tests.rules.official_checkers import NEWEST, method, show
 
 from cm4vllm.results.log_folders import scores_of
 from cm4vllm.rules import (
@@ -31,25 +32,17 @@ from cm4vllm.rules import (
 )
 from offenders import offenders
 
+NEWEST = "b66003e1"
+TABLES = ("MODEL_CONFIG", "LLM_LATENCY_LIMITS", "OFFLINE_MIN_SPQ_SINCE_V4", "REQUIRED_ACC_BENCHMARK", "ACC_PATTERN")
 #: SHA-256 of `numbers()`, taken when the comparison with both checkers passed.
 DIGEST = "0923285e38a3f3334fc3a47968568782e33de7ce665689139132859f6a01dfa3"
-
-
 KINDS = ("datacenter", "edge", "datacenter,edge")
-
-
 #: The checker's own oddities, which our data state with the source that decides.
 TEST06_BY_THE_OLDER_CHECKER = {("v5.0", "llama3.1-405b")}
-
-
 #: Benchmarks whose target the checkers state as a part, though the scores that they compare with it are percent.
 PARTS_FOR_PERCENT = {"rgat", "pointpainting"}
-
-
 #: Offline is no scenario of this benchmark.
 WITHOUT_OFFLINE = {"pointpainting"}
-
-
 #: The keys of a round's configuration that are compared below.
 COMPARED = {
     "models",
@@ -59,19 +52,13 @@ COMPARED = {
     *("model_mapping", "seeds", "test05_seeds"),
     *(f"models_TEST0{number}" for number in (1, 4, 6, 7, 8, 9)),
 }
-
-
 #: Its further keys, and why they are no data here.
 LEFT_OUT = {"ignore_errors": "empty in all rounds"}
-
-
 #: Names in tables of rounds that do not have them as benchmarks: they left, or are scenarios of another name.
 NO_BENCHMARKS = {
     *("dlrm-v2-99", "dlrm-v2-99.9", "retinanet", "llama2-70b-interactive-99", "llama2-70b-interactive-99.9"),
     *("llama3.1-8b-interactive", "llama3.1-405b-interactive"),
 }
-
-
 #: The compliance tests of language models, and where their settings lie in mlcommons/inference.
 AUDITS = {
     ("TEST01", "whisper"): "compliance/TEST01/whisper/audit.config",
@@ -80,8 +67,6 @@ AUDITS = {
     ("TEST09", ""): "compliance/TEST09/gpt-oss-120b/audit.config",
     ("TEST09", "e2e-rag-qna"): "compliance/TEST09/e2e-rag-qna/audit.config",
 }
-
-
 #: A line of each score as the reference's script prints it.
 PRINTED = {
     "acc": "accuracy=76.078%, good=38039, total=50000",
@@ -97,6 +82,45 @@ PRINTED = {
     "E2E_ACCURACY": "Accuracy: 34.5",
     "F1_HIERARCHICAL": '{"f1": 0.7886741346065558}',
 }
+
+
+def constants(text, *names):
+    """Return top-level assignments of a Python source, tables and single numbers."""
+    namespace = {
+        name: float(value) for name, value in re.findall(r"^([A-Z][A-Z0-9_]+) = ([\d.]+)$", text, re.MULTILINE)
+    }
+    for name in names:
+        exec(re.search(rf"^{name} = .*?^[}}\]]", text, re.MULTILINE | re.DOTALL)[0], namespace)
+    return namespace
+
+
+def method(text, name):
+    """Return a method of a Python source as a function."""
+    namespace = {}
+    source = re.search(rf"^    def {name}\(.*?(?=^    def |^\S|\Z)", text, re.MULTILINE | re.DOTALL)[0]
+    exec(textwrap.dedent(source), namespace)
+    return namespace[name]
+
+
+@pytest.fixture(scope="module")
+def newest(official_file):
+    files = {
+        "methods": "submission_checker/configuration/configuration.py",
+        "compliance": "submission_checker/checks/compliance_check.py",
+        "performance": "submission_checker/checks/performance_check.py",
+        "mlperf.conf": "../../loadgen/mlperf.conf",
+    }
+    texts = {name: official_file(NEWEST, normpath(f"tools/submission/{path}")) for name, path in files.items()}
+    return constants(official_file(NEWEST, "tools/submission/submission_checker/constants.py"), *TABLES) | texts
+
+
+@pytest.fixture(scope="module")
+def of_v41(official_file):
+    text = official_file("v4.1", "tools/submission/submission_checker.py")
+    start = text.index('    test_list = ["TEST01"')
+    tests = textwrap.dedent(text[start : text.index("    if test_list and not", start)])
+    more = {"methods": text, "tests": tests, "mlperf.conf": official_file("v4.1", "mlperf.conf")}
+    return constants(text, *TABLES) | more
 
 
 def numbers():
@@ -124,15 +148,8 @@ def numbers():
     return "\n".join(re.sub(r", source='[^']*'|, source=\"[^\"]*\"", "", line) for line in lines)
 
 
-def _numbers_of_run(run_terms):
-    return (
-        run_terms.samples,
-        run_terms.min_samples,
-        run_terms.min_duration_ms,
-        run_terms.min_queries,
-        run_terms.early_stopping,
-        run_terms.limits,
-    )
+def _numbers_of_run(run):
+    return run.samples, run.min_samples, run.min_duration_ms, run.min_queries, run.early_stopping, run.limits
 
 
 def targets(round_name, name):
@@ -354,8 +371,8 @@ def test_what_a_passed_test_holds_is_what_the_checker_reads(newest, test):
 
 
 @pytest.mark.parametrize(("of", "path"), AUDITS.items())
-def test_the_settings_and_thresholds_of_a_compliance_test(newest, of, path):
-    lines = re.findall(r"^\*\.\*\.(\w+) = (\S+)$", show(NEWEST, path), re.MULTILINE)
+def test_the_settings_and_thresholds_of_a_compliance_test(newest, official_file, of, path):
+    lines = re.findall(r"^\*\.\*\.(\w+) = (\S+)$", official_file(NEWEST, path), re.MULTILINE)
     theirs = {key: ast.literal_eval(value) for key, value in lines}
     ours, name = audit(*of), of[0]
     thresholds = {f"{name.lower()}_{key}": value for key, value in ours.thresholds.items()}

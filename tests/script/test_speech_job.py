@@ -24,7 +24,7 @@ from cm4vllm.records.server import Api
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.probing.media_apis import FORM, transcription_form
 from cm4vllm.serving.probing.server_requests import Site, ask
-from cm4vllm.submission.checker.checker_explanations import codes_of
+from cm4vllm.submission.checker.official_checker import codes_of
 
 #: Transcripts that are compared with those of transformers.
 COMPARED = 256

@@ -9,7 +9,7 @@ import pytest
 from tests.script.by_hand import caching_server, server_by_hand
 from tests.script.main_job import refused
 
-from cm4vllm.assets.samples.chat_templates import ChatTokens
+from cm4vllm.assets.samples.prompt_tokens import ChatTokens
 from cm4vllm.assets.tiny import product_pictures
 from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, UsageError

@@ -158,8 +158,8 @@ def test_headers_are_lines_or_json(text, monkeypatch):
         ("", "contains no header"),
         ("{}", "contains no header"),
         ("no colon here-SECRET", "no colon"),
-        ("{not json SECRET", "not JSON"),
-        ('{"X": 5}', "not a text"),
+        ("{not json SECRET", "no JSON object"),
+        ('{"X": 5}', "no JSON object of texts"),
         ("X Y: SECRET", "characters"),
         ("X: SECRET\x02", "characters"),
         ("X: ü", "characters"),
@@ -168,7 +168,7 @@ def test_headers_are_lines_or_json(text, monkeypatch):
         ("content-length: 5", "client itself"),
         ("X-A: 1\nx-a: 2", "twice"),
         (": SECRET", "characters"),
-        ('{"a":' * 5000, "not JSON"),
+        ('{"a":' * 5000, "no JSON object"),
     ],
 )
 def test_headers_that_cannot_be_sent_are_refused_without_their_values(text, words, monkeypatch):

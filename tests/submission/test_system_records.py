@@ -7,48 +7,36 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from builders import server_record
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.gpus.gpu import gpus_of_processes
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.records.described_system import KEYS
-from cm4vllm.records.machine import GpuFacts, MigFacts
+from cm4vllm.records.machine import MigFacts
 from cm4vllm.records.node import NodeReport
-from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import FACTS_FILES, read_software
 from cm4vllm.submission.campaign_software import detect_software, published_facts, scripts_that_ran
-from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
-from cm4vllm.submission.system_records import SystemSettings, runs_here, write_system
+from cm4vllm.submission.system_records import (
+    SystemSettings,
+    gpus_in_use,
+    gpus_of_nodes,
+    processes_of,
+    runs_here,
+    write_system,
+)
 from gpu_machines import gpus as machine
-
-
-def record(**changes):
-    return ServerRecord(
-        **{
-            "endpoint": "http://127.0.0.1:8000",
-            "model_name": "m",
-            "max_model_len": 100,
-            "version": "0.32.0",
-            "owned": True,
-            **changes,
-        }
-    )
 
 
 @pytest.fixture
 def settings(tmp_path):
     def make(server=None, **changes):
-        write_record(tmp_path / "server.json", server or record(packages={"torch": "2.13.0+cpu"}))
-        return SystemSettings(
-            **{
-                "folder": str(tmp_path / "system"),
-                "server_record": str(tmp_path / "server.json"),
-                "submitter": "Example",
-                **changes,
-            }
-        )
+        write_record(tmp_path / "server.json", server or server_record(packages={"torch": "2.13.0+cpu"}))
+        places = {"folder": str(tmp_path / "system"), "server_record": str(tmp_path / "server.json")}
+        return SystemSettings(**{**places, "submitter": "Example", **changes})
 
     return make
 
@@ -62,14 +50,7 @@ def test_description_facts_and_template_are_written(settings, tmp_path):
     assert files.name.endswith("_vLLM-0.32.0")
 
 
-def test_a_template_that_may_be_filled_in_is_never_overwritten(settings):
-    files = write_system(settings())
-    files.template.write_text("cooling: air\n")
-    write_system(settings())
-    assert files.template.read_text() == "cooling: air\n"
-
-
-def test_a_description_that_the_user_wrote_or_edited_is_kept(settings, tmp_path):
+def test_a_description_or_template_that_the_user_wrote_or_edited_is_kept(settings, tmp_path):
     place = tmp_path / "system" / "system.json"
     place.parent.mkdir()
     place.write_text("mine")
@@ -77,7 +58,9 @@ def test_a_description_that_the_user_wrote_or_edited_is_kept(settings, tmp_path)
         files = write_system(settings())
         assert tuple(json.loads(files.description.read_text())) == KEYS
     files.description.write_text("edited")
+    files.template.write_text("cooling: air\n")
     write_system(settings())
+    assert files.template.read_text() == "cooling: air\n"
     assert [(place.parent / f"kept{number}-system.json").read_text() for number in ("", "1")] == ["mine", "edited"]
     assert not (place.parent / "kept2-system.json").exists()
 
@@ -135,32 +118,11 @@ def test_a_statement_against_the_table_needs_its_owners_word(settings, tmp_path)
 # --- gpus_in_use
 
 
-GPUS = [
-    GpuFacts(
-        name="NVIDIA L40S",
-        uuid=f"GPU-{n}",
-        memory_bytes=2**35,
-        max_sm_mhz=None,
-        pcie_generation=None,
-        pcie_width=None,
-        driver="550",
-    )
-    for n in range(8)
-]
+GPUS = machine(8)
 
 
 def used_by(**changes):
-    return ServerRecord(
-        **{
-            "endpoint": "http://127.0.0.1:8000",
-            "model_name": "m",
-            "max_model_len": 100,
-            "version": "0.32.0",
-            "owned": True,
-            "argv": ["vllm", "serve"],
-            **changes,
-        }
-    )
+    return server_record(**{"argv": ["vllm", "serve"], **changes})
 
 
 PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel-size=2"]
@@ -201,19 +163,7 @@ def test_what_the_servers_processes_compute_on_counts_first():
 
 def test_a_mig_part_stays_a_part_when_its_gpu_is_seen_at_work():
     part = MigFacts(uuid="MIG-a", profile="3g.40gb", memory_bytes=2**35)
-    gpus = [
-        GpuFacts(
-            name="NVIDIA H100 80GB HBM3",
-            uuid="GPU-0",
-            memory_bytes=2**36,
-            max_sm_mhz=None,
-            pcie_generation=None,
-            pcie_width=None,
-            driver="550",
-            mig=True,
-            mig_devices=[part],
-        )
-    ]
+    gpus = [msgspec.structs.replace(GPUS[0], mig=True, mig_devices=[part])]
     server = used_by(env={"CUDA_VISIBLE_DEVICES": "MIG-a"})
     assert gpus_in_use(server, gpus, {}, observed=["GPU-0"]) == ["MIG-a"]
 
@@ -231,15 +181,12 @@ def test_a_servers_processes_are_its_supervisors_children_and_itself():
     assert processes_of(used_by(supervisor_pid=parent.pid)) == set()
 
 
-def test_a_server_of_others_is_found_by_its_port():
+def test_a_server_of_others_is_found_by_its_port_or_its_unix_socket(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert os.getpid() in processes_of(used_by(endpoint=f"http://127.0.0.1:{port}", owned=False))
         with_replica = used_by(endpoint="http://127.0.0.1:1", replicas=[f"http://127.0.0.1:{port}"])
         assert os.getpid() in processes_of(with_replica)
-
-
-def test_a_server_of_others_is_found_by_its_unix_socket(tmp_path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "vllm.sock"))
         server.listen()
@@ -257,24 +204,21 @@ def test_without_a_driver_no_gpu_is_seen_at_work():
 REPORTS = [NodeReport(host=f"n{node}", gpu_uuids=[f"GPU-{node}-{place}" for place in range(8)]) for node in (1, 2)]
 
 
-def server(version: str, *sizes: str) -> ServerRecord:
-    argv = ["python", "-m", "vllm.entrypoints.cli.main", "serve", "m", *sizes]
-    return ServerRecord(endpoint="", model_name="m", max_model_len=1, version=version, owned=True, argv=argv)
-
-
-def test_each_node_gives_as_many_as_it_has_workers():
-    used = gpus_of_nodes(server("0.32.0", "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"), REPORTS)
-    assert used == ["GPU-1-0", "GPU-1-1", "GPU-2-0", "GPU-2-1"]
-
-
-def test_the_cpu_backend_uses_none():
-    assert gpus_of_nodes(server("0.32.0+cpu", "--tensor-parallel-size", "2"), REPORTS) == []
+def test_each_node_gives_as_many_as_it_has_workers_and_none_with_the_cpu_backend():
+    assert gpus_of_nodes(used_by(argv=PARALLEL), REPORTS) == ["GPU-1-0", "GPU-1-1", "GPU-2-0", "GPU-2-1"]
+    assert gpus_of_nodes(used_by(argv=PARALLEL, version="0.32.0+cpu"), REPORTS) == []
 
 
 # --- the software section of a tree's README, in the form of published submissions
 
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "data" / "neuralmagic-v4.1" / "open" / "NeuralMagic"
+#: What published files of these names have and ours lack.
+LACKING = {
+    "os_info.json": "CM_HOST_SYSTEM_NAME +CM_HOST_OS_DEFAULT_LIBRARY_PATH CM_HOST_OS_PACKAGE_MANAGER_INSTALL_CMD "
+    "CM_HOST_OS_PACKAGE_MANAGER_UPDATE_CMD",
+    "cpu_info.json": "CM_HOST_CPU_VENDOR_ID CM_HOST_CPU_FAMILY CM_HOST_CPU_MAX_MHZ CM_HOST_CPU_ON_LINE_CPUS_LIST",
+}
 SCRIPT = {
     "script_uid": "863735b7db8c44fc",
     "script_alias": "detect-os",
@@ -312,19 +256,10 @@ def test_the_environment_of_a_server_of_ones_own_is_listed_whole(tmp_path):
     package = next((tmp_path / "venv/lib").glob("python3*/site-packages")) / "theirs-1.2.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
-    server = ServerRecord(
-        endpoint="http://127.0.0.1:1",
-        model_name="m",
-        max_model_len=1,
-        version="0.32.0",
-        owned=True,
-        argv=[str(tmp_path / "venv/bin/python"), "-m", "vllm"],
-    )
-    software = detect_software(server)
+    software = detect_software(used_by(argv=[str(tmp_path / "venv/bin/python"), "-m", "vllm"]))
     assert software.server_python == platform.python_version()
     assert software.server_packages == {"theirs": "1.2"}
-    theirs = ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1, version="0.32.0", owned=False)
-    assert detect_software(theirs).server_packages == {}
+    assert detect_software(server_record(owned=False)).server_packages == {}
 
 
 def test_facts_have_the_published_form(out):
@@ -335,22 +270,8 @@ def test_facts_have_the_published_form(out):
     assert facts["cpu_info.json"]["CM_HOST_CPU_ARCHITECTURE"] == platform.machine()
     folder = next(PUBLISHED.glob("measurements/4xH100*FP8*/*/server"), None)
     if folder is not None:
-        for name, missing in (
-            (
-                "os_info.json",
-                set(
-                    (
-                        "CM_HOST_SYSTEM_NAME +CM_HOST_OS_DEFAULT_LIBRARY_PATH CM_HOST_OS_PACKAGE_MANAGER_INSTALL_CMD "
-                        "CM_HOST_OS_PACKAGE_MANAGER_UPDATE_CMD"
-                    ).split()
-                ),
-            ),
-            (
-                "cpu_info.json",
-                {"CM_HOST_CPU_VENDOR_ID", "CM_HOST_CPU_FAMILY", "CM_HOST_CPU_MAX_MHZ", "CM_HOST_CPU_ON_LINE_CPUS_LIST"},
-            ),
-        ):
-            assert set(json.loads((folder / name).read_text())) - set(facts[name]) <= missing
+        for name, missing in LACKING.items():
+            assert set(json.loads((folder / name).read_text())) - set(facts[name]) <= set(missing.split())
         assert set(json.loads((folder / "pip_freeze.json").read_text())) == {"pip_freeze"}
 
 

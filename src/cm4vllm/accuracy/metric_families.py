@@ -9,16 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from cm4vllm.accuracy.exact_match import percent_answered, percent_retrieved
+from cm4vllm.accuracy.exact_match import (
+    chosen_at_the_end,
+    chosen_letter,
+    integer,
+    is_choice,
+    is_integer,
+    is_solved,
+    percent_answered,
+    percent_retrieved,
+)
+from cm4vllm.accuracy.graders.catalogue import GraderRecord
 from cm4vllm.accuracy.graders.judging import judge
-from cm4vllm.accuracy.graders.records import GraderRecord
-from cm4vllm.accuracy.gsm8k import is_solved
-from cm4vllm.accuracy.multiple_choice import chosen_at_the_end, chosen_letter, integer, is_choice, is_integer
-from cm4vllm.accuracy.normaliser import normalise_texts
 from cm4vllm.accuracy.product_catalogue import hierarchical_f1
 from cm4vllm.accuracy.rouge import TYPES, PairScores, score_pairs
 from cm4vllm.accuracy.sentences import Sentences, on_lines
-from cm4vllm.accuracy.word_errors import word_error_rate
+from cm4vllm.accuracy.word_errors import normalise_texts, word_error_rate
 from cm4vllm.common.errors import InstallError
 
 #: The column that names a sample's metric, and the metrics that are no ROUGE, each a function of prediction and
@@ -121,10 +127,6 @@ def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _mathematics(response: str, row: Mapping[str, Any]) -> dict[str, str]:
-    return {"response": response, "reference": str(row["output"])}
-
-
 def _code(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     return {"response": response, "question_id": str(row["output"])}
 
@@ -143,7 +145,7 @@ _MIXTRAL: _Judges = {"gsm8k": is_solved, "mbxp": _ByGrader("mbxp", _program)}
 _DEEPSEEK: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen_letter(text, "ABCD"), wanted, "ABCD"),
     "mmlu_pro": lambda text, wanted: is_choice(chosen_letter(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
-    "math500": _ByGrader("math", _mathematics),
+    "math500": _ByGrader("math", lambda response, row: {"response": response, "reference": str(row["output"])}),
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
     "livecodebench": _ByGrader("livecodebench", _code),
 }

@@ -80,17 +80,15 @@ def score_pairs(
     Raises RunFailed when a process ends unexpectedly.
     """
     count, begin = len(predictions), time.monotonic()
-    fmeasures: dict[str, list[float]] = {type_: [] for type_ in types}
-    lengths: list[int] = []
+    scored: list[tuple[dict[str, float], int]] = []
     with _executor(sentences, types, min(workers or usable_processors(), -(-count // CHUNK))) as executor:
-        for done, (scores, length) in enumerate(executor.map(_score, predictions, references, chunksize=CHUNK), 1):
-            for type_ in types:
-                fmeasures[type_].append(scores[type_])
-            lengths.append(length)
+        for done, pair in enumerate(executor.map(_score, predictions, references, chunksize=CHUNK), 1):
+            scored.append(pair)
             if done % CHUNK == 0:
                 left = duration_text((time.monotonic() - begin) / done * (count - done))
                 report(f"ROUGE of {done:,} of {count:,} answers, about {left} left")
-    return PairScores(fmeasures, lengths)
+    fmeasures = {type_: [scores[type_] for scores, _ in scored] for type_ in types}
+    return PairScores(fmeasures, [length for _, length in scored])
 
 
 _scorer: PairScorer
@@ -113,12 +111,11 @@ def _score(prediction: str, reference: str) -> tuple[dict[str, float], int]:
 @contextmanager
 def _executor(sentences: Sentences, types: Sequence[str], workers: int) -> Iterator[Executor]:
     """Yield an executor of so many processes, or of one thread of this process if one worker is enough."""
+    arguments = (sentences, types)
     if workers <= 1:
-        _start(sentences, types)
-        with ThreadPoolExecutor(1) as thread:
+        with ThreadPoolExecutor(1, initializer=_start, initargs=arguments) as thread:
             yield thread
         return
-    arguments = (sentences, types)
     try:
         with (
             spawned_safely() as context,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.graders.catalogue import GraderRecord
 from cm4vllm.accuracy.scoring import graders_of, scorer_of
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.common import input_types
@@ -14,7 +14,6 @@ from cm4vllm.records.run import RUN_FILE, RunRecord, require_run
 
 #: The key that switches on the sentence model.
 SENTENCES = "CM_MLPERF_SCORES_NEED_SENTENCES"
-_SPEECH = "CM_MLPERF_SCORES_NEED_SPEECH_PACKAGES"
 _GRADER = "CM_MLPERF_SCORES_NEED_GRADER_"
 
 
@@ -54,10 +53,9 @@ def score_needs(inputs: ScoreInputs) -> dict[str, str]:
     scorer = scorer_of(settings.terms)
     needs = {SENTENCES: "yes"} if scorer.rouge and settings.dataset.sentences == TRAINED else {}
     if scorer.normalises:
-        needs[_SPEECH] = "yes"
+        needs["CM_MLPERF_SCORES_NEED_SPEECH_PACKAGES"] = "yes"
     if not inputs.graders:
-        names = graders_of(scorer, inputs.problems)
-        needs |= {f"{_GRADER}{name.upper()}": "yes" for name in names}
+        needs |= {f"{_GRADER}{name.upper()}": "yes" for name in graders_of(scorer, inputs.problems)}
     return needs
 
 

@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm import SIMULATED_NOTICE, __version__
-from cm4vllm.accuracy.answer_texts import Detokenizer
-from cm4vllm.accuracy.graders.catalogue import grader_lacks
-from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.graders.catalogue import GraderRecord, grader_lacks
 from cm4vllm.accuracy.metric_families import (
     Samples,
     Scored,
@@ -29,6 +27,7 @@ from cm4vllm.accuracy.product_catalogue import catalogue_text
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
 from cm4vllm.assets.samples.published_formats import recorded_rows
+from cm4vllm.assets.tokenizer_file import Detokenizer
 from cm4vllm.common.errors import ModelError, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.folders.owned_folders import write_result_file
@@ -255,11 +254,9 @@ def _texts(settings: RunSettings, answers: _Answers) -> tuple[list[str], list[di
     rows = rows_of_samples(settings.dataset, answers.indices)
     terms = settings.terms
     if terms.logged is not Logged.TOKENS:
-        texts = [str(answer) for answer in answers.answers]
-        return texts, _readable(rows, terms.labels) if terms.labels else rows
+        return [str(answer) for answer in answers.answers], _readable(rows, terms.labels) if terms.labels else rows
     ids = [answer.tolist() for answer in answers.answers if not isinstance(answer, str)]
-    detokenizer = Detokenizer(Path(settings.model.path))
-    return detokenizer.decode(ids, special_tokens=scorer_of(terms).special_tokens), rows
+    return Detokenizer(Path(settings.model.path)).decode(ids, special_tokens=scorer_of(terms).special_tokens), rows
 
 
 def texts_of_labels(
@@ -362,10 +359,9 @@ def _reasons_unscored(
     terms: Terms, values: dict[str, float | int], ready: Mapping[str, GraderRecord]
 ) -> dict[str, str]:
     """Return the metrics without a score, each with the reason."""
-    scorer = scorer_of(terms)
     lacks = {
         label: "; ".join(dict.fromkeys(reason for name in lacking for reason in grader_lacks(name) or (_NOT_READY,)))
-        for label, names in scorer.graders.items()
+        for label, names in scorer_of(terms).graders.items()
         if (lacking := [name for name in names if name not in ready])
     }
     return {

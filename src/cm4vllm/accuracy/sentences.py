@@ -83,8 +83,7 @@ class Sentences:
             return cls(name)
         if name != TRAINED:
             raise UsageError(f"unknown way to split sentences: {name!r}", remedy=f"known: {TRAINED}, {UNTRAINED}")
-        data = Path(nltk_data).expanduser().absolute() if nltk_data else None
-        return cls(name, find_model(data), MODEL.digest)
+        return cls(name, find_model(Path(nltk_data).expanduser().absolute() if nltk_data else None), MODEL.digest)
 
     def splitter(self) -> Splitter:
         """Return the function that splits a text."""
@@ -126,8 +125,12 @@ def find_model(data: Path | None = None) -> Path:
             else "ROUGE-Lsum splits sentences with it, as the reference does",
             remedy=_INSTALLED,
         )
-    changed = [name for name, digest in MODEL.files.items() if _sha256(folder / ENGLISH / name) != digest]
-    if changed:
+    files = {name: folder / ENGLISH / name for name in MODEL.files}
+    if changed := [
+        name
+        for name, path in files.items()
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != MODEL.files[name]
+    ]:
         raise InstallError(
             f"the sentence model in {folder} is not the one that scores are compared with",
             cause=f"not as published, or missing: {', '.join(changed)}",
@@ -212,7 +215,3 @@ def _unpack(archive: bytes) -> dict[str, bytes]:
         )
     with zipfile.ZipFile(BytesIO(archive)) as packed:
         return {name: packed.read(f"punkt_tab/english/{name}") for name in MODEL.files}
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

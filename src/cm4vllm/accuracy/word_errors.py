@@ -1,6 +1,20 @@
-"""The word error rate of whisper: joined words count as right (speech2text/accuracy_eval.py and helpers.py)."""
+"""The word error rate of whisper, and its normaliser of English text, of the published package openai-whisper.
 
+Joined words count as right (speech2text/accuracy_eval.py and helpers.py). The package imports PyTorch when it is
+imported as a whole; its normalisers do not need it, and are loaded alone, in a process of their own:
+
+    python word_errors.py FOLDER < texts.json > normalised.json
+
+FOLDER holds the packages openai-whisper and more-itertools (get,speech-packages); `regex` comes with nltk.
+"""
+
+import json
+import os
+import sys
+import types
 from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 
 from rapidfuzz.distance import Levenshtein
 
@@ -40,3 +54,42 @@ def _match(wanted: list[str], there: int, said: list[str], at: int) -> tuple[int
         if at + count <= len(said) and "".join(said[at : at + count]) == wanted[there]:
             return 1, count
     return 1, 1
+
+
+def normalise_texts(texts: Sequence[str], packages: Path) -> list[str]:
+    """Return each text as openai-whisper's EnglishTextNormalizer writes it. Raises InstallError without the package."""
+    import subprocess
+
+    from cm4vllm.common.errors import InstallError
+
+    done = subprocess.run(
+        [sys.executable, "-P", __file__, str(packages)],
+        input=json.dumps(list(texts)),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ""},
+        check=False,
+    )
+    if done.returncode:
+        raise InstallError(
+            "the texts cannot be normalised",
+            cause=(done.stderr.strip().splitlines() or ["no output"])[-1],
+            remedy="cm run script --tags=get,speech-packages --renew",
+        )
+    outputs: list[str] = json.loads(done.stdout)
+    return outputs
+
+
+def main() -> None:
+    """Read a JSON list of texts, and print that of the normalised ones."""
+    folder = Path(sys.argv[1])
+    sys.path.append(str(folder))
+    package = types.ModuleType("whisper")
+    package.__path__ = [str(folder / "whisper")]
+    sys.modules["whisper"] = package
+    normalise = import_module("whisper.normalizers").EnglishTextNormalizer()
+    json.dump([normalise(text) for text in json.load(sys.stdin)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

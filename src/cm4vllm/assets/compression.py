@@ -63,21 +63,6 @@ def loaded(folder: Path) -> Any:
     return kind.from_pretrained(folder, dtype="auto", device_map="auto" if torch.cuda.is_available() else None)
 
 
-def heads(model: Any) -> list[str]:
-    """Return the name of the layer that makes scores of tokens: it is never quantised."""
-    head = model.get_output_embeddings()
-    return [name for name, module in model.named_modules() if module is head]
-
-
-def quantised_layers(model: Any) -> list[str]:
-    """Return the names of the layers whose weights were quantised."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if getattr(getattr(module, "quantization_scheme", None), "weights", None) is not None
-    ]
-
-
 def main() -> None:
     """Quantise and save, as the module says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,7 +80,9 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = loaded(arguments.model)
-    ignored = heads(model)
+    # The layer that makes scores of tokens is never quantised.
+    head = model.get_output_embeddings()
+    ignored = [name for name, module in model.named_modules() if module is head]
     calibration: dict[str, Any] = {}
     if arguments.samples is not None:
         samples = json.loads(arguments.samples.read_text())
@@ -108,7 +95,8 @@ def main() -> None:
         }
     recipe = modifiers(arguments.preset, arguments.algorithm, arguments.kv_fp8, ignored)
     oneshot(model=model, recipe=recipe, **calibration)
-    layers = quantised_layers(model)
+    schemes = {name: getattr(module, "quantization_scheme", None) for name, module in model.named_modules()}
+    layers = [name for name, scheme in schemes.items() if getattr(scheme, "weights", None) is not None]
     model.save_pretrained(arguments.output, save_compressed=True)
     for pattern in KEPT:
         for path in arguments.model.glob(pattern):

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from cm4vllm.assets.downloads import mlcommons
 from cm4vllm.assets.samples.audio_dataset import audio_rows
 from cm4vllm.assets.samples.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
-from cm4vllm.assets.samples.media_files import media_record
 from cm4vllm.assets.samples.picture_dataset import catalogue_rows, check_catalogue
 from cm4vllm.assets.samples.prompt_tokens import beyond, misread, tokenised
-from cm4vllm.assets.samples.published_formats import write_rows
+from cm4vllm.assets.samples.published_formats import media_record, write_rows
 from cm4vllm.assets.tiny.stand_in_datasets import SPACE_BYTES, stand_in_dataset
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 from cm4vllm.common.files import digest_of, given_path, require_space, sha256_of
@@ -97,9 +96,9 @@ def _is_published(path: Path, record: DatasetRecord, settings: DatasetSettings) 
     """Return True if a given file is that which is published for the benchmark: by its digest, else by its samples."""
     name = getattr(catalogue().benchmark(settings.benchmark), settings.kind)
     known = catalogue().dataset(name) if name else None
-    if known is None or not known.digest:
-        return known is not None and record.samples == known.samples
-    return digest_of(path, known.digest.partition(":")[0]) == known.digest
+    if known is not None and known.digest:
+        return digest_of(path, known.digest.partition(":")[0]) == known.digest
+    return known is not None and record.samples == known.samples
 
 
 def _published(settings: DatasetSettings) -> tuple[str, CatalogueDataset]:
@@ -188,13 +187,12 @@ def _catalogue(
     with step(f"reading the products of {path.name} with their pictures"):
         rows = catalogue_rows(path, folder, Path(model.path), settings.vision_packages)
     ours = folder / f"{path.name}.samples.json"
-    whole = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
     return media_record(
         rows,
         folder,
         ours,
         source=source,
-        source_sha256=whole,
+        source_sha256=hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest(),
         tokenizer_sha256=sha256_of(Path(model.path) / "tokenizer.json"),
         recipe={},
     )

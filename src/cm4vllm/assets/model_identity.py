@@ -22,7 +22,6 @@ from cm4vllm.rules import catalogue, published_digests
 _SERVED = ("*.safetensors", "*.py")
 #: Files up to this size are read where the answer must be quick.
 _SMALL_BYTES = 32 * 2**20
-_SHOWN = 3
 
 
 def is_from(benchmark: str, location: str) -> bool:
@@ -76,7 +75,7 @@ def _compared(record: ModelRecord, benchmark: str) -> str:
         model = catalogue().benchmark(benchmark).model
         raise ModelError(
             f"{record.name} is not the model of {benchmark}",
-            cause=first_of(differing, _SHOWN, "\n"),
+            cause=first_of(differing, 3, "\n"),
             remedy=f"take it from MLCommons: _mlcommons.{model} among the tags of run-mlperf,inference",
         )
     return f"{len(files)} files have the digests that MLCommons publishes"

@@ -23,7 +23,6 @@ _READ = (
 _OF_A_MODEL = {"config.json": ("architectures", "model_type"), "params.json": ("dim", "n_layers")}
 #: Where the hub's cache has the content of the files of a snapshot, by its digest (huggingface_hub, file_download.py).
 _SNAPSHOTS, _CONTENTS = "snapshots", "blobs"
-_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class ModelLinks:
     @property
     def in_words(self) -> str:
         """The other links and their targets."""
-        return first_of([spelled_out(f"{path} -> {path.readlink()}") for path in self.others], _NAMED)
+        return first_of([spelled_out(f"{path} -> {path.readlink()}") for path in self.others], 5)
 
 
 def model_links(model: Path) -> ModelLinks:

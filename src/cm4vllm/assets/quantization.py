@@ -23,19 +23,15 @@ from cm4vllm.common.progress import Step, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.assets import DatasetRecord, ModelRecord, QuantizationRecord
-from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint, unset_scales
+from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint, unset_scales, weights_in_words
 
 _SCHEMES = Path(__file__).with_name("quantization_schemes.yaml")
 _COMPRESSION = Path(__file__).with_name("compression.py")
 _PROGRESS = re.compile(r"(\((\d+)/(\d+)\): Calibrating|Calibrating weights|Compressing model):\s+(\d+)%")
-_SPARE_BYTES = 256 * 2**20
-#: The lines of a failed worker that are kept.
-_KEPT_LINES = 40
 #: The name of fp8 keys and values, which go with any scheme.
 KV_FP8 = "kv-fp8"
 #: The quantisation of keys and values, in the words of calibration.md, and its method.
 _KV_CACHE = "fp8 (E4M3), symmetric, one static scale per tensor, from the largest value met on the calibration samples"
-_KV_FORMULA = "x_q = round_to_E4M3(clip(x / s, -448, 448)), s = max(abs(x)) / 448"
 
 
 class Scheme(Record, frozen=True, kw_only=True):
@@ -91,7 +87,7 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     samples = _samples(dataset, settings.samples) if dataset else []
     require_space(
         folder,
-        sum(path.stat().st_size for path in Path(base.path).glob("*.safetensors")) + _SPARE_BYTES,
+        sum(path.stat().st_size for path in Path(base.path).glob("*.safetensors")) + 256 * 2**20,
         f"the model {name}",
     )
     facts = _compress(settings, Path(base.path), folder / name, samples)
@@ -128,13 +124,13 @@ def _quantization(
         weights=scheme.weights,
         activations=scheme.activations,
         kv_cache=_KV_CACHE if settings.kv_fp8 else "not quantised",
-        formula=scheme.formula or _KV_FORMULA,
+        formula=scheme.formula or "x_q = round_to_E4M3(clip(x / s, -448, 448)), s = max(abs(x)) / 448",
         layers=len(facts["layers"]),
         layer_kinds=sorted({layer.rpartition(".")[2] for layer in facts["layers"]}),
         ignored=facts["ignored"],
         base_model=base.name,
         base_sha256=base.sha256,
-        starting_weights=_weights(Path(base.path), base.name),
+        starting_weights=weights_in_words(base.name, base.path),
         tools=facts["tools"],
         calibration_dataset=dataset.name if dataset else "",
         calibration_sha256=dataset.sha256 if dataset else "",
@@ -177,8 +173,7 @@ def require_scheme(settings: QuantizationSettings) -> None:
 
 
 def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:
-    rows = rows_of(Path(dataset.path))[:count]
-    samples = [row["tok_input"] for row in rows if row.get("tok_input")]
+    samples = [row["tok_input"] for row in rows_of(Path(dataset.path))[:count] if row.get("tok_input")]
     if not samples:
         raise DatasetError(
             f"the calibration set {dataset.name} holds no tokens", remedy="give one whose rows have tok_input"
@@ -238,7 +233,7 @@ def _run_worker(words: Sequence[str], progress: Step) -> tuple[int, list[str]]:
     ) as process:
         try:
             for line in process.stdout or ():
-                lines = [*lines[-_KEPT_LINES:], line.rstrip()]
+                lines = [*lines[-40:], line.rstrip()]
                 if match := _PROGRESS.search(line):
                     progress.update(match.expand(r"\1 \4 %"))
         except BaseException:
@@ -260,12 +255,6 @@ def _printed_facts(status: int, lines: list[str], failed: str) -> dict[str, Any]
     return facts
 
 
-def _weights(folder: Path, name: str) -> str:
-    files = sorted(path.name for path in folder.glob("*.safetensors"))
-    return f"{name}/{files[0]}" + (f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else "")
-
-
 def _transformations(made: QuantizationRecord) -> str:
     parts = {"weights": made.weights, "activations": made.activations, "KV cache": made.kv_cache}
-    parts_text = "; ".join(f"{part}: {how}" for part, how in parts.items() if how != "not quantised")
-    return f"quantization ({parts_text})"
+    return f"quantization ({'; '.join(f'{part}: {how}' for part, how in parts.items() if how != 'not quantised')})"

@@ -36,7 +36,7 @@ from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.power.samples import SIMULATED, mean_watts
 from cm4vllm.records.power.session import FILES, Phase, PowerSession
 from cm4vllm.records.published_server import words_of
-from cm4vllm.submission.power_files import require_analyzer
+from cm4vllm.submission.run_files import require_analyzer
 
 #: The folder of a session, which takes hours: an earlier one is not replaced.
 _SESSION_FOLDER = Kind("a power session", "--log_dir", refused=lambda _folder: "it holds an earlier session")

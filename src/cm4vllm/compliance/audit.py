@@ -14,7 +14,6 @@ from cm4vllm.rules import Audit, audit
 #: The keys of audit.config that the detail log has under another name. In Offline LoadGen issues one query, and the
 #: least number of queries becomes that of its samples.
 _LOGGED = {"mode": "test_mode", "min_duration": "min_duration_ms", "min_query_count": "min_sample_count"}
-_MODES = {2: "PerformanceOnly"}
 _UNIQUE = "performance_issue_unique"
 #: Settings that LoadGen 4.1.30 to 5.0.4 does not take (loadgen/process/main.py): these draw the answers that they log.
 _NOT_TAKEN = ("accuracy_log_sampling_target", "sample_concatenate_permutation")
@@ -50,7 +49,7 @@ def require_applied(log: DetailLog, test: Audit) -> None:
             continue
         if key == "min_query_count" and test.audit.get(_UNIQUE):
             continue  # each sample that is loaded is issued once, however many there are
-        wanted: object = _MODES[value] if key == "mode" else bool(value) if key in _FLAGS else value
+        wanted: object = {2: "PerformanceOnly"}[value] if key == "mode" else bool(value) if key in _FLAGS else value
         used = log.values.get(f"effective_{_LOGGED.get(key, key)}")
         if used != wanted:
             raise RunFailed(

@@ -10,6 +10,7 @@ refuse all that it refuses. They also refuse what it lets pass because of these 
 """
 
 from collections.abc import Callable, Sequence, Set
+from itertools import takewhile
 from pathlib import Path
 
 from cm4vllm.common.errors import ModelError
@@ -48,9 +49,8 @@ def end_tokens(model: str) -> frozenset[int]:
 
     Raises ModelError where neither file names any, and where the folder is not given.
     """
-    files = [Path(model) / name for name in ("generation_config.json", "config.json")] if model else []
-    for file in files:
-        if file.is_file():
+    for name in ("generation_config.json", "config.json") if model else ():
+        if (file := Path(model) / name).is_file():
             stated = json_object(file).get("eos_token_id")
             ids = stated if isinstance(stated, list) else [stated]
             if ids and all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
@@ -80,9 +80,7 @@ def _wrong_first_token(answer: LoggedAnswer) -> str:
 
 
 def _wrong_end(answer: LoggedAnswer, eos: Set[int]) -> str:
-    count = 0
-    while count < len(answer.tokens) and answer.tokens[-1 - count] in eos:
-        count += 1
+    count = sum(1 for _ in takewhile(eos.__contains__, reversed(answer.tokens)))
     return f"it ends with {count} end tokens" if count > 1 else ""
 
 

@@ -7,10 +7,10 @@ compares the number that it prints. A log that lacks answers passes it; here it 
 from collections.abc import Sequence
 from pathlib import Path
 
-from cm4vllm.accuracy.answer_texts import Detokenizer
 from cm4vllm.accuracy.metric_families import Samples
 from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
 from cm4vllm.accuracy.sentences import NO_SENTENCES
+from cm4vllm.assets.tokenizer_file import Detokenizer
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.records.compliance import CheckResult
 from cm4vllm.records.logs.answers import LoggedAnswer

@@ -23,8 +23,8 @@ def verify(run: LoggedRun) -> Verdict:
 
 def verdict(answers: Sequence[LoggedAnswer], *, least: float, most: float, samples: int) -> Verdict:
     """Return the verdict on a log: the mean of its tokens within [least..most], and each of `samples` answered once."""
-    mean, logged = _mean(answers), {answer.sample for answer in answers}
-    whole = len(answers) == samples == len(logged)
+    mean = sum(len(answer.tokens) for answer in answers) / len(answers) if answers else 0.0
+    logged = {answer.sample for answer in answers}
     return Verdict(
         (
             CheckResult(
@@ -33,7 +33,7 @@ def verdict(answers: Sequence[LoggedAnswer], *, least: float, most: float, sampl
             CheckResult(name=LONG, passed=mean <= most, found=f"mean of {mean:.2f} tokens, at most {most} allowed"),
             CheckResult(
                 name=WHOLE,
-                passed=whole,
+                passed=len(answers) == samples == len(logged),
                 found=f"{len(answers)} answers to {len(logged)} samples; the dataset has {samples}",
             ),
         ),
@@ -44,7 +44,3 @@ def verdict(answers: Sequence[LoggedAnswer], *, least: float, most: float, sampl
             f"Max threshold: {most}",
         ),
     )
-
-
-def _mean(answers: Sequence[LoggedAnswer]) -> float:
-    return sum(len(answer.tokens) for answer in answers) / len(answers) if answers else 0.0

@@ -19,7 +19,6 @@ LOOPBACK = "127.0.0.1"
 MOST_OFFSET_S = 0.1
 _SINCE_1900_S = 2208988800
 _PACKET = struct.Struct("!BBbb11I")
-_TIMEOUT_S = 5.0
 
 
 def clock_offset_s(host: str, port: int = NTP_PORT) -> float:
@@ -28,7 +27,7 @@ def clock_offset_s(host: str, port: int = NTP_PORT) -> float:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as channel:
-            channel.settimeout(_TIMEOUT_S)
+            channel.settimeout(5.0)
             begin = time.time()
             channel.sendto(request, address)
             answer, _ = channel.recvfrom(256)
@@ -74,14 +73,10 @@ def serve_time(address: str, port: int = NTP_PORT) -> None:
 
 def _packet(*, mode: int, sent: float, origin: bytes = bytes(8)) -> bytes:
     """Return a packet of version 4: of a client (mode 3), or of a server of stratum 1 (mode 4)."""
-    now = _ntp_time(sent)
+    whole = int(sent)
+    now = whole + _SINCE_1900_S, int((sent - whole) * 2**32)
     times = (*now, *struct.unpack("!2I", origin), *now, *now) if mode == 4 else (0, 0, 0, 0, 0, 0, *now)
     return _PACKET.pack(4 << 3 | mode, 1 if mode == 4 else 0, 0, -20, 0, 0, 0, *times)
-
-
-def _ntp_time(seconds: float) -> tuple[int, int]:
-    whole = int(seconds)
-    return whole + _SINCE_1900_S, int((seconds - whole) * 2**32)
 
 
 def _seconds(whole: int, part: int) -> float:

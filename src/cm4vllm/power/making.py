@@ -27,7 +27,6 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import CLIENT, official_environment
-from cm4vllm.power.workload import COMMAND, Relay
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.power.session import FILES, PowerSession, reasons_unmeasured
 from cm4vllm.rules import PowerPrograms, default_round, round_terms
@@ -35,12 +34,57 @@ from cm4vllm.rules import PowerPrograms, default_round, round_terms
 #: What the client printed, beside the folder of the session: never published.
 OUTPUT = "power-client-output.txt"
 _POLL_S, _CONNECT_S = 0.1, 5.0
-_ENDED_WELL = "Successful exit"
 _NAME = re.compile(r"[\w-]+")
 _FAULT = re.compile(r"^\S+ [\d-]+ [\d:,]+ \[(?:ERROR|CRITICAL|FATAL)\] (.*)$", re.M)
 
 #: Makes one run of LoadGen, whose logs it writes to the folder.
 Run = Callable[[Path], None]
+
+
+#: The command line that the official client logs.
+COMMAND = "./workload.sh"
+
+
+_SCRIPT = """\
+#!/bin/sh
+# Asks for a run, and waits for its end.
+exec 3< answers
+echo run > requests
+read -r _ <&3
+"""
+
+
+_NAMES = ("requests", "answers")
+
+
+class Relay:
+    """The two pipes between the command in a folder, and the process that makes the runs."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write into `folder` the command that the official client runs, and the pipes by which it asks for a run."""
+        script = folder / COMMAND
+        script.write_text(_SCRIPT, encoding="utf-8")
+        script.chmod(0o755)
+        for name in _NAMES:
+            os.mkfifo(folder / name)
+        # Both directions: no side waits for the other to open, and the command reads the end when this process ends.
+        self._requests, self._answers = (os.open(folder / name, os.O_RDWR | os.O_NONBLOCK) for name in _NAMES)
+
+    def close(self) -> None:
+        """Close the pipes: a command that waits for a run fails."""
+        os.close(self._requests)
+        os.close(self._answers)
+
+    def asks_for_run(self) -> bool:
+        """Return True once for each time that the command asked for a run."""
+        try:
+            return bool(os.read(self._requests, len(b"run\n")))
+        except BlockingIOError:
+            return False
+
+    def answer(self) -> None:
+        """End the command: its run has been made."""
+        os.write(self._answers, b"made\n")
 
 
 class Site(Record, frozen=True, kw_only=True):
@@ -96,7 +140,12 @@ def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: boo
         _require_measured(session, status, text_of(output))
         if below_its_name:
             target.mkdir(parents=True, exist_ok=True)
-            target /= _name(session)
+            name = str(session.client.get("session_name"))  # the power server gave it
+            if not _NAME.fullmatch(name):
+                raise RunFailed(
+                    f"the power server named the session {name!r}", remedy="see the log of the power server"
+                )
+            target /= name
         with staged_folder(target) as staging:
             for name in FILES:
                 (staging / name).parent.mkdir(exist_ok=True)
@@ -104,14 +153,6 @@ def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: boo
                     write_bytes(staging / name, data)
         write_noted(target.with_name(OUTPUT), text_of(output))
     return PowerSession(target)
-
-
-def _name(session: PowerSession) -> str:
-    """Return the name of a session, which the power server gave it. Raises RunFailed for one that names no folder."""
-    name = str(session.client.get("session_name"))
-    if not _NAME.fullmatch(name):
-        raise RunFailed(f"the power server named the session {name!r}", remedy="see the log of the power server")
-    return name
 
 
 def several_analyzers(count: int | str) -> UsageError:
@@ -215,7 +256,10 @@ def _run_client(words: Sequence[str], site: Site, folder: Path, relay: Relay, ma
     try:
         while client.poll() is None:
             if relay.asks_for_run():
-                _make_run(folder / "loadgen", relay, make_run)
+                shutil.rmtree(folder / "loadgen")
+                (folder / "loadgen").mkdir()
+                make_run(folder / "loadgen")
+                relay.answer()
             time.sleep(_POLL_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -224,17 +268,10 @@ def _run_client(words: Sequence[str], site: Site, folder: Path, relay: Relay, ma
     return client.returncode
 
 
-def _make_run(folder: Path, relay: Relay, make_run: Run) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-    make_run(folder)
-    relay.answer()
-
-
 def _require_measured(session: PowerSession, status: int, output: str) -> None:
     """Raise an error with the official client's own reasons if it ended without a measurement."""
     reasons = reasons_unmeasured(session)
-    if status == 0 and _ENDED_WELL in output and not reasons:
+    if status == 0 and "Successful exit" in output and not reasons:
         return
     said = [text for text in _FAULT.findall(output) if text]
     how = "ended" if status == 0 else exit_in_words(status)

@@ -23,8 +23,6 @@ from cm4vllm.rules import PowerPrograms, default_round, round_terms
 URL = "https://github.com/mlcommons/power-dev"
 #: The programs below the folder of the sources.
 CLIENT, SERVER = "ptd_client_server/client.py", "ptd_client_server/server.py"
-#: How long the server may take to give the analyzer its ranges back, in s.
-_END_S = 15.0
 _PARTS = ("ptd_client_server", "compliance")
 _REMEDY = (
     "give a checkout or a git directory of mlcommons/power-dev that holds the commit: --power_src=DIR\n"
@@ -123,7 +121,7 @@ def server_running(
     finally:
         server.send_signal(signal.SIGINT)  # nothing where it has ended
         try:
-            server.wait(_END_S)
+            server.wait(15.0)  # it gives the analyzer its ranges back
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()

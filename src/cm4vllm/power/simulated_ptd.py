@@ -32,7 +32,6 @@ _FIXED = {"Hello": "Hello, PTDaemon here!", "Identify": IDENTITY, "RR": "Ranges,
 BANNER = f"{SIMULATED} PTDaemon, version {VERSION}: no analyzer, no measurement; every value is made up"
 #: The made-up reading: power in W, and the part of it by which it swings, within the seconds of a swing.
 _WATTS, _SWING, _PERIOD_S, _VOLTS, _FACTOR = 200.0, 0.01, 20.0, 230.0, 0.98
-_UNCERTAINTY = 0.003
 
 
 class SimulatedAnalyzer:
@@ -63,9 +62,7 @@ class SimulatedAnalyzer:
             return [self._end()]
         if name == "RL":
             return self._unread_lines() if not words else ["Invalid number of parameters"]
-        if name in ("Watts", "Uncertainty"):
-            return [self._totals(name)]
-        return ["Error: Unknown command"]
+        return [self._totals(name) if name in ("Watts", "Uncertainty") else "Error: Unknown command"]
 
     def _go(self, interval_ms: int, mark: str) -> str:
         """Begin a measurement with a sample every `interval_ms`; return PTDaemon's reply."""
@@ -115,7 +112,7 @@ class SimulatedAnalyzer:
         if name == "Uncertainty" and "Auto" in self._ranges.values():
             return f"Uncertainty,-1.0,10000000.000000,0.000000,{count},0,0,{count}"
         if name == "Uncertainty":
-            return f"Uncertainty,{','.join([f'{_UNCERTAINTY:.6f}'] * 3)},{count},0,{count},0"
+            return f"Uncertainty,{','.join([f'{0.003:.6f}'] * 3)},{count},0,{count},0"
         watts = [sample.watts for sample in samples]
         low, high = min(watts, default=-1.0), max(watts, default=-1.0)
         return f"Watts,{mean_watts(samples) or -1.0:.6f},{low:.6f},{high:.6f},{count},0,{count}"
@@ -129,26 +126,17 @@ class SimulatedAnalyzer:
 class _Handler(socketserver.StreamRequestHandler):
     """One connection of the power server; commands end with a line feed, replies with carriage return and line feed."""
 
-    server: _Daemon
+    analyzer: SimulatedAnalyzer
 
     def handle(self) -> None:
         """Answer the commands of one connection, line by line, until it is closed."""
         _say(f"Accepted connection from {self.client_address[0]}:{self.client_address[1]}")
-        analyzer = self.server.analyzer
         for data in self.rfile:
-            for line in analyzer.reply(data.decode(errors="replace")):
+            for line in self.analyzer.reply(data.decode(errors="replace")):
                 self.wfile.write(f"{line}\r\n".encode())
                 _say(f"Response to client sent: {line}")
-        analyzer.close()
+        self.analyzer.close()
         _say("Connection is down.")
-
-
-class _Daemon(socketserver.TCPServer):
-    allow_reuse_address = True
-
-    def __init__(self, port: int, analyzer: SimulatedAnalyzer) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.analyzer = analyzer
 
 
 def _now() -> str:
@@ -173,7 +161,9 @@ def main(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     die_with_parent()
     print(BANNER, flush=True)
-    with _Daemon(given.port, SimulatedAnalyzer(given.log)) as daemon:
+    _Handler.analyzer = SimulatedAnalyzer(given.log)
+    socketserver.TCPServer.allow_reuse_address = True
+    with socketserver.TCPServer(("127.0.0.1", given.port), _Handler) as daemon:
         _say(f"Uncertainty checking for {SIMULATED} is activated")
         _say("Waiting for a connection...")
         daemon.serve_forever()

@@ -23,7 +23,7 @@ from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.power.clocks import LOOPBACK, serve_time
 from cm4vllm.power.programs import server_running
 from cm4vllm.power.ptd import simulated_program
-from cm4vllm.power.server_config import SIMULATED_DEVICE, ServerSettings, config_text
+from cm4vllm.power.server_run import SIMULATED_DEVICE, ServerSettings, config_text
 from cm4vllm.records.power.samples import SIMULATED
 
 __all__: list[str] = []

@@ -5,10 +5,9 @@ Records hold the names of the variables alone. Every process that sends requests
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
 
-from cm4vllm.common.bounded_documents import json_of
+import msgspec
+
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
 
@@ -96,7 +95,8 @@ def _headers_of(variable: str) -> dict[str, str]:
     """Return the headers that a variable holds: lines of `Name: value`, or a JSON object."""
     text = _value_of(variable, "headers for the server").strip()
     headers: dict[str, str] = {}
-    for name, value in _header_pairs(text, variable):
+    pairs = _of_json(text, variable) if text.startswith("{") else _of_lines(text, variable)
+    for name, value in ((name.strip(), value.strip()) for name, value in pairs):
         if not _HEADER_NAME.fullmatch(name) or not _PRINTABLE.fullmatch(value):
             raise _no_headers(variable, "a name or a value has characters that are not allowed in a header")
         if name.lower() in _RESERVED:
@@ -109,25 +109,20 @@ def _headers_of(variable: str) -> dict[str, str]:
     return headers
 
 
-def _header_pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each header of a text: lines or a JSON object. Raises UsageError for anything else."""
-    if text.startswith("{"):
-        try:
-            document: Mapping[str, Any] = json_of(text)
-        except ValueError:
-            raise _no_headers(variable, "it begins with { but is not JSON") from None
-        for name, value in document.items():
-            if not isinstance(value, str):
-                raise _no_headers(variable, "a value is not a text")
-            yield name.strip(), value.strip()
-        return
-    for line in text.splitlines():
-        name, colon, value = line.partition(":")
-        if not line.strip():
-            continue
-        if not colon:
-            raise _no_headers(variable, "a line has no colon")
-        yield name.strip(), value.strip()
+def _of_json(text: str, variable: str) -> list[tuple[str, str]]:
+    """Return name and value of each header of a JSON object. Raises UsageError for anything else."""
+    try:
+        return list(msgspec.json.decode(text, type=dict[str, str]).items())
+    except ValueError:
+        raise _no_headers(variable, "it begins with { but is no JSON object of texts") from None
+
+
+def _of_lines(text: str, variable: str) -> list[tuple[str, str]]:
+    """Return name and value of each header of lines. Raises UsageError for anything else."""
+    lines = [line.partition(":") for line in text.splitlines() if line.strip()]
+    if not all(colon for _, colon, _ in lines):
+        raise _no_headers(variable, "a line has no colon")
+    return [(name, value) for name, _, value in lines]
 
 
 def _no_headers(variable: str, cause: str) -> UsageError:

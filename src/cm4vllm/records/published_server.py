@@ -21,6 +21,23 @@ from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord
 _UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
 
 
+class _Server(msgspec.Struct, frozen=True):
+    endpoint: str
+    replicas: list[str] = []
+    nodes: list[NodeRecord] = []
+    env: dict[str, str] = {}
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    server: _Server
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """The fields of a run's record that name servers."""
+
+    settings: _Settings
+
+
 def server_words(
     server: ServerRecord, model_path: str, hosts: Collection[str] | None = None
 ) -> tuple[dict[str, str], list[str]]:
@@ -37,11 +54,11 @@ def server_words(
     return dict(word.split("=", 1) for word in words[: len(env)]), words[len(env) :]
 
 
-def hosts_of(server: ServerRecord) -> set[str]:
+def hosts_of(server: ServerRecord | _Server) -> set[str]:
     """Return the hosts of a server, its replicas, nodes and Ray cluster, but for the names of every machine itself."""
-    hosts = {urlsplit(endpoint).hostname or "" for endpoint in server.endpoints}
+    addresses = [server.endpoint, *server.replicas, f"//{server.env.get('RAY_ADDRESS', '')}"]
+    hosts = {urlsplit(address).hostname or "" for address in addresses}
     hosts |= {host for node in server.nodes for host in node.hosts}
-    hosts |= {server.env.get("RAY_ADDRESS", "").rpartition(":")[0].strip("[]").lower()}
     return {host for host in hosts if host and not is_loopback(host)}
 
 
@@ -72,42 +89,19 @@ def words_of(out: Path) -> list[PrivateWord]:
     return private_words(servers=servers_of(out), serials=set(_UUID.findall(facts)), folders=folders)
 
 
-class _Server(msgspec.Struct, frozen=True):
-    endpoint: str
-    replicas: list[str] = []
-    nodes: list[NodeRecord] = []
-    env: dict[str, str] = {}
-
-
-class _Settings(msgspec.Struct, frozen=True):
-    server: _Server
-
-
-class _Run(msgspec.Struct, frozen=True):
-    """The fields of a run's record that name servers."""
-
-    settings: _Settings
-
-
 def servers_of(out: Path) -> set[str]:
     """Return the hosts of the servers that the runs in `out` asked, but for what every machine calls itself.
 
     Raises SubmissionError for a record that does not tell them: a host that is not known cannot be looked for.
     """
-    host_sets = (_hosts(record) for record in sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}")))
-    return {host for hosts in host_sets for host in hosts if not is_loopback(host)}
-
-
-def _hosts(record: Path) -> set[str]:
-    """Return the hosts of the servers that a run's record names, their nodes and Ray clusters among them."""
-    try:
-        server = msgspec.json.decode(bytes_of(record), type=_Run).settings.server
-        addresses = [server.endpoint, *server.replicas, f"//{server.env.get('RAY_ADDRESS', '')}"]
-        nodes = {host for node in server.nodes for host in node.hosts}
-        return ({urlsplit(address).hostname or "" for address in addresses} | nodes) - {""}
-    except (OSError, ValueError, RecursionError) as error:
-        raise SubmissionError(
-            f"{record} does not say which servers its run asked",
-            cause=str(error),
-            remedy="their hosts may not be published: measure the run again, or move its folder out of the results",
-        ) from error
+    hosts: set[str] = set()
+    for record in sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}")):
+        try:
+            hosts |= hosts_of(msgspec.json.decode(bytes_of(record), type=_Run).settings.server)
+        except (OSError, ValueError, RecursionError) as error:
+            raise SubmissionError(
+                f"{record} does not say which servers its run asked",
+                cause=str(error),
+                remedy="their hosts may not be published: measure the run again, or move its folder out of the results",
+            ) from error
+    return hosts

@@ -36,18 +36,14 @@ def read_sample_times(folder: Path) -> Rows | None:
         return None
     try:
         rows: Rows = np.load(path, allow_pickle=False)
+        if rows.dtype != np.dtype(FIELDS):
+            raise ValueError(f"its fields are {rows.dtype}")
     except (OSError, ValueError, EOFError) as error:
         raise RunFailed(
             f"{path} is not the client's record of its samples",
             cause=str(error),
             remedy="remove the run's folder and run it again",
         ) from error
-    if rows.dtype != np.dtype(FIELDS):
-        raise RunFailed(
-            f"{path} is not the client's record of its samples",
-            cause=f"its fields are {rows.dtype}",
-            remedy="remove the run's folder and run it again",
-        )
     return rows
 
 
@@ -56,9 +52,7 @@ def client_values(name: str, rows: Rows | None) -> npt.NDArray[np.float64] | Non
 
     None where the record has none: answers that came whole have no first token.
     """
-    if rows is None or not len(rows):
-        return None
-    if name and (rows["first_ns"] < 0).any():
+    if rows is None or not len(rows) or (name and (rows["first_ns"] < 0).any()):
         return None
     if name == "TTFT":
         return np.asarray((rows["first_ns"] - rows["issued_ns"]) / 1e6)

@@ -22,7 +22,7 @@ from cm4vllm.results.comparing.uncertainty import Shift, Verdict
 from cm4vllm.results.comparing.verification import Judged, Judgement, judge_settings, short, verify
 from cm4vllm.results.endpoints.curves import curves_at
 from cm4vllm.results.figures import Basis
-from cm4vllm.submission.capsule.comparison import compare_paths
+from cm4vllm.submission.capsule.capsules_at_path import compare_paths
 
 #: The groups of packages by name, each with the name of its files.
 _INSTALLED = {Group.PACKAGES: Group.CONTENTS, Group.SERVER_PACKAGES: Group.SERVER_CONTENTS}

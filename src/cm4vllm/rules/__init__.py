@@ -20,7 +20,7 @@ from cm4vllm.rules.compliance import (
     compliance_rules,
     compliance_test_names,
 )
-from cm4vllm.rules.divisions import Speculation, division_rules, over_network, speculation
+from cm4vllm.rules.divisions import division_rules, over_network, speculation
 from cm4vllm.rules.endpoints import (
     ClientDataset,
     EndpointsBenchmark,
@@ -49,6 +49,7 @@ from cm4vllm.rules.entries import (
     RateUse,
     RoundTerms,
     Seeds,
+    Speculation,
 )
 from cm4vllm.rules.layouts import TreeLayout, layout_of_round, layout_of_tree, tree_layout, tree_layouts
 from cm4vllm.rules.records import (

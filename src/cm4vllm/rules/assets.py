@@ -100,10 +100,8 @@ class Catalogue(Record, frozen=True, kw_only=True):
 def published_digests(model: str) -> dict[str, str]:
     """Return MLCommons' MD5 of each file of a model by the file's path, empty where MLCommons does not host it."""
     path = _DIGESTS / f"{model}.md5"
-    if not path.is_file():
-        return {}
-    lines = (line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
-    return {name: f"md5:{digest}" for digest, name in lines}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {name: f"md5:{digest}" for digest, name in (line.split(maxsplit=1) for line in lines)}
 
 
 def published_bytes(size: str) -> int:

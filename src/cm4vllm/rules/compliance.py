@@ -87,13 +87,11 @@ class ComplianceRules(Record, frozen=True, kw_only=True):
 @cache
 def _tests() -> dict[str, ComplianceRules]:
     """Return the rules of each compliance test, by its name."""
-    read = read_files("compliance_tests", ComplianceRules)
-    return {
-        name: replace(
-            test, test=name, audits=tuple(replace(audit, name=name, title=test.title) for audit in test.audits)
-        )
-        for name, test in read.items()
-    }
+    tests = {}
+    for name, test in read_files("compliance_tests", ComplianceRules).items():
+        audits = tuple(replace(audit, name=name, title=test.title) for audit in test.audits)
+        tests[name] = replace(test, test=name, audits=audits)
+    return tests
 
 
 def compliance_test_names() -> tuple[str, ...]:

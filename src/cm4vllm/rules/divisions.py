@@ -2,23 +2,13 @@
 
 from msgspec.structs import replace
 
-from cm4vllm.common.records import Record
-from cm4vllm.rules.entries import DivisionRule
-from cm4vllm.rules.tables import division_rule_entries, facts_of, matching, sources
+from cm4vllm.rules.entries import DivisionRule, Speculation
+from cm4vllm.rules.tables import division_rule_entries, matching, sources
 from cm4vllm.rules.terms import family_of
 from cm4vllm.rules.vocabulary import Category, Division, Scenario
 
 #: The rule by which LoadGen gets the system's name from the machines that serve.
 _ASKS_NODES = "QDL-NAME"
-
-
-class Speculation(Record, frozen=True, kw_only=True):
-    """The speculative decoding that a benchmark allows in one scenario; None where a number is the submitter's."""
-
-    algorithm: str
-    steps: int | None
-    topk: int | None
-    source: str
 
 
 def division_rules(division: Division, category: Category) -> dict[str, DivisionRule]:
@@ -44,4 +34,4 @@ def _document(source: str) -> str:
 def speculation(round_name: str, benchmark: str, scenario: Scenario) -> Speculation | None:
     """Return the speculative decoding that the closed division allows; None where it allows none."""
     entries = matching(family_of(round_name, benchmark).speculative_decoding, round_name, benchmark, scenario)
-    return next(facts_of(entries, Speculation), None)
+    return next(iter(entries), None)

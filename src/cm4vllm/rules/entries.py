@@ -198,9 +198,16 @@ class UserConfEntry(Entry, frozen=True, kw_only=True):
     value: int
 
 
-class GenerationEntry(Entry, frozen=True, kw_only=True):
-    max_tokens: int
+class LengthsEntry(Entry, frozen=True, kw_only=True):
+    """The least and the most new tokens of an answer, as divisions state them that have the rule LENGTHS."""
+
     min_tokens: int
+    max_tokens: int
+
+
+class GenerationEntry(LengthsEntry, frozen=True, kw_only=True):
+    """The sampling parameters of the reference implementation, with its lengths of answers."""
+
     temperature: float
     top_p: float | None = None
     top_k: int | None = None
@@ -213,13 +220,6 @@ class AnswerEntry(Entry, frozen=True, kw_only=True):
     """The mean tokens of an answer of the benchmark's own model, where no target states them."""
 
     mean_tokens: int
-
-
-class LengthsEntry(Entry, frozen=True, kw_only=True):
-    """The least and the most new tokens of an answer, as divisions state them that have the rule LENGTHS."""
-
-    min_tokens: int
-    max_tokens: int
 
 
 class ColumnEntry(Entry, frozen=True, kw_only=True):
@@ -273,7 +273,9 @@ class ServerOptionEntry(Entry, frozen=True, kw_only=True):
     value: str
 
 
-class SpeculationEntry(Entry, frozen=True, kw_only=True):
+class Speculation(Entry, frozen=True, kw_only=True):
+    """Speculative decoding that a benchmark allows; None where a number is the submitter's."""
+
     algorithm: str
     steps: int | None = None
     topk: int | None = None
@@ -334,7 +336,7 @@ class Family(Record, frozen=True, kw_only=True):
     closed_lengths: tuple[LengthsEntry, ...] = ()
     columns: tuple[ColumnEntry, ...] = ()
     stop_sequences: tuple[StopEntry, ...] = ()
-    speculative_decoding: tuple[SpeculationEntry, ...] = ()
+    speculative_decoding: tuple[Speculation, ...] = ()
     first_token_reported_again: bool = True
     targets: tuple[TargetEntry, ...] = ()
     compliance: tuple[ComplianceEntry, ...] = ()

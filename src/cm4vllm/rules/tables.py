@@ -58,12 +58,6 @@ def division_rule_entries() -> tuple[DivisionRule, ...]:
 
 
 @cache
-def equal_issue_entries() -> tuple[Entry, ...]:
-    """Return for which benchmarks LoadGen must issue every sample equally often."""
-    return read_table("equal_issue.yaml", tuple[Entry, ...])
-
-
-@cache
 def families() -> tuple[Family, ...]:
     """Return the benchmarks, those of one model together."""
     return tuple(read_files("benchmarks", Family).values())

@@ -11,6 +11,7 @@ from cm4vllm.rules.compliance import Audit
 from cm4vllm.rules.entries import (
     Arrivals,
     BenchmarkEntry,
+    Entry,
     Family,
     GenerationEntry,
     LengthsEntry,
@@ -31,10 +32,10 @@ from cm4vllm.rules.records import (
 )
 from cm4vllm.rules.tables import (
     division_rule_entries,
-    equal_issue_entries,
     facts_of,
     families,
     matching,
+    read_table,
     round_entries,
     scenario_entries,
 )
@@ -78,11 +79,10 @@ def if_known(lookup: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | N
 
 def round_terms(name: str) -> RoundTerms:
     """Return the round called `name` (v6.1, r6.1 or 6.1). Raises UsageError when it is unknown."""
-    key = "v" + name.strip().lower().lstrip("vr")
-    for entry in round_entries():
-        if entry.name == key:
-            return entry
-    raise UsageError(f"unknown round {name!r}", remedy=nearest(key, round_names()))
+    key, known = "v" + name.strip().lower().lstrip("vr"), {entry.name: entry for entry in round_entries()}
+    if key not in known:
+        raise UsageError(f"unknown round {name!r}", remedy=nearest(key, known))
+    return known[key]
 
 
 def benchmark_names(round_name: str | None = None) -> tuple[str, ...]:
@@ -260,12 +260,14 @@ def loadgen_scenario(scenario: str) -> str:
     return next((entry.loadgen for name, entry in scenario_entries().items() if name == scenario), "")
 
 
+@cache
 def issues_equally(round_name: str, benchmark: str) -> bool:
     """Return True if a benchmark's performance runs must issue every sample of the dataset equally often.
 
     Raises UsageError when the round is unknown.
     """
-    return bool(matching(equal_issue_entries(), round_terms(round_name).name, benchmark))
+    entries = read_table("equal_issue.yaml", tuple[Entry, ...])
+    return bool(matching(entries, round_terms(round_name).name, benchmark))
 
 
 def terms_of_test(run_terms: Terms, test: Audit) -> Terms:
@@ -323,25 +325,14 @@ def _generation_terms(family: Family, division: Division, cell: _Cell) -> Genera
     """
     if not (entries := matching(family.generation, *cell)):
         return Generation(max_tokens=0, min_tokens=0, temperature=0, source="")
-    (entry,) = entries
+    (entry,), (generation,) = entries, facts_of(entries, Generation)
     held = _lengths(family, entry, division, cell)
-    return Generation(
-        max_tokens=held.max_tokens,
-        min_tokens=held.min_tokens,
-        temperature=entry.temperature,
-        source=entry.source,
-        lengths_source="" if held is entry else held.source,
-        top_p=entry.top_p,
-        top_k=entry.top_k,
-        seed=entry.seed,
-        beams=entry.beams,
-        reasoning_effort=entry.reasoning_effort,
-    )
+    if held is entry:
+        return generation
+    return replace(generation, max_tokens=held.max_tokens, min_tokens=held.min_tokens, lengths_source=held.source)
 
 
-def _lengths(
-    family: Family, reference: GenerationEntry, division: Division, cell: _Cell
-) -> GenerationEntry | LengthsEntry:
+def _lengths(family: Family, reference: GenerationEntry, division: Division, cell: _Cell) -> LengthsEntry:
     """Return the entry that states the lengths of answers in a division: its own, else the reference's."""
     has_rule = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
     closed = matching(family.closed_lengths, *cell) if has_rule else []

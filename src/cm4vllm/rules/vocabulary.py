@@ -1,5 +1,6 @@
 """The words of MLPerf's rules, spelled as the submission tree spells them."""
 
+import re
 from enum import StrEnum
 from typing import Self
 
@@ -13,11 +14,8 @@ class _Word(StrEnum):
         for member in cls:
             if member.lower() == word.strip().lower():
                 return member
-        raise UsageError(f"unknown {cls._noun()} {word!r}", remedy=nearest(word, list(cls)))
-
-    @classmethod
-    def _noun(cls) -> str:
-        return cls.__name__.lower()
+        noun = re.sub(r"\B([A-Z])", r" \1", cls.__name__).lower()
+        raise UsageError(f"unknown {noun} {word!r}", remedy=nearest(word, list(cls)))
 
 
 class Scenario(_Word):
@@ -49,7 +47,3 @@ class ExecutionMode(_Word):
 
     TEST = "test"
     VALID = "valid"
-
-    @classmethod
-    def _noun(cls) -> str:
-        return "execution mode"

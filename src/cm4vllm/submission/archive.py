@@ -12,13 +12,12 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import NotFoundError, SubmissionError, UsageError, nearest, translated_os_errors
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.folders.owned_folders import staged_file, write_noted
+from cm4vllm.common.folders.ownership_notes import entries
 from cm4vllm.common.folders.temporary_folders import scratch_folder
 from cm4vllm.common.programs.processes import die_with_parent, exit_in_words, run
 from cm4vllm.common.progress import say, warn
@@ -103,8 +103,7 @@ def pack_submission(settings: PackSettings) -> PackExports:
         say(f"private id of {system}: {private_id}")
     if packed.encrypted:
         say(f"encrypted: {packed.encrypted}\nsha256: {packed.encrypted_sha256}")
-    archive, encrypted = str(packed.archive or ""), str(packed.encrypted or "")
-    return PackExports(archive=archive, sha256=packed.sha256, encrypted=encrypted)
+    return PackExports(archive=str(packed.archive or ""), sha256=packed.sha256, encrypted=str(packed.encrypted or ""))
 
 
 def pack(
@@ -132,12 +131,20 @@ def pack(
         )
     require_encryption(program, recipients)
     inspect_tree(tree)
-    added = _id_files(tree, ids or {})
+    added = {
+        f"{path.relative_to(tree).as_posix()}/privateid.json": json.dumps({path.name: private_id}, indent=4).encode()
+        for path in tree.glob("*/*/results/*")
+        if (private_id := (ids or {}).get(path.name))
+    }
     encrypted = archive.with_name(archive.name + ENCRYPTION[program]) if program else None
     plain = archive if keep_plain or encrypted is None else None
     with translated_os_errors("write", archive, "--archive"), contextlib.ExitStack() as opened:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        out = _opened(opened, plain, encrypted, program, recipients)
+        enter = opened.enter_context
+        streams: list[IO[bytes]] = [enter(enter(staged_file(plain)).open("wb"))] if plain else []
+        if encrypted:
+            streams.append(enter(encrypting(program, recipients, enter(staged_file(encrypted)))))
+        out = _Digested(streams)
         _write(out, tree, files, added)
     digest = out.digest.hexdigest()
     if plain is not None:
@@ -145,19 +152,6 @@ def pack(
     elif archive.exists():
         warn(f"{archive} of an earlier command is not encrypted, and stays beside {archive.name}{ENCRYPTION[program]}")
     return Packed(plain, digest, encrypted, _state(encrypted, sha256_of(encrypted)) if encrypted else "")
-
-
-def _opened(
-    stack: contextlib.ExitStack, plain: Path | None, encrypted: Path | None, program: str, recipients: tuple[str, ...]
-) -> _Digested:
-    """Return a stream into both files, or the one that is asked for; `stack` closes them."""
-    out = _Digested()
-    if plain is not None:
-        out.streams.append(stack.enter_context(stack.enter_context(staged_file(plain)).open("wb")))
-    if encrypted is not None:
-        aside = stack.enter_context(staged_file(encrypted))
-        out.streams.append(stack.enter_context(encrypting(program, recipients, aside)))
-    return out
 
 
 def private_ids(tree: Path, source: Source) -> dict[str, str]:
@@ -176,40 +170,27 @@ def private_ids(tree: Path, source: Source) -> dict[str, str]:
     return ids
 
 
-def _files(tree: Path) -> list[Path]:
-    """Return the files of a tree's divisions. Raises SubmissionError for a link, and for what is no file.
+def _files(tree: Path) -> list[str]:
+    """Return the names of the files of a tree's divisions. Raises SubmissionError for a link, and for what is no file.
 
-    A link is neither followed nor left out: what it names may be a private file, and a result
-    behind one would be missing in the archive.
+    A link is neither followed nor left out: what it names may be a private file, and a result behind one would be
+    missing in the archive. Files so large that to read and to compress them takes hours are refused: one with holes
+    may be.
     """
-    paths: list[Path] = []
-    strange: list[str] = []
-    waiting = [tree / division for division in _DIVISIONS if os.path.lexists(tree / division)]
-    while waiting:
-        path = waiting.pop()
-        name = path.relative_to(tree).as_posix()
-        if path.is_symlink():
-            strange.append(f"{name} is a link to {path.readlink()}")
-        elif path.is_dir():
-            waiting += path.iterdir()
-        elif path.is_file():
-            paths.append(path)
-        else:
-            strange.append(f"{name} is a pipe, a socket or a device")
+    listed = entries(tree).items() if tree.is_dir() else ()
+    sizes = {name: at[0] for name, at in sorted(listed) if at and name.partition("/")[0] in _DIVISIONS}
+    strange = [
+        f"{name} is a link to {path.readlink()}" if path.is_symlink() else f"{name} is a pipe, a socket or a device"
+        for name in sizes
+        if (path := tree / name).is_symlink() or not path.is_file()
+    ]
     if strange:
         raise SubmissionError(
             f"{tree} holds what is no file of its own",
-            cause=first_of(sorted(strange), _NAMED, "\n"),
+            cause=first_of(strange, _NAMED, "\n"),
             remedy="put a copy of the file or folder in the place of each link, or remove it",
         )
-    _require_size(tree, paths)
-    return sorted(paths)
-
-
-def _require_size(tree: Path, paths: list[Path]) -> None:
-    """Raise SubmissionError for files so large that to read and to compress them takes hours: a file with holes may."""
-    sizes = {path.relative_to(tree).as_posix(): path.stat().st_size for path in paths}
-    large = [f"{name} has {size / 2**30:.1f} GiB" for name, size in sorted(sizes.items()) if size > _MOST_BYTES]
+    large = [f"{name} has {size / 2**30:.1f} GiB" for name, size in sizes.items() if size > _MOST_BYTES]
     if large or sum(sizes.values()) > _MOST_ALTOGETHER:
         raise SubmissionError(
             f"{tree} is too large for an archive",
@@ -217,22 +198,12 @@ def _require_size(tree: Path, paths: list[Path]) -> None:
             remedy="truncate its logs, or remove what the rules do not ask for; the limits are 1 GiB a file and 4 GiB "
             "altogether",
         )
+    return list(sizes)
 
 
-def _id_files(tree: Path, ids: dict[str, str]) -> dict[str, bytes]:
-    """Return the files of private ids, by their path in the tree."""
-    return {
-        f"{path.relative_to(tree).as_posix()}/privateid.json": json.dumps(
-            {path.name: ids[path.name]}, indent=4
-        ).encode()
-        for path in tree.glob("*/*/results/*")
-        if path.name in ids
-    }
-
-
-def _write(out: io.RawIOBase, tree: Path, files: list[Path], added: dict[str, bytes]) -> None:
+def _write(out: io.RawIOBase, tree: Path, files: list[str], added: dict[str, bytes]) -> None:
     """Write the archive: in the order of names, without times, owners and compression headers of this machine."""
-    sources: dict[str, Path | bytes] = {path.relative_to(tree).as_posix(): path for path in files} | dict(added)
+    sources: dict[str, Path | bytes] = {**{name: tree / name for name in files}, **added}
     with (
         gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=9, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
@@ -252,8 +223,8 @@ def _write(out: io.RawIOBase, tree: Path, files: list[Path], added: dict[str, by
 class _Digested(io.RawIOBase):
     """A stream that writes to several streams, and computes the SHA-256 of the written bytes."""
 
-    def __init__(self) -> None:
-        self.streams: list[IO[bytes]] = []
+    def __init__(self, streams: Sequence[IO[bytes]]) -> None:
+        self.streams = streams
         self.digest = hashlib.sha256()
 
     def writable(self) -> bool:
@@ -300,8 +271,7 @@ def encrypting(program: str, recipients: tuple[str, ...], path: Path) -> Iterato
 
     Raises SubmissionError where the program fails. It ends with this process, however that ends.
     """
-    named = [word for recipient in recipients for word in ("--recipient", recipient)]
-    words = [*_WORDS[program], *named, "--output", str(path)]
+    words = [*_WORDS[program], *(f"--recipient={recipient}" for recipient in recipients), f"--output={path}"]
     whole = False
     with tempfile.TemporaryFile() as messages:
         process = subprocess.Popen(

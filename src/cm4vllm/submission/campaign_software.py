@@ -100,9 +100,8 @@ def scripts_that_ran(noted: Sequence[Mapping[str, Any]], script: str) -> dict[st
         return {}
     ended = {f"{detail['script_alias']},{detail['script_uid']}" for detail in details}
     asked = [str(detail["parent"]) for detail in details if detail.get("parent") and detail["parent"] not in ended]
-    root = asked[0] if asked else "cm"
     return {
-        root: [
+        asked[0] if asked else "cm": [
             {
                 _published(tags): {key: _published(value) for key, value in detail.items()}
                 for tags, detail in entry.items()
@@ -117,8 +116,7 @@ def published_facts(out: Path) -> dict[str, str]:
     facts: dict[str, Any] = {}
     if (scripts := out / "system" / SCRIPTS_FILE).is_file():
         facts[SCRIPTS_FILE] = read_json(scripts)
-    software = read_software(out)
-    if software is not None:
+    if software := read_software(out):
         theirs = {"server_pip_freeze": software.server_packages} if software.server_packages else {}
         facts["pip_freeze.json"] = {"pip_freeze": software.packages, **theirs}
         facts["os_info.json"] = software.os

@@ -13,9 +13,6 @@ from cm4vllm.records.published_server import words_of
 from cm4vllm.rules import tree_layouts
 from cm4vllm.submission.published_program import program_folders, published_files
 
-#: The most bytes of a file, which is searched as a whole: an accuracy log of long answers has one or two GiB.
-_MOST_BYTES = 4 * 2**30
-
 
 def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
     """Read every file of a submission tree. Raises SubmissionError where one names this machine, or holds a secret.
@@ -24,7 +21,7 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
     """
     folders = {folder for layout in tree_layouts() for folder in tree.glob(f"*/*/{layout.program}")}
     program: dict[str, bool] = {}
-    for version in (program for folder in folders for program in program_folders(folder)):
+    for version in (version for folder in folders for version in program_folders(folder)):
         public = _public_digests() | published_files(version)
         for path in version.rglob("*"):
             if path.is_file():
@@ -46,19 +43,15 @@ def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mappin
         if word := first_private(inside, sought):
             _refuse(f"the name of {inside}", word)
         if path.is_file():
-            forms = [SECRETS] if public is None else [] if public else [KEYS]
-            _refuse_content(inside, _text_of(inside, path), sought, forms)
-
-
-def _text_of(inside: str, path: Path) -> str:
-    try:
-        return text_of(path, _MOST_BYTES)
-    except OSError as error:
-        raise SubmissionError(
-            f"{inside} cannot be searched for private words",
-            cause=error.strerror or str(error),
-            remedy="truncate the logs of the tree, or remove what the rules do not ask for",
-        ) from error
+            try:
+                content = text_of(path, 4 * 2**30)  # an accuracy log of long answers has one or two GiB
+            except OSError as error:
+                raise SubmissionError(
+                    f"{inside} cannot be searched for private words",
+                    cause=error.strerror or str(error),
+                    remedy="truncate the logs of the tree, or remove what the rules do not ask for",
+                ) from error
+            _refuse_content(inside, content, sought, [SECRETS] if public is None else [] if public else [KEYS])
 
 
 def _refuse_content(inside: str, content: str, words: Collection[PrivateWord], forms: Collection[Private]) -> None:

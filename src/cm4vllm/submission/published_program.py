@@ -78,8 +78,7 @@ def published_files(folder: Path) -> frozenset[str]:
 
 def remove_unnamed_programs(folder: Path) -> None:
     """Remove the versions of the program that no page below `folder` names; none where no page names any."""
-    pages = [text_of(path) for path in folder.glob("*/README.md")]
-    named = {name for page in pages for name in _NAMED.findall(page)}
+    named = {name for path in folder.glob("*/README.md") for name in _NAMED.findall(text_of(path))}
     for program in program_folders(folder) if named else ():
         if program.name not in named:
             shutil.rmtree(program)

@@ -10,9 +10,8 @@ from cm4vllm.common.files import bytes_of, text_of, write_json, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.rules import Scenario, TreeLayout, layout_of_tree, round_names, round_terms
 from cm4vllm.submission.published_program import remove_unnamed_programs
-from cm4vllm.submission.shared_pages import without_scenario, without_section
 from cm4vllm.submission.submitter_pages import NETWORK_PAGE, SUBMITTER_PAGE, capsules, result_folders, write_overview
-from cm4vllm.submission.tree_writer import TreeWriter, changed_tree, read_object
+from cm4vllm.submission.tree_writer import TreeWriter, changed_tree, read_object, without_scenario, without_section
 
 Place = tuple[str, str, str]
 

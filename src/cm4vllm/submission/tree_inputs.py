@@ -71,15 +71,17 @@ def tree_inputs(settings: TreeSettings) -> TreeInputs:
     names = sorted({submission.submitter for submission in submissions})
     rounds = sorted({submission.round for submission in submissions if submission.round})
     if len(names) != 1:
-        cause = f"it has those of {', '.join(names)}" if names else f"it has none of {submitter}"
         raise UsageError(
-            f"no single submission is meant in {tree}", cause=cause, remedy=f"name it: --tags={_CHECK} --submitter=NAME"
+            f"no single submission is meant in {tree}",
+            cause=f"it has those of {', '.join(names)}" if names else f"it has none of {submitter}",
+            remedy=f"name it: --tags={_CHECK} --submitter=NAME",
         )
     if not round_name and len(rounds) != 1:
-        cause = f"its logs are those of {', '.join(rounds)}" if rounds else "its logs have the seeds of no known round"
         raise UsageError(
             f"the round of {tree} is not known",
-            cause=cause,
+            cause=f"its logs are those of {', '.join(rounds)}"
+            if rounds
+            else "its logs have the seeds of no known round",
             remedy=f"name it: --tags={_CHECK} --src_version={default_round()}",
         )
     return TreeInputs(tree, names[0], round_terms(round_name or rounds[0]).name)

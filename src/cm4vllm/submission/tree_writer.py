@@ -5,8 +5,9 @@ contradict each other, and the tree is refused. A tree is changed on a copy besi
 name when it is whole.
 """
 
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from cm4vllm.common.folders.ownership_notes import Kind, entries, foreign
 from cm4vllm.common.programs.own_program import MANIFEST
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.rules import Division
-from cm4vllm.submission.shared_pages import sections, with_section
 
 #: The recipe that builds and changes trees.
 GENERATE = "generate,mlperf,inference,submission"
@@ -36,10 +36,6 @@ class TreeWriter:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.shared: set[str] = set()
-
-    def text(self, path: Path, content: str) -> None:
-        """Write a text. Raises SubmissionError where the tree has another one in its place."""
-        self.bytes(path, content.encode())
 
     def json(self, path: Path, value: Mapping[str, Any]) -> None:
         """Write an object as JSON. Raises SubmissionError where the tree has another one in its place."""
@@ -174,3 +170,60 @@ def changed_tree(tree: Path) -> Iterator[TreeWriter]:
 def digests(tree: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a tree by its path."""
     return {path.relative_to(tree).as_posix(): sha256_of(path) for path in sorted(tree.rglob("*")) if path.is_file()}
+
+
+_FENCE = re.compile(r"^\s{0,3}(`{3,}|~{3,})")
+
+
+def heading_of(name: str, scenarios: Iterable[str]) -> str:
+    """Return the heading of the part that results of these scenarios make."""
+    return f"{name}: {', '.join(scenarios)}"
+
+
+def sections(page: str) -> list[tuple[str, str]]:
+    """Return the parts of a page: heading and whole text; the first, of heading "", is what comes before all of them.
+
+    The texts put together are the page.
+    """
+    parts: list[tuple[str, list[str]]] = [("", [])]
+    fence = ""
+    for line in page.splitlines(keepends=True):
+        if match := _FENCE.match(line):
+            mark = match[1]
+            fence = mark if not fence else "" if mark.startswith(fence) else fence
+        if not fence and line.startswith("## "):
+            parts.append((line[3:].strip(), []))
+        parts[-1][1].append(line)
+    return [(heading, "".join(lines)) for heading, lines in parts]
+
+
+def with_section(page: str, heading: str, body: str) -> str:
+    """Return the page with this part: in the place of the part of that heading, otherwise at the end."""
+    parts = sections(page)
+    text = f"## {heading}\n\n{body.strip()}\n"
+    if heading in {name for name, _ in parts}:
+        last = len(parts) - 1
+        return "".join(
+            part if name != heading else text + ("\n" if number < last else "")
+            for number, (name, part) in enumerate(parts)
+        )
+    return f"{page.rstrip()}\n\n{text}" if page.strip() else text
+
+
+def without_section(page: str, heading: str) -> str:
+    """Return the page without the part of that heading."""
+    return "".join(text for name, text in sections(page) if name != heading).rstrip() + "\n"
+
+
+def without_scenario(page: str, name: str, scenario: str) -> str:
+    """Return the page without a scenario in the headings of the parts of `name`; without the parts of no other."""
+    kept = []
+    for heading, text in sections(page):
+        before, colon, listed = heading.rpartition(": ")
+        if colon and before == name and scenario in (left := listed.split(", ")):
+            left.remove(scenario)
+            if not left:
+                continue
+            text = text.replace(f"## {heading}", f"## {heading_of(name, left)}", 1)
+        kept.append(text)
+    return "".join(kept).rstrip() + "\n"

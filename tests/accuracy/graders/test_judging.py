@@ -1,7 +1,9 @@
 """Verdicts on answers: the official script gives them, and a program that is held changes its own alone."""
 
+import ast
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -13,10 +15,8 @@ import pytest
 from square_problems import row, write_problems
 
 from cm4vllm.accuracy.graders import catalogue, judging
-from cm4vllm.accuracy.graders.catalogue import GRADERS, grader, grader_lacks
-from cm4vllm.accuracy.graders.judging import judge, require_known
-from cm4vllm.accuracy.graders.providing import _official, provide
-from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.graders.catalogue import GRADERS, GraderRecord, grader, grader_lacks
+from cm4vllm.accuracy.graders.judging import _official, judge, provide, require_known
 from cm4vllm.accuracy.graders.sandbox import Limits, sandbox_lacks
 from cm4vllm.accuracy.metric_families import Samples, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.scoring import SCORERS, lacks_of
@@ -135,11 +135,16 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch, tmp_path, name):
 
 def test_every_language_that_is_counted_has_known_answers_of_both_kinds():
     known = {(example.task["lang"], example.right) for example in grader("mbxp").known}
-    assert known == {
-        (lang, right)
-        for lang in ("python", "javascript", "typescript", "php", "ruby", "cpp")
-        for right in (True, False)
-    }
+    languages = ("python", "javascript", "typescript", "php", "ruby", "cpp")
+    assert known == {(lang, right) for lang in languages for right in (True, False)}
+
+
+def test_the_programs_in_the_sandboxes_call_what_the_exchange_of_messages_has():
+    """They import it by its name, as they are not part of the package: mypy does not see it."""
+    exchange = ast.parse((catalogue.INSIDE / "exchange.py").read_text())
+    known = {node.name for node in exchange.body if isinstance(node, ast.FunctionDef)}
+    for path in catalogue.INSIDE.glob("*.py"):
+        assert set(re.findall(r"\bexchange\.(\w+)", path.read_text())) <= known, path.name
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ import pytest
 from square_problems import write_problems
 
 from cm4vllm.accuracy.graders.catalogue import GRADERS, grader_lacks
-from cm4vllm.accuracy.graders.judging import judge
+from cm4vllm.accuracy.graders.judging import judge, provide
 from cm4vllm.accuracy.graders.problems import index_problems, problem, require_problem_files
-from cm4vllm.accuracy.graders.providing import provide
 from cm4vllm.accuracy.graders.sandbox import sandbox_lacks
 from cm4vllm.accuracy.metric_families import Samples, parts_of_deepseek, parts_of_gpt_oss
 from cm4vllm.accuracy.scoring import SCORERS, graders_of, lacks_of

@@ -1,4 +1,6 @@
-"""The graders: official scripts with their commits, what they need, and answers whose verdict is known."""
+"""The graders: official scripts with their commits, what they need, and answers whose verdict is known; and the record
+of one that is ready to be used, grader.json.
+"""
 
 import json
 import shutil
@@ -9,6 +11,7 @@ from pathlib import Path
 from cm4vllm.accuracy.graders.problems import HOW_TO_FETCH
 from cm4vllm.accuracy.graders.sandbox import MIB, NODE_MODULES, Limits, sandbox_lacks
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.records import Record
 
 #: The folder of the programs that run inside the sandboxes.
 INSIDE = Path(__file__).with_name("inside")
@@ -57,10 +60,6 @@ class Grader:
     problems: tuple[str, ...] = ()
 
 
-def _program(lang: str, body: str, test: str) -> dict[str, str]:
-    return {"lang": lang, "prompt": "", "entry_point": "two", "response": body, "test_code": test}
-
-
 def _known_programs() -> tuple[Known, ...]:
     """Return a right and a wrong program of each language that evaluate_mbxp.py counts."""
     forms = {
@@ -82,7 +81,10 @@ def _known_programs() -> tuple[Known, ...]:
         ),
     }
     return tuple(
-        Known(_program(lang, body.format(number), test), right=number == 2)
+        Known(
+            {"lang": lang, "prompt": "", "entry_point": "two", "response": body.format(number), "test_code": test},
+            right=number == 2,
+        )
         for lang, (body, test) in forms.items()
         for number in (2, 3)
     )
@@ -264,20 +266,48 @@ def grader_lacks(name: str, problems: str = "") -> tuple[str, ...]:
             f"LiveCodeBench's tests are not given: fetch them ({HOW_TO_FETCH}; {len(known.problems)} of its files are "
             "read) and give --livecodebench_path=FOLDER"
         )
-    if missing := _missing_tools(known):
+    missing = {
+        program: language
+        for language, programs in known.tools.items()
+        for program in programs
+        if shutil.which(program) is None
+    } | {
+        library: use
+        for library, use in known.libraries.items()
+        if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
+    }
+    if missing:
         listed = ", ".join(f"{program} (for {use})" for program, use in missing.items())
         reasons.append(f"not found on this machine: {listed}; install what is missing")
     return tuple(filter(None, reasons))
 
 
-def _missing_tools(grader: Grader) -> dict[str, str]:
-    """Return the programs and libraries of a grader that this machine lacks, each with its use."""
-    programs = {program: language for language, names in grader.tools.items() for program in names}
-    return {
-        **{program: language for program, language in programs.items() if shutil.which(program) is None},
-        **{
-            library: use
-            for library, use in grader.libraries.items()
-            if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
-        },
-    }
+#: The names of the record's file, and of the index of tests beside it.
+GRADER_FILE, PROBLEMS_FILE = "grader.json", "problems.json"
+
+
+class GraderRecord(Record, frozen=True, kw_only=True):
+    """A grader: its official files lie in `official`, its Python is `python`, `commits` say of which repositories;
+    of a data set that the user gives it has a digest of the files.
+
+    `problems` is the file of a ProblemIndex, empty for a grader whose tasks bring their tests.
+    """
+
+    name: str
+    script: str
+    official: str
+    python: str
+    commits: dict[str, str]
+    packages: str
+    problems: str = ""
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """The grade of an answer: `right` is None for an answer that the official script leaves out of its count.
+
+    `held` says that a limit of the sandbox ended it; it counts as wrong.
+    """
+
+    right: bool | None
+    why: str = ""
+    held: bool = False

@@ -50,14 +50,13 @@ def index_problems(folder: Path, names: Sequence[str]) -> ProblemIndex:
     """Read the files once, a line at a time. Raises UsageError where one is missing, DatasetError for other content."""
     require_problem_files(folder, names)
     files, places = {}, {}
-    decoder = msgspec.json.Decoder(_Row)
     for name in names:
         digest, start = hashlib.sha256(), 0
         with (folder / name).open("rb") as file:
             for number, line in enumerate(file, start=1):
                 digest.update(line)
                 if line.strip():
-                    places[_row(decoder, line, folder / name, number).question_id] = (name, start, len(line))
+                    places[_row(line, folder / name, number).question_id] = (name, start, len(line))
                 start += len(line)
         files[name] = f"sha256:{digest.hexdigest()}"
     return ProblemIndex(folder=str(folder.absolute()), files=files, places=places)
@@ -78,7 +77,7 @@ def problem(index: ProblemIndex, question_id: str) -> str:
             line = file.read(length)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read", cause=str(error.strerror)) from error
-    if _row(msgspec.json.Decoder(_Row), line, path, 0).question_id != question_id:
+    if _row(line, path, 0).question_id != question_id:
         raise DatasetError(
             f"{path} has changed since the grader was made ready",
             remedy="make it ready again: cm run script --tags=get,mlperf,grader,_livecodebench --new",
@@ -86,10 +85,10 @@ def problem(index: ProblemIndex, question_id: str) -> str:
     return line.decode()
 
 
-def _row(decoder: msgspec.json.Decoder[_Row], line: bytes, path: Path, number: int) -> _Row:
+def _row(line: bytes, path: Path, number: int) -> _Row:
     """Return the problem of one line. Raises DatasetError, naming the line, for anything else."""
     try:
-        return decoder.decode(line)
+        return msgspec.json.decode(line, type=_Row)
     except (ValueError, RecursionError) as error:
         where = f"line {number} of {path}" if number else str(path)
         raise DatasetError(

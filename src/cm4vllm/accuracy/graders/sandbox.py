@@ -28,8 +28,6 @@ _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternativ
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Where Node.js finds modules that are installed for all users.
 NODE_MODULES = ("/usr/local/lib/node_modules", "/usr/lib/node_modules", "/usr/share/nodejs")
-_PROBE_S = 20.0
-_POLL_S = 0.05
 #: Lines of /proc/PID/status, in kB: memory of the process alone, shared memory, both kinds in the swap.
 _TAKEN = ("RssAnon:", "RssShmem:", "VmSwap:")
 #: The interpreter itself: an environment of it would bring its packages along.
@@ -60,7 +58,7 @@ def sandbox_lacks() -> str:
     if shutil.which("bwrap") is None:
         return "no sandbox: bwrap not found on PATH (install it: apt-get install bubblewrap, or dnf install bubblewrap)"
     try:
-        done = run([*Sandbox().words(), "true"], timeout_s=_PROBE_S)
+        done = run([*Sandbox().words(), "true"], timeout_s=20.0)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"no sandbox: bwrap does not run: {error}"
     if done.ok:
@@ -94,10 +92,10 @@ class Sandbox:
         words += ["--proc", "/proc", "--dev", "/dev"]
         for folder in ("/dev/shm", "/tmp"):  # noqa: S108 - mounted empty inside the sandbox
             words += ["--size", str(self.limits.files_bytes), "--tmpfs", folder]
-        for folder in _SYSTEM:
-            words += ["--ro-bind-try", folder, folder]
-        words += ["--ro-bind", str(_LIMITED), "/limited.py"]
-        for place, inside in {**_interpreter(), **self.read_only}.items():
+        # This Python's folder, if it is not one of the system's.
+        system = (*_SYSTEM, str(PYTHON.parent.parent))
+        words += [word for folder in system for word in ("--ro-bind-try", folder, folder)]
+        for place, inside in {_LIMITED: "/limited.py", **self.read_only}.items():
             words += ["--ro-bind", str(place), inside]
         limits = (self.limits.memory_bytes, self.limits.processes, self.limits.files_bytes)
         # /proc read-only: a user who is root outside could write the system's settings through it.
@@ -143,15 +141,14 @@ class Sandbox:
                 held.why = held.why or excess
                 _end(process)
                 return
-            time.sleep(_POLL_S)
+            time.sleep(0.05)
 
     def _exceeded_limit(self, pids: Sequence[int]) -> str:
         """Return in words the limit that these processes exceed together, empty if none."""
         if len(pids) > self.limits.processes:
             return f"more than {self.limits.processes} processes"
-        if sum(map(_memory, pids)) > self.limits.memory_bytes:
-            return f"more than {self.limits.memory_bytes // MIB} MiB of memory"
-        return ""
+        taken = sum(map(_memory, pids))
+        return f"more than {self.limits.memory_bytes // MIB} MiB of memory" if taken > self.limits.memory_bytes else ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -163,12 +160,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _interpreter() -> dict[Path, str]:
-    """Return the folder of this Python, if it is not the system's Python."""
-    place = PYTHON.parent.parent
-    return {} if str(place).startswith(_SYSTEM) else {place: str(place)}
-
-
 def _tree(pid: int, most: int) -> list[int]:
     """Return a process and its descendants, no more than are needed to see that there are too many."""
     pids: list[int] = []
@@ -178,8 +169,7 @@ def _tree(pid: int, most: int) -> list[int]:
         pids.append(parent)
         with contextlib.suppress(OSError):
             for task in Path(f"/proc/{parent}/task").iterdir():
-                text = (task / "children").read_text(encoding="ascii")
-                waiting += map(int, text.split())
+                waiting += map(int, (task / "children").read_text(encoding="ascii").split())
     return pids
 
 

@@ -8,7 +8,7 @@ import hashlib
 import importlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_o
 from cm4vllm.common.files import require_space, write_text
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.host_addresses import through_proxy
-from cm4vllm.common.progress import Step, say, step
-from cm4vllm.common.repetition import repeated
+from cm4vllm.common.progress import say, step
+from cm4vllm.common.units import size_text
 
 #: The files that a hub's model needs beside its weights.
 SPARE_BYTES = 2**30
@@ -27,7 +27,6 @@ SPARE_BYTES = 2**30
 _LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "original/*", "metal/*", "*.pt"]
 #: The ends of the names of weights in formats that are not downloaded.
 _WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx")
-_LOOK_S = 1.0
 #: The branch of a model for which no revision is given.
 _BRANCH = "main"
 
@@ -93,8 +92,10 @@ def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Pat
     if needed:
         require_space(cache, needed + SPARE_BYTES, f"the model {name}", "HF_HOME")
     home = cache / f"models--{name.replace('/', '--')}"
-    with _disk(home), step(f"downloading {name}") as progress, _watched(home / "blobs", needed, progress):
-        _large(name, str(info.sha), missing, token, home / "blobs")
+    utils: Any = importlib.import_module("huggingface_hub.utils")  # its typing hides what it exports
+    utils.disable_progress_bars()
+    with _disk(home), step(f"downloading {name}, {size_text(needed)}") as progress:
+        _large(name, str(info.sha), missing, token, home / "blobs", progress.update)
         folder = Path(
             snapshot_download(name, revision=info.sha, cache_dir=cache, token=token, ignore_patterns=_LEFT_OUT)
         )
@@ -133,7 +134,9 @@ def _refusal(error: Exception, name: str, revision: str, *, with_token: bool) ->
     return None
 
 
-def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blobs: Path) -> None:
+def _large(
+    name: str, commit: str, files: Iterable[Any], token: str | bool, blobs: Path, tell: Callable[[str], None]
+) -> None:
     """Put the large files where the hub's client keeps them.
 
     It would download each again after an interruption; ours continues a partial download.
@@ -149,7 +152,7 @@ def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blob
                 file.size,
                 f"sha256:{sha256}",
                 {"Authorization": f"Bearer {token}"} if token else {},
-                lambda _: None,
+                tell,
             )
 
 
@@ -215,34 +218,5 @@ def _disk(repository: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _watched(blobs: Path, needed: int, progress: Step) -> Iterator[None]:
-    """Show how much of a download has arrived, by the sizes of its files."""
-    utils: Any = importlib.import_module("huggingface_hub.utils")  # its typing hides what it exports
-    before, had_bars = _size(blobs), not utils.are_progress_bars_disabled()
-    utils.disable_progress_bars()
-
-    def tell() -> None:
-        progress.update(f"{(_size(blobs) - before) / 1e9:.2f} of {needed / 1e9:.2f} GB")
-
-    try:
-        with repeated(tell, _LOOK_S, "download"):
-            yield
-    finally:
-        if had_bars:
-            utils.enable_progress_bars()
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for path in folder.glob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # renamed meanwhile
-            continue
-    return total
-
-
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -14,10 +14,9 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlsplit
 
 from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of, fetch, part_of, present
-from cm4vllm.assets.downloads.verified_digests import VerifiedDigests
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
-from cm4vllm.common.files import locked, require_space, user_cache, write_json
+from cm4vllm.common.files import digest_of, locked, require_space, user_cache, write_json
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.http_requests import Answer, AnswerError
@@ -28,7 +27,42 @@ from cm4vllm.common.units import size_text
 MANIFESTS = "https://inference.mlcommons-storage.org/metadata/"
 #: The variable that names another folder for downloads.
 FOLDER_KEY = "CM4VLLM_DOWNLOADS"
-_LOGIN = "cloudflareaccess.com"
+
+
+class VerifiedDigests:
+    """The digests that files below `folder` were found to have, each with the file's size, times and inode then.
+
+    The time of the inode's last change counts, too: whoever changes a file can give it back its size and time, as rsync
+    does, and not that one.
+
+    They are remembered beside the folder, as <folder>.proofs.json: what is in it is the publisher's alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder.with_name(f"{folder.name}.proofs.json")
+        self._known: dict[str, list[object]] = object_of(self._file)
+
+    def knows(self, name: str, digest: str) -> bool:
+        """Return True if a file was found to have this digest and has not changed since."""
+        return self._known.get(name) == [digest, *self._state(name)]
+
+    def prove(self, name: str, digest: str) -> str:
+        """Return the digest of a file, as `<kind>:<hex>`, and remember the file where it has the expected one."""
+        state = self._state(name)
+        got = digest_of(self._folder / name, digest.partition(":")[0])
+        if got == digest:
+            self.remember(name, digest, state)
+        return got
+
+    def remember(self, name: str, digest: str, state: list[int] | None = None) -> None:
+        """Take note of a file that was proved as it is, or as it was in `state`."""
+        self._known[name] = [digest, *(state or self._state(name))]
+        write_json(self._file, self._known)
+
+    def _state(self, name: str) -> list[int]:
+        status = (self._folder / name).stat()
+        return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 @dataclass(frozen=True)
@@ -81,7 +115,7 @@ def _read_manifest(name: str, address: str) -> Manifest:
     digests: dict[str, str] = {}
     for line in filter(str.strip, listed.splitlines()):
         match = re.fullmatch(r"([0-9a-f]{32})[ *]+(?:\./)?(\S.*)", line.strip())
-        if match is None or not _inside(match[2]):
+        if match is None or match[2].startswith("/") or ".." in match[2].split("/"):
             raise DownloadError(f"the list of files of {address} is not usable", cause=f"it contains {line[:80]!r}")
         digests[match[2]] = f"md5:{match[1]}"
     return Manifest(name, base, digests, address)
@@ -148,14 +182,10 @@ def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: Ve
 
 def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: VerifiedDigests) -> None:
     with step(f"downloading {manifest.name}: {size_text(sum(sizes.values()))}, {len(sizes)} files") as progress:
-        for number, (name, size) in enumerate(sizes.items(), start=1):
-
-            def tell(text: str, title: str = f"{name} ({number} of {len(sizes)})") -> None:
-                progress.update(f"{title}: {text}")
-
+        for name, size in sizes.items():
             address = _address(manifest, name)
             try:
-                fetch(address, folder / name, size, manifest.digests[name], _credentials(address), tell)
+                fetch(address, folder / name, size, manifest.digests[name], _credentials(address), progress.update)
             except RefusedError as error:
                 raise _refused(address, error) from error
             verified.remember(name, manifest.digests[name])
@@ -172,15 +202,11 @@ def _asked(address: str, method: str = "GET") -> Answer:
     except RefusedError as error:
         raise _refused(address, error) from error
     except (OSError, AnswerError) as error:
-        raise _unreadable(address, error) from error
-
-
-def _unreadable(address: str, error: Exception) -> DownloadError:
-    return DownloadError(
-        f"{address} cannot be read",
-        cause=str(error),
-        remedy="run again when it can, or download it where it can be reached and give it as _path.#",
-    )
+        raise DownloadError(
+            f"{address} cannot be read",
+            cause=str(error),
+            remedy="run again when it can, or download it where it can be reached and give it as _path.#",
+        ) from error
 
 
 def _credentials(address: str) -> dict[str, str]:
@@ -196,21 +222,16 @@ def _credentials(address: str) -> dict[str, str]:
 
 
 def _text(address: str) -> str:
-    try:
-        return _asked(address).body.decode()
-    except UnicodeDecodeError as error:
-        raise _unreadable(address, error) from error
+    return _asked(address).body.decode(errors="replace")
 
 
 def _size(address: str) -> int:
-    try:
-        return int(_asked(address, "HEAD").headers.get("content-length") or 0)
-    except ValueError as error:
-        raise _unreadable(address, error) from error
+    length = _asked(address, "HEAD").headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
 
 
 def _refused(address: str, error: RefusedError) -> DownloadError:
-    if _LOGIN in error.location or (error.status in (401, 403) and not through_proxy(address)):
+    if "cloudflareaccess.com" in error.location or (error.status in (401, 403) and not through_proxy(address)):
         return DownloadError(
             f"{address} is for MLCommons' members",
             cause=f"{error}, a login is required",
@@ -231,8 +252,3 @@ def _refused(address: str, error: RefusedError) -> DownloadError:
 
 def _address(manifest: Manifest, name: str) -> str:
     return f"{manifest.base}/{quote(name)}"
-
-
-def _inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts

@@ -36,9 +36,9 @@ def fetch(
 ) -> None:
     """Download one file of `size` bytes to `path`, on from what `path`.part already holds of it.
 
-    `digest` is `<kind>:<hex>`. `headers` go to the address's own scheme, host and port alone. Raises DownloadError for
-    a wrong digest, for more than `size` bytes, and for a connection that stays broken or stands still, RefusedError
-    for a refusal, OSError for the disk.
+    `digest` is `<kind>:<hex>`. `headers` go to the address's own scheme, host and port alone. `tell` is called with how
+    much has arrived. Raises DownloadError for a wrong digest, for more than `size` bytes, and for a connection that
+    stays broken or stands still, RefusedError for a refusal, OSError for the disk.
     """
     part = part_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
                 size,
                 headers,
                 lambda here: tell(
-                    f"{size_text(here)} of {size_text(size)}, "
+                    f"{address.rpartition('/')[2]}: {size_text(here)} of {size_text(size)}, "
                     f"{size_text((here - first) / (time.monotonic() - begin))}/s"
                 ),
             )

@@ -107,6 +107,5 @@ def write_clips(folder: Path, texts: Sequence[str], sound: Callable[[str], bytes
             file.setsampwidth(_SAMPLE_BYTES)
             file.setframerate(_RATE_HZ)
             file.writeframes(data := sound(text))
-        seconds = len(data) / _SAMPLE_BYTES / _RATE_HZ
-        rows.append(_described(name, folder / name, seconds, text))
+        rows.append(_described(name, folder / name, len(data) / _SAMPLE_BYTES / _RATE_HZ, text))
     return rows

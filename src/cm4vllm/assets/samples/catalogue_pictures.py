@@ -25,7 +25,6 @@ COLUMNS = (
     "potential_product_categories",
     "ground_truth_category",
 )
-_BATCH = 64
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -39,7 +38,7 @@ def rows(source: Path, target: Path) -> Iterator[dict[str, Any]]:
 
     number = 0
     for file in parquet_files(source):
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=_BATCH, columns=list(COLUMNS)):
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=64, columns=list(COLUMNS)):
             for row in batch.to_pylist():
                 yield _row(row, target, number)
                 number += 1
@@ -70,8 +69,7 @@ def main() -> None:
     sys.path.append(str(packages))
     (target / "pictures").mkdir(parents=True, exist_ok=True)
     with (target / ROWS_FILE).open("w", encoding="utf-8") as out:
-        for row in rows(source, target):
-            out.write(json.dumps(row) + "\n")
+        out.writelines(json.dumps(row) + "\n" for row in rows(source, target))
 
 
 if __name__ == "__main__":

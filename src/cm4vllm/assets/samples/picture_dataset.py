@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.samples import catalogue_pictures
-from cm4vllm.assets.samples.chat_templates import ChatTokens
+from cm4vllm.assets.samples.prompt_tokens import ChatTokens
 from cm4vllm.assets.samples.published_formats import require_samples
 from cm4vllm.assets.tiny import product_pictures
 from cm4vllm.common.errors import DatasetError, InstallError

@@ -97,8 +97,7 @@ class _Texts(_Array):
     """A column of texts, as pandas 3 saves them: pyarrow's arrays, one after the other; None where there is no text."""
 
     def __setstate__(self, state: Any) -> None:
-        fields = state[-1] if isinstance(state, tuple) else state
-        self.values = list(fields["_pa_array"])
+        self.values = list((state[-1] if isinstance(state, tuple) else state)["_pa_array"])
         self.shape = (1, len(self.values))
 
 
@@ -123,31 +122,20 @@ def _arrow_texts(parts: Sequence[Any]) -> list[str | None]:
 _ARROW_TEXTS = {"string": "<i4", "large_string": "<i8"}
 
 
-def _joined_chunks(chunks: Iterable[Sequence[Any]], *_: Any) -> list[Any]:
-    return [value for chunk in chunks for value in chunk]
-
-
 def _buffer(data: bytes | bytearray) -> bytes | bytearray:
     if not isinstance(data, bytes | bytearray):
         raise _Refused("a buffer that is no bytes")
     return data
 
 
-class _Index:
-    """A pandas Index; only its labels are read."""
-
-    def __init__(self, data: Any) -> None:
-        self.labels: Sequence[Any] = data.values if isinstance(data, _Array) else data
-
-
 class _Manager:
     """pandas' BlockManager: blocks of columns of one type, and the axes: columns first, then rows."""
 
-    def __init__(self, blocks: Iterable[tuple[_Array, Any, int]], axes: Sequence[_Index]) -> None:
+    def __init__(self, blocks: Iterable[tuple[_Array, Any, int]], axes: Sequence[Sequence[Any]]) -> None:
         self.blocks, self.axes = list(blocks), list(axes)
 
     def columns(self) -> tuple[list[str], list[Any]]:
-        names, count = [str(name) for name in self.axes[0].labels], len(self.axes[1].labels)
+        names, count = [str(name) for name in self.axes[0]], len(self.axes[1])
         columns: dict[int, list[Any]] = {}
         for values, places, _ in self.blocks:
             where = range(len(names))[places] if isinstance(places, slice) else places.values
@@ -168,10 +156,12 @@ class _Kind:
     """A class that is named only to be handed on, as the kind of an index or array."""
 
 
-def _range_or_labels(_: type[_Kind], given: Mapping[str, Any]) -> _Index:
+def _labels(_: type[_Kind], given: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the labels of a pandas Index, of which nothing else is read."""
     if "start" in given:
-        return _Index(range(int(given["start"]), int(given["stop"]), int(given["step"])))
-    return _Index(given["data"])
+        return range(int(given["start"]), int(given["stop"]), int(given["step"]))
+    data: Any = given["data"]
+    return data.values if isinstance(data, _Array) else data
 
 
 def _from_buffer(raw: Any, dtype: _Dtype, shape: Sequence[int], order: str, *_: Any) -> _Array:
@@ -190,40 +180,32 @@ def _encoded(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _known() -> dict[tuple[str, str], Any]:
-    known: dict[tuple[str, str], Any] = {
-        ("builtins", "slice"): slice,
-        ("__builtin__", "slice"): slice,
-        ("_codecs", "encode"): _encoded,
-        ("builtins", "bytearray"): _buffer,
-        ("numpy", "ndarray"): _Kind,
-        ("pandas", "NA"): _Kind,
-        ("pandas", "StringDtype"): lambda *_: _Kind,
-        ("pandas.arrays", "ArrowStringArray"): _Texts,
-        ("pyarrow.lib", "_restore_array"): _arrow_texts,
-        ("pyarrow.lib", "chunked_array"): _joined_chunks,
-        ("pyarrow.lib", "py_buffer"): _buffer,
-        ("pyarrow.lib", "type_for_alias"): str,
-        ("numpy", "dtype"): _Dtype,
-        ("pandas._libs.internals", "_unpickle_block"): lambda values, places, ndim: (values, places, ndim),
-        ("pandas.core.internals.managers", "BlockManager"): _Manager,
-        ("pandas.core.indexes.base", "_new_Index"): _range_or_labels,
-        ("pandas.core.indexes.numeric", "Int64Index"): _Kind,
-    }
-    for module in ("numpy.core", "numpy._core"):
-        known[f"{module}.multiarray", "_reconstruct"] = _Array
-        known[f"{module}.multiarray", "scalar"] = _scalar
-        known[f"{module}.numeric", "_frombuffer"] = _from_buffer
-    for name, module, stand_in in (
-        ("DataFrame", "pandas.core.frame", _Frame),
-        ("Index", "pandas.core.indexes.base", _Kind),
-        ("RangeIndex", "pandas.core.indexes.range", _Kind),
-    ):
-        known["pandas", name] = known[module, name] = stand_in
-    return known
-
-
-_KNOWN = _known()
+#: What a pickle can name.
+_KNOWN: Mapping[tuple[str, str], Any] = {
+    ("builtins", "slice"): slice,
+    ("__builtin__", "slice"): slice,
+    ("_codecs", "encode"): _encoded,
+    ("builtins", "bytearray"): _buffer,
+    ("numpy", "ndarray"): _Kind,
+    ("pandas", "NA"): _Kind,
+    ("pandas", "StringDtype"): lambda *_: _Kind,
+    ("pandas.arrays", "ArrowStringArray"): _Texts,
+    ("pyarrow.lib", "_restore_array"): _arrow_texts,
+    ("pyarrow.lib", "chunked_array"): lambda chunks, *_: [value for chunk in chunks for value in chunk],
+    ("pyarrow.lib", "py_buffer"): _buffer,
+    ("pyarrow.lib", "type_for_alias"): str,
+    ("numpy", "dtype"): _Dtype,
+    ("pandas._libs.internals", "_unpickle_block"): lambda values, places, ndim: (values, places, ndim),
+    ("pandas.core.internals.managers", "BlockManager"): _Manager,
+    ("pandas.core.indexes.base", "_new_Index"): _labels,
+    ("pandas.core.indexes.numeric", "Int64Index"): _Kind,
+    **dict.fromkeys((("pandas", "DataFrame"), ("pandas.core.frame", "DataFrame")), _Frame),
+    **dict.fromkeys((("pandas", "Index"), ("pandas.core.indexes.base", "Index")), _Kind),
+    **dict.fromkeys((("pandas", "RangeIndex"), ("pandas.core.indexes.range", "RangeIndex")), _Kind),
+    **dict.fromkeys(((f"{numpy}.multiarray", "_reconstruct") for numpy in ("numpy.core", "numpy._core")), _Array),
+    **dict.fromkeys(((f"{numpy}.multiarray", "scalar") for numpy in ("numpy.core", "numpy._core")), _scalar),
+    **dict.fromkeys(((f"{numpy}.numeric", "_frombuffer") for numpy in ("numpy.core", "numpy._core")), _from_buffer),
+}
 
 
 class _Unpickler(pickle.Unpickler):  # noqa: S301 - it can call only the functions in _KNOWN

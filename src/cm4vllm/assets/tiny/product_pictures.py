@@ -42,8 +42,6 @@ _KINDS = {
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 _BRANDS = ("Aldoria", "Bexley", "Corvani", "Drumlin", "Elstow", "Fenwick", "Galvano", "Hartmoor")
 _NEW, _USED = ("Fresh from the factory", "In its box"), ("Owned before", "Worn a little")
-_CANDIDATES = 8
-_EVALUATION_SHARE = 8
 #: Pixels of a square of equal colour, how far its colour may be off, and the margin around the product.
 _SQUARE, _NOISE, _MARGIN = 8, 18, 6
 
@@ -68,17 +66,16 @@ def products(count: int, seed: int, *, evaluation: bool) -> Iterator[Product]:
     while made < count:
         brand, name, colour = _one(rng, _BRANDS), _one(rng, tuple(_KIND_OF)), _one(rng, tuple(COLOURS))
         digest = hashlib.sha256(f"{brand} {name} {colour}".encode()).digest()
-        if (digest[0] % _EVALUATION_SHARE == 0) is not evaluation:
+        if (digest[0] % 8 == 0) is not evaluation:  # one of eight is evaluated
             continue
         used = rng.random() < 0.5
         category = _path(name, colour)
-        answer = {"category": category, "brand": brand, "is_secondhand": used}
         yield Product(
             title=f"{brand} {name}",
             description=_one(rng, _USED if used else _NEW),
             categories=_offered(rng, name, category),
             category=category,
-            answer=json.dumps(answer),
+            answer=json.dumps({"category": category, "brand": brand, "is_secondhand": used}),
             colour=colour,
             size=_one(rng, SIZES),
             variant=int(rng.random() * VARIANTS),
@@ -122,7 +119,7 @@ def _path(name: str, colour: str) -> str:
 def _offered(rng: random.Random, name: str, category: str) -> list[str]:
     """Return the categories that are offered: the right one, those of other colours, and of other products."""
     offered = {category: None, **dict.fromkeys(_path(name, _one(rng, tuple(COLOURS))) for _ in range(4))}
-    while len(offered) < _CANDIDATES:
+    while len(offered) < 8:
         offered.setdefault(_path(_one(rng, tuple(_KIND_OF)), _one(rng, tuple(COLOURS))))
     paths = list(offered)
     rng.shuffle(paths)

@@ -7,9 +7,8 @@ from typing import Any
 
 from cm4vllm.assets.samples.audio_dataset import write_clips
 from cm4vllm.assets.samples.dataset_files import DatasetSettings, Requirements
-from cm4vllm.assets.samples.media_files import media_record
 from cm4vllm.assets.samples.picture_dataset import write_products
-from cm4vllm.assets.samples.published_formats import write_rows
+from cm4vllm.assets.samples.published_formats import media_record, write_rows
 from cm4vllm.assets.tiny import tone_speech
 from cm4vllm.assets.tiny.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of, text_of
 from cm4vllm.assets.tokenizer_file import read_tokenizer

@@ -19,30 +19,22 @@ from enum import StrEnum
 #: The seed of the evaluation set: one set for all, so that results can be compared.
 EVALUATION_SEED = 4242
 
-#: One prompt in this many belongs to the evaluation set.
-_EVALUATION_SHARE = 8
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-_SHIPS = _words(
+_SHIPS = (
     "Aurora Bellona Calypso Corona Dorado Electra Falcon Fidelio Galatea Hermes Hansa Iris Isolde Jason Juno Kestrel "
     "Kronos Lyra Medea Minerva Norma Oberon Orion Pegasus Regina Saturn Stella Thalia Triton Ursula Vesta Zephyr"
-)
-_PORTS = _words(
+).split()
+_PORTS = (
     "Antwerp Bergen Bilbao Bremen Cadiz Calais Cork Danzig Dover Dublin Genoa Ghent Hamburg Hull Kiel Lisbon London "
     "Lubeck Malaga Malmo Naples Narvik Odessa Oporto Oslo Ostend Palermo Riga Rostock Trieste Turku Venice"
-)
-_GOODS = _words(
+).split()
+_GOODS = (
     "amber barley bricks cheese clay coal cocoa coffee copper cork cotton flax glass grain herring hops iron leather "
     "lemons linen marble oats oil paper pepper rice rope salt silk steel sugar timber"
-)
-_FLAGS = _words("Belgian British Danish Dutch French German Irish Italian Norwegian Polish Spanish Swedish")
-_WINDS = _words("calm north east south west")
-_DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-_BERTHS = 9
+).split()
+_FLAGS = "Belgian British Danish Dutch French German Irish Italian Norwegian Polish Spanish Swedish".split()
+_WINDS = "calm north east south west".split()
+_DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 _RECORD = (
     "{state} ship {ship} | port {port} | flag {flag} | tons {tons} | cargo {goods} | wind {wind} | berth {berth} "
@@ -55,8 +47,6 @@ _SENTENCES = {
     "sailed": "The {ship} sailed to {port} with {tons} tons of {goods} on {day}.",
 }
 _STATES = tuple(_SENTENCES)
-#: A prompt holds at most this many records.
-_MOST_RECORDS = 4
 
 
 class Split(StrEnum):
@@ -118,10 +108,10 @@ def text_of(column: str) -> str:
 def split_of(prompt: str) -> Split:
     """Return the set to which a prompt belongs, by its text alone."""
     first = hashlib.sha256(prompt.encode()).digest()[0]
-    return Split.EVALUATION if first % _EVALUATION_SHARE == 0 else Split.TRAINING
+    return Split.EVALUATION if first % 8 == 0 else Split.TRAINING  # one prompt of eight
 
 
-def examples(split: Split, count: int, seed: int, most_records: int = _MOST_RECORDS) -> list[Example]:
+def examples(split: Split, count: int, seed: int, most_records: int = 4) -> list[Example]:
     """Return `count` examples of `split` with different prompts; the same for the same seed on every machine."""
     rng = random.Random(f"{split}:{seed}:{most_records}")  # noqa: S311 - reproducible, not secret
     by_input: dict[str, Example] = {}
@@ -156,7 +146,7 @@ def _record(rng: random.Random, ship: str) -> dict[str, str]:
         "tons": str(10 * (1 + int(rng.random() * 90))),
         "goods": _pick(rng, _GOODS),
         "wind": _pick(rng, _WINDS),
-        "berth": str(1 + int(rng.random() * _BERTHS)),
+        "berth": str(1 + int(rng.random() * 9)),
         "day": _pick(rng, _DAYS),
     }
 

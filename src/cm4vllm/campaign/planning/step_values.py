@@ -6,8 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from cm4vllm.assets.samples.media_files import require_media
-from cm4vllm.assets.samples.published_formats import rows_of
+from cm4vllm.assets.samples.published_formats import require_media, rows_of
 from cm4vllm.assets.tiny.stand_ins import stand_in_named
 from cm4vllm.campaign.planning.computed_targets import TargetQps, target_of
 from cm4vllm.campaign.planning.step_environment import Records, StepEnvironment

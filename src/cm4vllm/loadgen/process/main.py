@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm import __version__
-from cm4vllm.assets.samples.media_files import require_media
+from cm4vllm.assets.samples.published_formats import require_media
 from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.files import write_text
 from cm4vllm.common.programs.processes import die_with_parent, raise_open_files

@@ -6,6 +6,7 @@ metadata. LoadGen writes NaN and Infinity where a figure has no value, which JSO
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -114,13 +115,9 @@ class DetailLog:
         value = self._value(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._refusal(key, value, "a number")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number) or number < 0:
+        if not 0 <= value <= sys.float_info.max:
             raise self._refusal(key, value, "a finite number")
-        return number
+        return float(value)
 
     def is_negative(self, key: str) -> bool:
         """Return True if the log has a negative number for `key`."""
@@ -156,11 +153,8 @@ class DetailLog:
 
     def require_end(self, key: str) -> None:
         """Raise RunFailed unless the log goes on to `key`, and to the number of errors where its version logs one."""
-        wanted = [key]
-        if key.startswith("result_") and self.counts_errors:
-            wanted.append("num_errors")
-        missing = [name for name in wanted if name not in self.values]
-        if missing:
+        wanted = [key, *(["num_errors"] if key.startswith("result_") and self.counts_errors else [])]
+        if missing := [name for name in wanted if name not in self.values]:
             raise RunFailed(f"{self.path} is not whole", cause=f"it ends before {missing[0]}", remedy=_AGAIN)
 
     @property
@@ -228,17 +222,12 @@ def read_detail_log(path: Path) -> DetailLog:
             if entry.time_ms is not None and 0 <= entry.time_ms < _TIME_END:
                 unordered = unordered or (entry.key if entry.time_ms < last else "")
                 times[entry.key] = last = entry.time_ms
-        if entry.metadata.is_error or entry.key.startswith("error_"):
-            failed += 1
-            _keep(errors, path, entry)
-        elif entry.metadata.is_warning:
-            _keep(warnings, path, entry)
+        is_error = entry.metadata.is_error or entry.key.startswith("error_")
+        failed += is_error
+        texts = errors if is_error else warnings
+        if (is_error or entry.metadata.is_warning) and len(texts) < KEPT_TEXTS:
+            texts.append(str(_decode(path, entry)))
     return DetailLog(path, values, tuple(errors), tuple(warnings), failed, times, unordered)
-
-
-def _keep(texts: list[str], path: Path, entry: _Entry) -> None:
-    if len(texts) < KEPT_TEXTS:
-        texts.append(str(_decode(path, entry)))
 
 
 def _entries(path: Path) -> Iterator[_Entry]:

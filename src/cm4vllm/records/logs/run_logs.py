@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import mapped, opened
+from cm4vllm.common.files import opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
+from cm4vllm.records.logs.answers import AccuracyEntry, entries_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.records.logs.figures import (
     SCENARIOS,
@@ -64,15 +64,6 @@ class PerformanceResult:
     note: str = ""
 
 
-class AccuracyEntry(msgspec.Struct, frozen=True):
-    """One entry of mlperf_log_accuracy.json. `data` holds the tokens' bytes in hexadecimal."""
-
-    seq_id: int
-    qsl_idx: int
-    data: str
-    token_count: int | None = None
-
-
 def read_performance(folder: Path) -> PerformanceResult:
     """Read the result of the performance run in `folder`.
 
@@ -98,9 +89,9 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
 
     Raises RunFailed when the log is truncated or not one, and when its tokens were written with 64 bits.
     """
-    entries, tokens = _entries(path, np.int32)
-    _require_int32(path, entries, tokens)
-    for entry, ids in zip(entries, tokens, strict=True):
+    entries = _entries(path, np.int32)
+    _require_int32(path, entries)
+    for entry, ids in entries:
         yield entry.qsl_idx, ids, len(ids)
 
 
@@ -109,7 +100,7 @@ def read_label_log(path: Path, labels: str) -> Iterator[tuple[int, str, int]]:
 
     `labels` are the characters that the log numbers. Raises RunFailed when the log is truncated or not one.
     """
-    for entry, numbers in zip(*_entries(path, np.int64), strict=True):
+    for entry, numbers in _entries(path, np.int64):
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(labels):
             raise RunFailed(
                 f"{path} has labels outside 0 to {len(labels) - 1}",
@@ -124,7 +115,7 @@ def read_text_log(path: Path) -> Iterator[tuple[int, str, int]]:
 
     Raises RunFailed when the log is truncated, not one, or its answers are no UTF-8.
     """
-    for entry, data in zip(*_entries(path, np.uint8), strict=True):
+    for entry, data in _entries(path, np.uint8):
         try:
             text = data.tobytes().decode()
         except UnicodeDecodeError as error:
@@ -136,28 +127,18 @@ def read_text_log(path: Path) -> Iterator[tuple[int, str, int]]:
         yield entry.qsl_idx, text, entry.token_count or 0
 
 
-def _entries(path: Path, width: type[W]) -> tuple[list[AccuracyEntry], list[npt.NDArray[W]]]:
-    """Return the entries of an accuracy log, and the data of each as integers of this width. Raises RunFailed."""
-    try:
-        with mapped(path) as log:
-            entries = msgspec.json.decode(log, type=list[AccuracyEntry])
-        return entries, [np.frombuffer(bytes.fromhex(entry.data), width) for entry in entries]
-    except OSError as error:
-        raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RunFailed(
-            f"{path} is not a whole accuracy log",
-            cause=str(error),
-            remedy="score it before it is truncated, or run the accuracy run again",
-        ) from error
+def _entries(path: Path, width: type[W]) -> list[tuple[AccuracyEntry, npt.NDArray[W]]]:
+    """Return the entries of an accuracy log, each with its data as integers of this width. Raises RunFailed."""
+    return entries_of(path, lambda entry: (entry, np.frombuffer(bytes.fromhex(entry.data), width)))
 
 
-def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.NDArray[np.int32]]) -> None:
+def _require_int32(path: Path, entries: list[tuple[AccuracyEntry, npt.NDArray[np.int32]]]) -> None:
     """Refuse 64-bit tokens read as 32-bit ones: their second words are zero, and there are twice as many.
 
     An id above 32 bits has a second word, and a damaged answer an odd number of words: most of the log counts.
     """
-    counted = [(e.token_count, len(ids)) for e, ids in zip(entries, tokens, strict=True) if e.token_count and e.data]
+    tokens = [ids for _, ids in entries]
+    counted = [(entry.token_count, len(ids)) for entry, ids in entries if entry.token_count and entry.data]
     cause = ""
     even = [ids for ids in tokens if len(ids) % 2 == 0]  # an odd number of words cannot be 64-bit integers
     if sum(map(len, even)) * 2 > sum(map(len, tokens)) and _zero_share(even, 1) > 0.5 > _zero_share(even, 0):
@@ -176,9 +157,8 @@ def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.ND
 
 def _zero_share(tokens: list[npt.NDArray[np.int32]], first: int) -> float:
     """Return the share in [0..1] of zeros among every second word, starting from word `first` of each answer."""
-    words = sum(len(ids[first::2]) for ids in tokens)
-    zeros = sum(len(ids[first::2]) - int(np.count_nonzero(ids[first::2])) for ids in tokens)
-    return zeros / words if words else 0.0
+    words = np.concatenate([ids[first::2] for ids in tokens])
+    return float(np.mean(words == 0)) if len(words) else 0.0
 
 
 def _require_closed(path: Path) -> None:
@@ -255,10 +235,8 @@ def _reasons(log: DetailLog) -> Iterator[str]:
         yield "latency limits exceeded: " + ", ".join(f"{n} p99 {_value(logged, key)}" for n, key in limits.items())
     if not log.flag("early_stopping_met"):
         yield f"early stopping not satisfied: {_early_stopping(log)}"
-    distinct = dict.fromkeys(log.errors)
-    if distinct:
-        yield from (f"LoadGen error: {text}" for text in distinct)
-    elif log.error_count:
+    yield from (f"LoadGen error: {text}" for text in dict.fromkeys(log.errors))
+    if log.error_count and not log.errors:
         yield f"LoadGen counted {log.error_count} errors"
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -75,14 +76,11 @@ def identity_of(reply: str) -> Identity | None:
 
 def totals_of(reply: str, name: str) -> Totals | None:
     """Read a reply such as `Watts,MEAN,MIN,MAX,COUNT,...`; None where it is of another form or measured nothing."""
-    words = reply.strip().split(",")
-    if words[0] != name or len(words) < 5:
-        return None
-    try:
-        mean, maximum = float(words[1]), float(words[3])
-    except ValueError:
-        return None
-    return Totals(mean, maximum) if mean >= 0 else None
+    match reply.strip().split(","):
+        case [first, mean, _, maximum, _, *_] if first == name:
+            with suppress(ValueError):
+                return Totals(float(mean), float(maximum)) if float(mean) >= 0 else None
+    return None
 
 
 def log_lines(text: str) -> Iterator[LogLine]:

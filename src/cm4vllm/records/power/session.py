@@ -70,10 +70,9 @@ def session_beside(run: Path) -> PowerSession | None:
     if not (run / DETAIL_LOG).is_file():
         return None
     for folder in (run.parent, run.with_name(SESSION)):
-        session = PowerSession(folder)
         own = folder / Phase.TESTING / DETAIL_LOG
         if is_power_session(folder) and own.is_file() and filecmp.cmp(own, run / DETAIL_LOG, shallow=False):
-            return session
+            return PowerSession(folder)
     return None
 
 
@@ -233,14 +232,10 @@ class PowerSession:
 
     def text(self, name: str) -> str:
         """Return the text of a file; empty where it does not exist, or is too large to be one."""
-        return _text(self.folder / name)
-
-
-def _text(path: Path) -> str:
-    try:
-        return text_of(path)
-    except OSError:
-        return ""
+        try:
+            return text_of(self.folder / name)
+        except OSError:
+            return ""
 
 
 def _names(path: Path, word: bytes) -> bool:

@@ -6,7 +6,6 @@ command lines of servers whose installation is not known. Records, presets and s
 in every release: spellings.yaml has the names that vLLM changed.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -142,13 +141,9 @@ def parsed_options(data: bytes) -> dict[str, Option]:
             multiples=action.multiples,
         )
         for action in msgspec.json.decode(data, type=list[_Action])
-        for full in [next(filter(_is_long, action.flags), action.flags[0]).lstrip("-")]
+        for full in [next((flag for flag in action.flags if flag.startswith("--")), action.flags[0]).lstrip("-")]
         for flag in action.flags
     }
-
-
-def _is_long(flag: str) -> bool:
-    return flag.startswith("--")
 
 
 def neutral_name(name: str) -> str:
@@ -187,7 +182,7 @@ def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[
             raise UsageError(
                 f"the installed vLLM has no option {option.name}",
                 cause=f"given as {' '.join(option.words)}",
-                remedy=_nearest_option(option.name, options),
+                remedy=nearest(option.name, [known for known in options if known.startswith("--")], _HELP),
             )
     return done, notes
 
@@ -217,11 +212,6 @@ def _check_value(option: Option, given: GivenOption) -> None:
             raise UsageError(
                 f"{word}={value} is not supported by the installed vLLM", remedy=nearest(value, option.choices)
             )
-
-
-def _nearest_option(name: str, options: Options) -> str:
-    close = difflib.get_close_matches(name, [known for known in options if known.startswith("--")], n=1)
-    return f"did you mean {close[0]!r}?" if close else _HELP
 
 
 @cache

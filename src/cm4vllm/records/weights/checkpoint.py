@@ -12,7 +12,6 @@ from typing import Any
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ModelError
 from cm4vllm.records.weights.config_json import json_object, section, text_config, whole, words
-from cm4vllm.records.weights.lfs_pointers import FETCH, is_pointer
 from cm4vllm.records.weights.model_size import read_architecture
 
 #: The ends of the names of files that are read of a model, and of files of llama.cpp.
@@ -70,6 +69,11 @@ _LONGEST_HEADER = 100_000_000
 _STATIC_SCALES = (".k_scale", ".v_scale", ".input_scale")
 _FLOATS = {"F32": "<f", "F16": "<e", "BF16": "<f"}
 _SMALLEST_SCALE, _GREATEST_SCALE = 1e-12, 1e4
+
+
+#: The remedy for a pointer that git leaves in the place of a large file where git-lfs has not fetched it.
+FETCH = "fetch the files themselves (`git lfs pull` in their folder), or download them again"
+_FIRST_LINE = b"version https://git-lfs.github.com/spec/v1"
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         stand_in=bool(config.get("cm4vllm_stand_in")),
         weight_data_types=quantised or (_DATA_TYPES.get(real.most_common(1)[0][0], "") if real else ""),
     )
+
+
+def is_pointer(path: Path) -> bool:
+    """Return True if a file is a pointer of git-lfs, by its first line (git-lfs, docs/spec.md)."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_FIRST_LINE)) == _FIRST_LINE
+    except OSError:
+        return False
 
 
 def _require_folder(folder: Path) -> None:
@@ -346,3 +359,11 @@ def _quantised_type(config: Mapping[str, Any]) -> str:
         return "fp4"
     bits = whole(config, "bits") or whole(config, "w_bit")
     return f"int{bits}" if bits else ""
+
+
+def weights_in_words(name: str, path: str) -> str:
+    """Return the first and last of a checkpoint's files below the model's `name`, that alone where `path` has none."""
+    kinds = ("*.safetensors", "*.bin", "*.gguf")
+    files = sorted(file.name for kind in kinds for file in Path(path).glob(kind)) if path else []
+    last = f" to {files[-1]} ({len(files)} files)" if len(files) > 1 else ""
+    return f"{name}/{files[0]}{last}" if files else name

@@ -1,5 +1,9 @@
-"""The capsules of a place: of a file, a results folder, a submission tree, a part of either, or a curve."""
+"""The capsules of a place, compared with those of others.
 
+A place is a file, a results folder, a submission tree, a part of either, or a curve.
+"""
+
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +14,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.campaign import CAMPAIGN_FILE
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule
+from cm4vllm.results.comparing.comparison import Comparison, compare
 from cm4vllm.results.endpoints.curves import curves_at
 from cm4vllm.results.run_folders import chosen_folder, open_results
 from cm4vllm.submission.capsule.from_curve import capsule_of_curve
@@ -41,9 +46,8 @@ def write_capsules(inputs: CapsuleInputs) -> CapsuleExports:
         path = folder / (CAPSULE_FILE if own else f"rerun-{capsule.system}-{capsule.model['name']}.yaml")
         write_capsule(path, capsule)
         runs = sum(len(result.parts) for result in capsule.results)
-        say(f"capsule: {path}, {runs} runs, {len(capsule.unknown)} fields unknown")
-        for field in capsule.unknown:
-            say(f"  not known: {field}")
+        unknown = (f"\n  not known: {field}" for field in capsule.unknown)
+        say(f"capsule: {path}, {runs} runs, {len(capsule.unknown)} fields unknown{''.join(unknown)}")
     return CapsuleExports(path=str(path))
 
 
@@ -83,10 +87,9 @@ def capsule_at(place: Path, chosen: str = "") -> Capsule:
     meant = [capsule for capsule in capsules if not chosen or f"{capsule.system}/{capsule.model['name']}" == chosen]
     if len(meant) == 1:
         return meant[0]
-    names = ", ".join(f"{capsule.system}/{capsule.model['name']}" for capsule in capsules)
     raise UsageError(
         f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}",
-        cause=names,
+        cause=", ".join(f"{capsule.system}/{capsule.model['name']}" for capsule in capsules),
         remedy="choose one: --capsule_of=SYSTEM/MODEL of verify,mlperf",
     )
 
@@ -95,3 +98,38 @@ def capsule_of_results(out: Path) -> Capsule:
     """Return the capsule of the campaign whose results are in `out`. Raises SubmissionError where they hold no run."""
     (capsule,) = capsules_at(out if curves_at(out) else chosen_folder(out))
     return capsule
+
+
+#: Results side by side at most: a page and a terminal have so much room.
+MOST = 6
+
+
+def compare_paths(paths: Sequence[Path]) -> Comparison:
+    """Compare the results below these folders, each a campaign's, a tree's, that of a system or model, or a capsule.
+
+    Raises UsageError where there are fewer than two or more than MOST, or nothing that two of them have; and what
+    capsules_at raises.
+    """
+    capsules = [(path, capsule) for path in paths for capsule in capsules_at(path)]
+    if len(capsules) < 2:
+        raise UsageError(
+            "there is one result alone, and nothing to compare it with",
+            cause=", ".join(map(str, paths)),
+            remedy="give a second folder or capsule with --input=A,B",
+        )
+    if len(capsules) > MOST:
+        raise UsageError(
+            f"{len(capsules)} results side by side are too many to read",
+            cause=", ".join(capsule.title for _, capsule in capsules[:MOST]) + ", ...",
+            remedy=f"give the folders of at most {MOST} systems or models, as TREE/open/NAME/results/SYSTEM",
+        )
+    comparison = compare(capsules)
+    if not comparison.blocks:
+        raise UsageError(
+            "there is nothing to compare",
+            cause="; ".join(
+                f"{side.path} has {', '.join(' '.join(key) for key in side.results)}" for side in comparison.sides
+            ),
+            remedy="give results of the same benchmark in the same scenario",
+        )
+    return comparison

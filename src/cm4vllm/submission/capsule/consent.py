@@ -45,8 +45,7 @@ class Consent:
     def of(cls, accept: str, fill: str) -> Consent:
         """Read both as they are typed: names, separated by commas."""
         flags = (flag_name(name.strip().removeprefix("--")) for name in accept.split(","))
-        variables = (name.strip() for name in fill.split(","))
-        return cls(tuple(filter(None, flags)), tuple(filter(None, variables)))
+        return cls(tuple(filter(None, flags)), tuple(filter(None, map(str.strip, fill.split(",")))))
 
 
 @dataclass(frozen=True)
@@ -155,19 +154,18 @@ def require_consent(asked: Sequence[Asked], missing: Mapping[str, str], unset: C
     """
     if not asked and not missing:
         return
-    lines = [str(asked_word) for asked_word in asked]
-    for name, word in missing.items():
-        state = "which has no value here" if name in unset else "which --fill does not name"
-        lines.append(f"{stored_command([word])}: has the variable {name}, {state}")
-    words = []
-    if asked:
-        words.append(f"--accept={','.join(dict.fromkeys((*ok.accept, *(asked_word.flag for asked_word in asked))))}")
-    if missing:
-        words.append(f"--fill={','.join(dict.fromkeys((*ok.fill, *missing)))}")
+    variables = [
+        f"{stored_command([word])}: has the variable {name}, "
+        + ("which has no value here" if name in unset else "which --fill does not name")
+        for name, word in missing.items()
+    ]
+    accepted = dict.fromkeys((*ok.accept, *(asked_word.flag for asked_word in asked)))
+    words = [f"--accept={','.join(accepted)}"] if asked else []
+    words += [f"--fill={','.join(dict.fromkeys((*ok.fill, *missing)))}"] if missing else []
     exports = " ".join(f"{name}=..." for name in missing if name in unset)
     raise UsageError(
         "the capsule asks for more than a replay takes by itself",
-        cause="\n".join(lines),
+        cause="\n".join([*map(str, asked), *variables]),
         remedy=f"if you trust its source, and want all of this, add to replay,mlperf: {' '.join(words)}"
         + (f"\nand set before: export {exports}" if exports else ""),
     )
@@ -177,9 +175,7 @@ def question(asked: Sequence[Asked]) -> bool:
     """Ask the user, once for all flags, whether they are taken; without a terminal they are not."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
-    say_text("the capsule asks for more than a replay takes by itself:")
-    for item in asked:
-        say_text(f"  {item}")
+    say_text("\n  ".join(["the capsule asks for more than a replay takes by itself:", *map(str, asked)]))
     try:
         answer = input("Run it with all of this? Only if its source is trusted. (y/N) ")
     except EOFError:
@@ -319,9 +315,8 @@ def _is_listed(option: str, values: list[str]) -> bool:
     entries, name = replayed().vllm_options, neutral_name(option.removeprefix("--").replace("_", "-"))
     if not option.startswith("--") or len(values) > 1:
         return False
-    if name.startswith("no-"):
-        return not values and _is_taken(entries, name.removeprefix("no-"), "")
-    return _is_taken(entries, name, values[0] if values else "")
+    negated = name.startswith("no-")
+    return not (negated and values) and _is_taken(entries, name.removeprefix("no-"), "".join(values))
 
 
 def _words(text: str) -> list[str]:

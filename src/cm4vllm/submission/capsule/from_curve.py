@@ -61,7 +61,12 @@ def capsule_of_curve(out: Path, curve: Curve) -> Capsule:
         packages=software.packages if software else {},
         contents=software.contents if software else {},
         model=_model(first),
-        dataset=_dataset(first),
+        dataset={
+            "name": _text(first.declared, "dataset"),
+            "source": _text(first.declared, "dataset_link"),
+            "sha256": _text(first.record, "dataset_sha256"),
+            "samples": str(part(first.record, "benchmark").get("samples") or ""),
+        },
         # Of the first point: the options of further ones stand in the command of the job.
         server=served_by(servers[0], "", software, hosts)
         if servers
@@ -99,17 +104,6 @@ def _model(point: Point) -> dict[str, str]:
     }
 
 
-def _dataset(point: Point) -> dict[str, str]:
-    """Return what a point states of its dataset."""
-    benchmark = part(point.record, "benchmark")
-    return {
-        "name": _text(point.declared, "dataset"),
-        "source": _text(point.declared, "dataset_link"),
-        "sha256": _text(point.record, "dataset_sha256"),
-        "samples": str(benchmark.get("samples") or ""),
-    }
-
-
 def _machine(system: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of the system and of its first kind of node, without the names of the submission."""
     nodes = system.get("node_types")
@@ -135,7 +129,14 @@ def _result(curve: Curve, point: Point) -> Result:
         scenario=name,
         folder=point.name,
         performance=_performance(point, name) if point.summary else None,
-        accuracy=_accuracy(point) if point.scores else None,
+        accuracy=Accuracy(
+            log=point.scores[0].source.file,
+            figures=Figures(Figure(score.metric, score.value, "", score.source) for score in point.scores),
+            settings={"accuracy_sample_count": point.scores[0].samples},
+            conditions=_conditions(point),
+        )
+        if point.scores
+        else None,
         measurements={
             "steady_state": point.steady_state.get("status", ""),
             "samples_issued": point.samples_issued or "",
@@ -152,15 +153,6 @@ def _performance(point: Point, name: str) -> Performance:
         made,
         loadgen_version=f"endpoints-{commit}" if commit else made.loadgen_version,
         figures=Figures(dataclasses.replace(figure, why_no_interval=_NO_INTERVAL) for figure in figures),
-        conditions=_conditions(point),
-    )
-
-
-def _accuracy(point: Point) -> Accuracy:
-    return Accuracy(
-        log=point.scores[0].source.file,
-        figures=Figures(Figure(score.metric, score.value, "", score.source) for score in point.scores),
-        settings={"accuracy_sample_count": point.scores[0].samples},
         conditions=_conditions(point),
     )
 

@@ -24,7 +24,6 @@ from cm4vllm.records.published_server import server_words, servers_of
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
-from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule, CapsuleScript, CapsuleServer, unknown_fields
 from cm4vllm.results.comparing.comparison import ANSWER_BYTES
 from cm4vllm.results.comparing.uncertainty import with_intervals
@@ -32,7 +31,7 @@ from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result, Submission
 from cm4vllm.results.recorded_power import energy_figures, power_figures
-from cm4vllm.submission.measurements_json import without_folder
+from cm4vllm.submission.run_files import without_folder
 
 _EXPECTED = {
     "program": ("version", "commit", "url"),
@@ -47,6 +46,7 @@ def capsule_of_runs(submission: Submission, results: list[Result]) -> Capsule:
     """Make the capsule of results of one model on one system that a job measured."""
     run, campaign, out = results[0].run, submission.campaign, submission.root
     software, settings = read_software(out), run.settings
+    model, dataset = settings.model, settings.dataset
     hosts = servers_of(out)
     made = Capsule(
         made_from=RUN_RECORDS,
@@ -62,9 +62,24 @@ def capsule_of_runs(submission: Submission, results: list[Result]) -> Capsule:
         scripts=noted_scripts(out),
         packages=software.packages if software else run.versions,
         contents=software.contents if software else {},
-        model=_model(run),
-        dataset=_dataset(run),
-        server=served_by(settings.server, settings.model.path, software, hosts),
+        model={
+            "name": model.name,
+            "source": without_folder(model.source, model.path),
+            "sha256": model.sha256,
+            "hub": model.recipe.get("hub", ""),
+            "revision": model.recipe.get("revision", ""),
+            "weight_data_types": model.weight_data_types,
+            "weight_transformations": model.weight_transformations,
+            "quantization": model.quantization.scheme if model.quantization else "",
+        },
+        dataset={
+            "name": dataset.name,
+            "source": without_folder(dataset.source, dataset.path),
+            "sha256": dataset.sha256,
+            "source_sha256": dataset.source_sha256,
+            "samples": str(dataset.samples),
+        },
+        server=served_by(settings.server, model.path, software, hosts),
         machine=description_of(submission, results[0].system),
         results=[publishable(result) for result in results],
     )
@@ -92,7 +107,6 @@ def noted_scripts(out: Path) -> list[CapsuleScript]:
 
 def scripts_of(noted: Any) -> list[CapsuleScript]:
     """Return the scripts that a cm-version-info.json lists, each once, in its order."""
-    details = [detail for entries in noted.values() for entry in entries for detail in entry.values()]
     scripts = [
         CapsuleScript(
             alias=str(detail.get("script_alias", "")),
@@ -100,36 +114,11 @@ def scripts_of(noted: Any) -> list[CapsuleScript]:
             variations=str(detail.get("script_variations", "")),
             version=str(detail.get("version", "")),
         )
-        for detail in details
+        for entries in noted.values()
+        for entry in entries
+        for detail in entry.values()
     ]
     return list({msgspec.json.encode(script): script for script in scripts}.values())
-
-
-def _model(run: RunRecord) -> dict[str, str]:
-    """Return what the record of a run states of its model."""
-    model = run.settings.model
-    return {
-        "name": model.name,
-        "source": without_folder(model.source, model.path),
-        "sha256": model.sha256,
-        "hub": model.recipe.get("hub", ""),
-        "revision": model.recipe.get("revision", ""),
-        "weight_data_types": model.weight_data_types,
-        "weight_transformations": model.weight_transformations,
-        "quantization": model.quantization.scheme if model.quantization else "",
-    }
-
-
-def _dataset(run: RunRecord) -> dict[str, str]:
-    """Return what the record of a run states of its dataset."""
-    dataset = run.settings.dataset
-    return {
-        "name": dataset.name,
-        "source": without_folder(dataset.source, dataset.path),
-        "sha256": dataset.sha256,
-        "source_sha256": dataset.source_sha256,
-        "samples": str(dataset.samples),
-    }
 
 
 def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | None, hosts: set[str]) -> CapsuleServer:
@@ -139,7 +128,11 @@ def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | 
         software=server.software,
         version=server.version,
         command=command,
-        options={} if command else _without_paths(server.options),
+        options={
+            name: value
+            for name, value in server.options.items()
+            if not command and not (isinstance(value, str) and "/" in value)
+        },
         env=env,
         endpoints=len(server.endpoints),
         max_model_len=server.max_model_len,
@@ -153,10 +146,6 @@ def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | 
         if server.container
         else {},
     )
-
-
-def _without_paths(options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    return {name: value for name, value in options.items() if not (isinstance(value, str) and "/" in value)}
 
 
 def description_of(submission: Submission, system: str) -> dict[str, Any]:

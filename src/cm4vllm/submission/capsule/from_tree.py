@@ -3,13 +3,14 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.common.bounded_documents import read_json
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.records.software import SCRIPTS_FILE
 from cm4vllm.results.capsule import Capsule, CapsuleServer, unknown_fields
 from cm4vllm.results.log_folders import text_at
@@ -20,7 +21,6 @@ from cm4vllm.submission.checker.official_checker import is_rehearsal
 
 _BLOCK = re.compile(r"(?<!`)`{3,}+[^`\n]*+\n(.*?)```", re.DOTALL)
 _PULL = re.compile(r"cm pull repo (?P<repo>\S+)(?:.*?--checkout=(?P<commit>\S+))?")
-_MODEL_FLAGS = ("--vllm_model_name", "--model")
 _EXPECTED = {
     "program": ("version", "commit", "url"),
     "model": ("sha256", "revision", "weight_data_types"),
@@ -64,49 +64,32 @@ def capsule_of_part(submission: Submission, results: list[Result]) -> Capsule:
 
 def _pages(submission: Submission, result: Result) -> list[str]:
     """Return the texts of the pages above a result: those of its system, and the submitter's."""
-    home = submission.home
-    places = [home / "measurements" / result.system, home / "results" / result.system, home]
-    return list(filter(None, (text_at(place / "README.md") for place in places)))
+    places = ("measurements", result.system), ("results", result.system), ()
+    return list(filter(None, (text_at(submission.home.joinpath(*place, "README.md")) for place in places)))
 
 
 def _lines(texts: Iterable[str], pattern: str) -> list[list[str]]:
     """Return the words of the commands in blocks of code that match; continued lines are joined."""
-    lines = []
-    for block in (block for text in texts for block in _BLOCK.findall(text)):
-        for line in re.sub(r"\\\s*\n\s*", " ", block).splitlines():
-            if re.match(pattern, line.strip()):
-                try:
-                    lines.append(shlex.split(line))
-                except ValueError:
-                    continue
-    return lines
+    blocks = (re.sub(r"\\\s*\n\s*", " ", block) for text in texts for block in _BLOCK.findall(text))
+    commands = []
+    for line in (line for block in blocks for line in block.splitlines() if re.match(pattern, line.strip())):
+        with suppress(ValueError):  # its quotes do not match
+            commands.append(shlex.split(line))
+    return commands
 
 
 def _served(texts: Iterable[str], command: list[str]) -> list[str]:
     """Return the line that started the server of the model that the command names; nothing where no page has it."""
-    names = {word.partition("=")[2] for word in command if word.startswith(_MODEL_FLAGS)}
-    lines = _lines(texts, r"(vllm serve|python\S* -m vllm)\b")
-    return next((line for line in lines if names & set(line)), [])
+    names = {word.partition("=")[2] for word in command if word.startswith(("--vllm_model_name", "--model"))}
+    return next((line for line in _lines(texts, r"(vllm serve|python\S* -m vllm)\b") if names & set(line)), [])
 
 
 def _facts(submission: Submission, result: Result) -> dict[str, Any]:
     """Return what files of facts beside a result state, by their names."""
-    facts: dict[str, Any] = {}
-    for layout in tree_layouts():
-        place = (result.system, result.model, Path(result.folder).name)
-        for path in layout.settings_of(submission.home, *place).glob("*_*.json"):
-            _read(path, facts)
-        _read(layout.settings_of(submission.home, *place) / SCRIPTS_FILE, facts)
-    return facts
-
-
-def _read(path: Path, facts: dict[str, Any]) -> None:
-    try:
-        value = read_json(path)
-    except (OSError, ValueError):
-        return
-    if isinstance(value, dict):
-        facts[path.name] = value
+    place = (submission.home, result.system, result.model, Path(result.folder).name)
+    folders = [layout.settings_of(*place) for layout in tree_layouts()]
+    paths = (path for folder in folders for path in (*folder.glob("*_*.json"), folder / SCRIPTS_FILE))
+    return {path.name: stated for path in paths if (stated := object_of(path))}
 
 
 def _program(texts: list[str], facts: Mapping[str, Any]) -> dict[str, str]:

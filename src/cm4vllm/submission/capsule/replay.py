@@ -1,19 +1,30 @@
-"""The command that runs a capsule again."""
+"""The command that runs a capsule again, and what a replay here would differ in: program, packages and machine."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
+import msgspec
+
+from cm4vllm import __version__
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.programs.own_program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.secrets.redaction import PLACEHOLDER
 from cm4vllm.common.settings import Key
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.records.campaign import TARGET_FLAGS
+from cm4vllm.records.described_system import KEYS, NETWORK_KEYS
 from cm4vllm.records.vllm.given_options import given_options, value_text
 from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.comparing.compared_settings import ComparedSetting, Group, compare_settings, settings_of
 from cm4vllm.results.comparing.verification import Tolerance
 from cm4vllm.rules import Mode, Scenario, round_terms, terms
 from cm4vllm.serving.options.searchable_options import searchable_options, searched_name
+from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.capsule.consent import (
     Asked,
     Consent,
@@ -25,6 +36,7 @@ from cm4vllm.submission.capsule.consent import (
     require_consent,
     variables_in,
 )
+from cm4vllm.submission.published_program import program_digest
 
 #: Flags for the places of a job's files and for its output, which change nothing that is measured; and the flags of
 #: searches: a replay has the rates and server settings of the first run.
@@ -136,7 +148,8 @@ def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str
         part = result.performance
         rate = (part.conditions.client.get("target_qps") or part.settings.get("target_qps")) if part else None
         if isinstance(rate, int | float) and rate > 0:
-            name, value = _target(capsule, result.scenario, float(rate))
+            rules = terms(capsule.round, capsule.benchmark, Scenario.parse(result.scenario), Mode.PERFORMANCE)
+            name, value = TARGET_FLAGS[rules.scenario], str(1000 / rate if rules.one_by_one else float(rate))
             if fixed.setdefault(name, value) != value:
                 raise UsageError(
                     f"the runs of the capsule have several rates for --{name}",
@@ -174,6 +187,41 @@ def _found_settings(server: list[str], search: str, extra: str) -> dict[str, str
     return flags | ({"extra_args": " ".join([*others, extra]).strip()} if others else {})
 
 
-def _target(capsule: Capsule, scenario: str, rate: float) -> tuple[str, str]:
-    of_scenario = terms(capsule.round, capsule.benchmark, Scenario.parse(scenario), Mode.PERFORMANCE)
-    return TARGET_FLAGS[of_scenario.scenario], str(1000 / rate if of_scenario.one_by_one else rate)
+#: Keys of a system's description without those of the submission.
+_OF_THE_MACHINE = {*KEYS, *NETWORK_KEYS} - {
+    *("submitter", "division", "status", "hw_notes", "sw_notes", "system_type", "system_type_detail", "framework")
+}
+
+
+def compare_environment(capsule: Capsule) -> list[ComparedSetting]:
+    """Compare the program, packages and machine of a capsule with this program, its packages and this machine."""
+    software = detect_software()
+    described = describe_system(
+        detect_machine(),
+        SystemAsked(
+            submitter=capsule.submitter,
+            division=capsule.division,
+            system_type="datacenter",
+            vllm="",
+            packages={},
+            used=None,
+            rehearsal=capsule.rehearsal,
+        ),
+    )
+    here = msgspec.structs.replace(
+        capsule,
+        packages=software.packages,
+        contents=software.contents,
+        machine={key: value for key, value in described.items() if key in _OF_THE_MACHINE},
+        program={
+            "name": "cm4vllm",
+            "version": __version__,
+            "commit": commit_of_this_repository(),
+            "url": url_of_this_repository(),
+            "files_sha256": program_digest(),
+            "cm": software.cm,
+            "python": software.python,
+        },
+    )
+    rows = compare_settings({"": [settings_of(side, None, None) for side in (capsule, here)]})
+    return [row for row in rows if row.group in (Group.PROGRAM, Group.PACKAGES, Group.CONTENTS, Group.SYSTEM)]

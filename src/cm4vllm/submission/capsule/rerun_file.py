@@ -68,25 +68,23 @@ def read_capsule(path: Path) -> Capsule:
     again = "make it again from the results or the tree: cm run script --tags=generate,mlperf,capsule --input=FOLDER"
     try:
         fields = read_yaml(path)
+        schema = fields.pop(_SCHEMA, None) if isinstance(fields, dict) else None
+        if schema == Capsule.SCHEMA:
+            return _with_terms(msgspec.convert(_completed(fields), Capsule, dec_hook=_decoded))
     except OSError as error:
         raise UsageError(
             f"cannot read the capsule {path}",
             cause=str(error.strerror),
             remedy=f"give a {CAPSULE_FILE}, a folder of results, or a submission tree",
         ) from error
-    except ValueError as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
-    if not isinstance(fields, dict) or (schema := fields.pop(_SCHEMA, None)) != Capsule.SCHEMA:
-        stated = f"schema {schema}" if isinstance(fields, dict) and schema is not None else f"no line `{_SCHEMA}:`"
-        raise UsageError(
-            f"{path} is not a capsule of this version of cm4vllm",
-            cause=f"it has {stated}, this version reads schema {Capsule.SCHEMA}",
-            remedy=again,
-        )
-    try:
-        return _with_terms(msgspec.convert(_completed(fields), Capsule, dec_hook=_decoded))
-    except (msgspec.ValidationError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
+    stated = f"no line `{_SCHEMA}:`" if schema is None else f"schema {schema}"
+    raise UsageError(
+        f"{path} is not a capsule of this version of cm4vllm",
+        cause=f"it has {stated}, this version reads schema {Capsule.SCHEMA}",
+        remedy=again,
+    )
 
 
 def _completed(fields: dict[str, Any]) -> dict[str, Any]:

@@ -24,9 +24,6 @@ from typing import Any
 _LONGEST = 1 << 26
 _MOST_ITEMS = 100_000
 _CHUNK = 1 << 16
-#: As lcb_runner sets it.
-_INT_DIGITS = 50_000
-_TEXT = 1000
 _COLLECTIONS: Mapping[str, Callable[[Any], Any]] = {
     "tuple": tuple,
     "set": set,
@@ -50,39 +47,40 @@ class Opaque:
     """A value of a type that cannot be sent; equal to itself alone."""
 
 
+#: What is written of a value, by its kind; the first one that fits counts.
+_WRITTEN: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (bool | int | float | str | None, lambda value: value),
+    (list, lambda items: list(map(encode, items))),
+    (dict, lambda items: {"dict": [[encode(key), encode(item)] for key, item in items.items()]}),
+    (complex, lambda value: {"complex": [value.real, value.imag]}),
+    (range, lambda value: {"range": [value.start, value.stop, value.step]}),
+    (bytes | bytearray, lambda value: {type(value).__name__: value.hex()}),
+    (Decimal | Fraction, lambda value: {type(value).__name__: str(value)}),
+)
+_ITERATED: tuple[tuple[type, str], ...] = (
+    (tuple, "tuple"),
+    (set, "set"),
+    (frozenset, "frozenset"),
+    (Iterator, "iterator"),
+    (type({}.keys()), "keys"),
+    (type({}.values()), "values"),
+)
+
+
 def encode(value: Any) -> Any:
     """Return a value as JSON can hold it: an object with the name of its type where JSON has none like it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list):
-        return list(map(encode, value))
-    if isinstance(value, dict):
-        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
+    for kind, written in _WRITTEN:
+        if isinstance(value, kind):
+            return written(value)
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encode(value.item())
-    if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, range):
-        return {"range": [value.start, value.stop, value.step]}
-    if isinstance(value, bytes | bytearray):
-        return {type(value).__name__: value.hex()}
-    if isinstance(value, Decimal | Fraction):
-        return {type(value).__name__: str(value)}
-    kinds: tuple[tuple[type, str], ...] = (
-        (tuple, "tuple"),
-        (set, "set"),
-        (frozenset, "frozenset"),
-        (Iterator, "iterator"),
-        (type({}.keys()), "keys"),
-        (type({}.values()), "values"),
-    )
-    name = next((name for kind, name in kinds if isinstance(value, kind)), "")
+    name = next((name for kind, name in _ITERATED if isinstance(value, kind)), "")
     items = list(islice(value, _MOST_ITEMS + 1)) if name else []
     return {name: list(map(encode, items))} if name and len(items) <= _MOST_ITEMS else {"opaque": None}
 
 
 def decode(value: Any) -> Any:
-    """Return the value that `encoded` wrote. Raises ValueError, TypeError for what it cannot have written."""
+    """Return the value that `encode` wrote. Raises ValueError, TypeError for what it cannot have written."""
     if isinstance(value, list):
         return list(map(decode, value))
     if not isinstance(value, dict):
@@ -90,9 +88,7 @@ def decode(value: Any) -> Any:
     ((name, content),) = value.items()
     if name in _FROM_TEXT:
         return _FROM_TEXT[name](content)
-    if name not in _COLLECTIONS:
-        return Opaque()
-    return _COLLECTIONS[name](map(decode, content))
+    return _COLLECTIONS[name](map(decode, content)) if name in _COLLECTIONS else Opaque()
 
 
 class Channel:
@@ -100,7 +96,7 @@ class Channel:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        sys.set_int_max_str_digits(_INT_DIGITS)
+        sys.set_int_max_str_digits(50_000)  # as lcb_runner sets it
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message. Raises OSError where the other end is closed."""
@@ -168,7 +164,7 @@ def run_programs(abilities: Mapping[str, Callable[..., Any]]) -> None:
         try:
             reply = {"value": abilities[request.pop("do")](**request)}
         except BaseException as error:  # also what ends a process, as sys.exit()
-            reply = {"error": type(error).__name__, "text": str(error)[:_TEXT]}
+            reply = {"error": type(error).__name__, "text": str(error)[:1000]}
         channel.send(reply)
 
 

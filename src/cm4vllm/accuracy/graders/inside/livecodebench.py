@@ -49,7 +49,7 @@ class Program:
 
     def call(self, *arguments: Any) -> Any:
         """Return the result of the program's function."""
-        return exchange.decoded(self.channel.ask("call", arguments=exchange.encoded(list(arguments))))
+        return exchange.decode(self.channel.ask("call", arguments=exchange.encode(list(arguments))))
 
     def call_method(self, method: Any, inputs: Any) -> None:
         """Print what it prints."""

@@ -37,7 +37,7 @@ class Solution:
 
     def call(self, arguments: Any) -> Any:
         """Return the result of the function."""
-        return exchange.encoded(self._method(*exchange.decoded(arguments)))
+        return exchange.encode(self._method(*exchange.decode(arguments)))
 
     def printed(self, inputs: str) -> str:
         """Return the output of the program for these inputs."""

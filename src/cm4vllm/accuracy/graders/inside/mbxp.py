@@ -22,8 +22,6 @@ sys.path.insert(0, "/inside")
 exchange = importlib.import_module("exchange")
 
 OFFICIAL = Path("/tmp/official")  # noqa: S108 - the sandbox's own
-#: Seconds beyond mxeval's own limit until a process that does not report is given up.
-_GRACE_S = 10.0
 
 
 def stands_alone(test: str) -> bool:
@@ -33,19 +31,21 @@ def stands_alone(test: str) -> bool:
     except SyntaxError:
         return False
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    own |= {
-        (alias.asname or alias.name).partition(".")[0]
-        for node in nodes
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "candidate"]
+    own = (
+        {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        | {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        | {node.arg for node in nodes if isinstance(node, ast.arg)}
+        | {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+    )
     given = {
         name.id
-        for call in calls
+        for call in nodes
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "candidate"
         for argument in (*call.args, *(named.value for named in call.keywords))
         for name in ast.walk(argument)
         if isinstance(name, ast.Name)
@@ -63,7 +63,7 @@ class Programs:
         """Run a command in the program's sandbox on the files that mxeval has written; return its exit status."""
         written = [path for path in (OFFICIAL / "mxeval").glob("*_exec_eval/*") if path.is_file()]
         files = {str(path): path.read_text(encoding="utf-8") for path in written}
-        done = self.channel.ask("run", timeout + _GRACE_S, argv=argv, cwd=cwd, timeout=timeout, files=files)
+        done = self.channel.ask("run", timeout + 10.0, argv=argv, cwd=cwd, timeout=timeout, files=files)
         return SimpleNamespace(returncode=done["returncode"], stderr=done["stderr"], stdout="")
 
     def execute(self, code: str, names: dict[str, Any]) -> None:
@@ -79,8 +79,8 @@ class Programs:
 
         def candidate(*positional: Any, **named: Any) -> Any:
             """Call the function of the program in its own sandbox, and return its result."""
-            arguments = exchange.encoded([list(positional), named])
-            return exchange.decoded(self.channel.ask("call", name=entry, arguments=arguments))
+            arguments = exchange.encode([list(positional), named])
+            return exchange.decode(self.channel.ask("call", name=entry, arguments=arguments))
 
         exec(f"{test}\ncheck(candidate)", {"candidate": candidate})  # noqa: S102 - the dataset's test, not the answer
 

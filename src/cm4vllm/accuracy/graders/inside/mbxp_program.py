@@ -33,9 +33,9 @@ class Python:
 
     def call(self, name: str, arguments: Any) -> Any:
         """Return the result of the program's function."""
-        positional, named = exchange.decoded(arguments)
+        positional, named = exchange.decode(arguments)
         with self._official.swallow_io():
-            return exchange.encoded(self._names[name](*positional, **named))
+            return exchange.encode(self._names[name](*positional, **named))
 
 
 def run(argv: list[str], cwd: str | None, timeout: float, files: dict[str, str]) -> dict[str, Any]:
