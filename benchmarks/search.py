@@ -22,9 +22,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import rivals
+from cm4vllm.campaign.search.projection import FullLength
 from cm4vllm.campaign.search.rate_search import SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.common.errors import CmError

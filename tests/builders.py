@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.campaign.planning.schedule import schedule
+from cm4vllm.campaign.planning.steps import Step
+from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.files import sha256_of
 from cm4vllm.records.accuracy import Score
 from cm4vllm.records.assets import DatasetRecord, QuantizationRecord
@@ -13,6 +16,16 @@ from cm4vllm.records.metrics import MetricsSample
 from cm4vllm.records.searches.rate_search import Boundary, SearchRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Terms
+
+
+def job_of(**fields: Any) -> Job:
+    """Return the job that settings with these fields ask for."""
+    return Job.of(CampaignSettings(**fields))
+
+
+def steps_of(**fields: Any) -> dict[str, Step]:
+    """Return the steps of such a job by their names, in the order of its schedule."""
+    return {step.name: step for step in schedule(job_of(**fields))}
 
 
 def campaign_record(**values: Any) -> CampaignRecord:

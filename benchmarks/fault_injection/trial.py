@@ -26,7 +26,7 @@ import psutil
 from clients.programs import compiled
 from cm4vllm.campaign.ledger import LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE
-from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
+from cm4vllm.campaign.rehearsal.profile import FAULT_FILE
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.programs.processes import die_with_parent

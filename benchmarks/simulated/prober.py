@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
-from cm4vllm.campaign.search.projection import Window
+from cm4vllm.campaign.search.projection import FullLength, Window
 from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.records.logs.arrivals import arrivals
 from cm4vllm.records.searches.rate_search import ProbeRecord

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from cm4vllm.campaign.search.bracketing import bracket
-from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.possible_gain import PARTS, interval_of_parts
+from cm4vllm.campaign.search.projection import FullLength
 from cm4vllm.campaign.search.search_space import Candidate
-from cm4vllm.campaign.search.server_bench import first_rate
+from cm4vllm.campaign.search.server_bench import bracket, first_rate
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.records.searches.settings_search import TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.rules import LatencyLimits

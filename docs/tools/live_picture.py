@@ -6,8 +6,8 @@
 import sys
 from pathlib import Path
 
+from cm4vllm.campaign.live.monitor import Page
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.live.page_server import Page
 from cm4vllm.campaign.live.status import StatusRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record

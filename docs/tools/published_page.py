@@ -5,8 +5,13 @@
 
 from textwrap import wrap
 
-from cm4vllm.campaign.published.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER
-from cm4vllm.campaign.published.published_results import PublishedResult, PublishedRun, published_runs
+from cm4vllm.campaign.published.published_results import (
+    LAYOUTS_DIFFER,
+    SEQUENCES_DIFFER,
+    PublishedResult,
+    PublishedRun,
+    published_runs,
+)
 from cm4vllm.common.settings import setting_text
 
 _HEAD = """\

@@ -5,8 +5,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.doctor.machine_page import MachineSettings, report_machine
-    from cm4vllm.doctor.questions import installation
+    from cm4vllm.doctor.machine_page import MachineSettings, installation, report_machine
 
     cm = i["automation"].cmind
     installed = installation(cm, Path(i["automation"].path).parents[1])

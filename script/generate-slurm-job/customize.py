@@ -1,5 +1,6 @@
 """Writes a file for sbatch that runs the main job in an allocation of Slurm."""
 
+from pathlib import Path
 from typing import Any
 
 
@@ -26,20 +27,11 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
 def _file(i: dict[str, Any]) -> tuple[str, Any, dict[str, Any], dict[str, Any]]:
     """Return the file's text, the settings, and the main job's flags, as typed and as keys of its environment."""
-    import os
-    import sys
-    from pathlib import Path
-
-    from cmind import cli
-
-    from cm4vllm.engine.format.meta import load_script
-    from cm4vllm.engine.run.flags import check_flags, mapped_inputs
+    from cm4vllm.engine.run.flags import check_flags, typed_command
     from cm4vllm.serving.clusters.slurm_job import SlurmJobSettings, batch_text, job_words
 
     settings = SlurmJobSettings.of(i["env"])
-    typed: dict[str, Any] = cli.parse(["run", "script", *job_words(settings)])["cm_input"]
-    main_job = load_script(str(Path(__file__).resolve().parents[1] / "run-mlperf-inference-app"), "cm4vllm")
-    check_flags(main_job, typed)
-    program = Path(sys.executable).with_name("cm")
-    text = batch_text(settings, folder=Path.cwd(), program=program, environ=os.environ)
-    return text, settings, typed, mapped_inputs(main_job, typed)[1]
+    main_job = str(Path(__file__).resolve().parents[1] / "run-mlperf-inference-app")
+    script, typed, keys = typed_command(main_job, job_words(settings))
+    check_flags(script, typed)
+    return batch_text(settings), settings, typed, keys

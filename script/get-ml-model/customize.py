@@ -14,6 +14,5 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.models import ModelSettings, model_exports, provide
 
-    record = provide(ModelSettings.of(i["env"]), Path.cwd())
-    i["env"].update(model_exports(record, Path.cwd()).env())
+    i["env"].update(model_exports(provide(ModelSettings.of(i["env"]), Path.cwd()), Path.cwd()).env())
     return {"return": 0}

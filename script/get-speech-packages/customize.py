@@ -10,6 +10,5 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
     lock = Path(i["artifact"].path) / "requirements.txt"
     names = "the packages for speech: audio readers and whisper's normaliser"
-    packages = install_packages(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python)
-    i["env"]["CM_SPEECH_PACKAGES"] = str(packages)
+    i["env"]["CM_SPEECH_PACKAGES"] = str(install_packages(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python))
     return {"return": 0}

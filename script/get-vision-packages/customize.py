@@ -10,6 +10,5 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
     lock = Path(i["artifact"].path) / "requirements.txt"
     names = "the packages for pictures: torchvision and Pillow"
-    packages = install_packages(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python)
-    i["env"]["CM_VISION_PACKAGES"] = str(packages)
+    i["env"]["CM_VISION_PACKAGES"] = str(install_packages(Path.cwd(), lock, names, VllmPythonInput.of(i["env"]).python))
     return {"return": 0}

@@ -15,6 +15,5 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.models import model_exports
     from cm4vllm.assets.quantization import QuantizationSettings, quantize
 
-    record = quantize(QuantizationSettings.of(i["env"]), Path.cwd())
-    i["env"].update(model_exports(record, Path.cwd()).env())
+    i["env"].update(model_exports(quantize(QuantizationSettings.of(i["env"]), Path.cwd()), Path.cwd()).env())
     return {"return": 0}

@@ -17,6 +17,5 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.execution import recipes_of
 
     settings, recipes = EndpointsSettings.of(i["env"]), recipes_of(i["automation"].run)
-    done = run_job(settings, recipes, command_line(i["input"]), typed_env(i["input"]))
-    i["env"].update(done.env())
+    i["env"].update(run_job(settings, recipes, command_line(i["input"]), typed_env(i["input"])).env())
     return {"return": 0}

@@ -28,6 +28,5 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     changes = amendments(i["input"].get("adr"), i["automation"].reach)
     settings = CampaignSettings.of({**i["env"], **changes.settings})
     recipes = recipes_of(i["automation"].run, changes.rest)
-    done = run_job(settings, recipes, command_line(i["input"]), typed_env(i["input"]), changes)
-    i["env"].update(done.env())
+    i["env"].update(run_job(settings, recipes, command_line(i["input"]), typed_env(i["input"]), changes).env())
     return {"return": 0}

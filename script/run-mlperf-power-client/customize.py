@@ -12,13 +12,6 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     return {"return": 0}
 
 
-def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.power_client import ClientSettings, require_settings
-
-    require_settings(ClientSettings.of(i["env"]))
-    return {"return": 0}
-
-
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.power_client import ClientSettings, make
 

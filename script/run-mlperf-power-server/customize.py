@@ -5,15 +5,10 @@ from typing import Any
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.power.programs import ProgramInputs
-
-    i["env"].update(ProgramInputs.of(i["env"]).exports)
-    return {"return": 0}
-
-
-def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.power.server_run import ServerSettings, require_settings
 
     require_settings(ServerSettings.of(i["env"]))
+    i["env"].update(ProgramInputs.of(i["env"]).exports)
     return {"return": 0}
 
 

@@ -62,19 +62,10 @@ def test_a_score_worked_out_by_hand():
     scores = score_pairs(["the ships sailed"], ["the ship landed"], UNTRAINED).fmeasures
     assert scores["rouge1"] == scores["rougeL"] == pytest.approx([2 / 3])
     assert scores["rouge2"] == pytest.approx([1 / 2])
-
-
-def test_sentences_are_put_on_lines_of_their_own_for_rouge_lsum():
-    scores = score_pairs(["Salt came. Silk left."], ["Silk left. Salt came."], UNTRAINED).fmeasures
-    assert scores["rougeLsum"] == [1.0]
-    assert scores["rougeL"][0] < 1
-
-
-def test_the_length_is_that_of_the_text_as_it_is_scored():
-    assert score_pairs(["  Salt came. Silk left. \n"], ["x"], UNTRAINED).lengths == [len("Salt came.\nSilk left.")]
-
-
-def test_no_pairs_have_no_scores():
+    # Each sentence stands on a line of its own for rougeLsum; the length is that of the text as it is scored.
+    swapped = score_pairs(["  Salt came. Silk left. \n"], ["Silk left. Salt came."], UNTRAINED)
+    assert swapped.fmeasures["rougeLsum"] == [1.0] and swapped.fmeasures["rougeL"][0] < 1
+    assert swapped.lengths == [len("Salt came.\nSilk left.")]
     assert score_pairs([], [], UNTRAINED).fmeasures == {type_: [] for type_ in TYPES}
 
 

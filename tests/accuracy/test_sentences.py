@@ -64,9 +64,12 @@ def test_the_model_splits_as_nltk_does_with_it(pinned, trained):
     assert named.sha256 == pinned.digest
 
 
-def test_the_model_is_found_where_nltk_looks(pinned, trained, monkeypatch):
+def test_the_model_is_found_and_taken_where_nltk_looks(pinned, trained, tmp_path, monkeypatch):
+    with pytest.raises(SourceUnavailable, match="none.zip"):
+        install_model(tmp_path / "data", tmp_path / "none.zip")
     monkeypatch.setattr(nltk.data, "path", ["/nowhere", str(trained)])
     assert Sentences.by_name("punkt_tab").data == trained
+    assert (install_model(tmp_path / "data") / ENGLISH / "abbrev_types.txt").is_file()  # not downloaded again
 
 
 def test_a_missing_model_is_told_and_not_fetched(tmp_path):
@@ -77,15 +80,12 @@ def test_a_missing_model_is_told_and_not_fetched(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_version_of_the_model_is_refused(trained):
+def test_another_version_of_the_model_and_an_unknown_way_to_split_are_refused(trained):
+    with pytest.raises(UsageError, match="spacy"):
+        Sentences.by_name("spacy")
     with pytest.raises(InstallError, match="not the one that scores are compared with") as failure:
         Sentences.by_name("punkt_tab", trained)
     assert "abbrev_types.txt" in failure.value.cause
-
-
-def test_an_unknown_way_to_split_is_refused():
-    with pytest.raises(UsageError, match="spacy"):
-        Sentences.by_name("spacy")
 
 
 @pytest.mark.parametrize("given", ["trained", "archive"])
@@ -121,13 +121,3 @@ def test_it_is_downloaded_and_its_digest_checked(pinned, archive, tmp_path, monk
     assert Sentences.by_name("punkt_tab", folder).splitter()(TEXT) == SPLIT
     assert "--nltk_data=punkt_tab.zip" in failure.value.remedy
     assert not (tmp_path / "other" / ENGLISH).exists()
-
-
-def test_what_nltk_has_already_is_not_downloaded_again(pinned, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(nltk.data, "path", [str(trained)])
-    assert (install_model(tmp_path / "data") / ENGLISH / "abbrev_types.txt").is_file()
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(SourceUnavailable, match="none.zip"):
-        install_model(tmp_path / "data", tmp_path / "none.zip")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as changed
 
+from builders import job_of, steps_of
 from cm4vllm.assets.samples.audio_dataset import digest_of_clips
+from cm4vllm.campaign.entry import division_findings, finding_notes, require_division_rules
 from cm4vllm.campaign.job_checks import of_division
-from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
-from cm4vllm.campaign.job_checks.of_division import machines, runs
+from cm4vllm.campaign.job_checks.of_division import job_rules
 from cm4vllm.campaign.planning.schedule import schedule
-from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.checking.checks import checks_in
 from cm4vllm.common.errors import UsageError
 from cm4vllm.records import machine as records
@@ -39,16 +39,16 @@ def root(tmp_path: Path) -> Path:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[records.GpuFacts]:
     """The GPUs that the machine of these tests has."""
     detected: list[records.GpuFacts] = []
-    monkeypatch.setattr(machines, "detect_gpus", lambda: detected)
+    monkeypatch.setattr(job_rules, "detect_gpus", lambda: detected)
     return detected
 
 
 def codes(root: Path, **fields: object) -> list[str]:
-    return [finding.code for finding in division_findings(Job.of(CampaignSettings(**OWN | fields)), root)]
+    return [finding.code for finding in division_findings(job_of(**OWN | fields), root)]
 
 
 def test_a_job_that_keeps_the_rules_is_accepted(root):
-    job = Job.of(CampaignSettings(**OWN))
+    job = job_of(**OWN)
     assert division_findings(job, root) == ()
     require_division_rules(job, ())
     assert (job.no_tree, job.proves_model, job.tests) == ("", True, ("TEST06",))
@@ -60,7 +60,6 @@ def test_a_job_that_keeps_the_rules_is_accepted(root):
     [
         ({"model_source": ""}, ["MODEL", "DATASET"]),
         ({"model_source": "_hf.meta-llama/Llama-3.1-8B-Instruct"}, []),
-        ({"model_source": "_catalogue.llama-3.1-8b-instruct"}, []),
         ({"model_source": "_catalogue.llama-3.1-8b-instruct-fp8"}, ["MODEL"]),
         ({"model_source": "_hf.someone/finetuned"}, ["MODEL"]),
         ({"model_source": "_dummy", "execution_mode": "test"}, ["MODEL", "DATASET", "VALIDATION"]),
@@ -69,33 +68,23 @@ def test_a_job_that_keeps_the_rules_is_accepted(root):
         ({"api_server": "http://127.0.0.1:1"}, ["MODEL", "SPECULATION"]),
         ({"dataset": "tiny"}, ["DATASET"]),
         ({"quantize": "fp8-dynamic"}, []),
-        ({"scenario": "Offline"}, ["SCENARIOS"]),
         ({"scenario": "Interactive"}, ["SCENARIOS"]),
         ({"scenario": "Offline,Interactive"}, []),
-        ({"scenario": "Server,Offline"}, []),
         ({"model": "llama3.1-8b-edge", "scenario": "Offline"}, ["SCENARIOS"]),
         ({"modes": "performance"}, ["VALIDATION"]),
-        ({"modes": "accuracy"}, ["VALIDATION"]),
     ],
 )
 def test_what_the_settings_break_is_found(root, fields, expected):
     assert codes(root, **fields) == expected
 
 
-@pytest.mark.parametrize("division", ["open"])
-def test_a_division_without_rules_refuses_nothing(tmp_path, division):
-    assert codes(tmp_path, division=division, model_source="", scenario="Offline", modes="accuracy") == []
+def test_a_division_without_rules_refuses_nothing(tmp_path):
+    assert codes(tmp_path, division="open", model_source="", scenario="Offline", modes="accuracy") == []
 
 
 @pytest.mark.parametrize(
     ("extra", "expected"),
-    [
-        ("--speculative-config.method ngram", ["SPECULATION"]),
-        ("-sc={}", ["SPECULATION"]),
-        ("--spec-mod=x", ["SPECULATION"]),
-        ("--max-num-seqs 4", []),
-        ("'unclosed", []),
-    ],
+    [("-sc={}", ["SPECULATION"]), ("--spec-mod=x", ["SPECULATION"]), ("--max-num-seqs 4", []), ("'unclosed", [])],
 )
 def test_speculative_decoding_is_found_in_every_form(root, extra, expected):
     assert codes(root, servers=LaunchSettings(server=ServerSettings(extra=extra))) == expected
@@ -106,18 +95,20 @@ def test_a_file_of_ones_own_counts_if_it_is_the_published_one(root, tmp_path, mo
     given.write_text("[]")
     assert codes(root, dataset_path=str(given)) == ["DATASET"]
     assert codes(root, quantize="fp8", calibration_path=str(given)) == ["CALIBRATION"]
+    assert codes(root, quantize="int8", calibration_path=str(given)) == [], "no scale comes from it"
     known, digest = catalogue(), f"md5:{hashlib.md5(b'[]').hexdigest()}"
     same = changed(known, datasets={name: changed(dataset, digest=digest) for name, dataset in known.datasets.items()})
-    monkeypatch.setattr(runs, "catalogue", lambda: same)
+    monkeypatch.setattr(job_rules, "catalogue", lambda: same)
     assert codes(root, dataset_path=str(given)) == []
     assert codes(root, quantize="fp8", calibration_path=str(given)) == []
 
 
 def test_clips_count_if_they_are_those_that_are_published(tmp_path):
-    for name, text in (("b", b"2"), ("a", b"1")):
-        (tmp_path / "clips").mkdir(exist_ok=True)
+    clips = {"a": b"1", "b": b"2"}
+    (tmp_path / "clips").mkdir()
+    for name, text in reversed(clips.items()):
         (tmp_path / "clips" / f"{name}.wav").write_bytes(text)
-    lines = "".join(f"{hashlib.md5(text).hexdigest()}  clips/{name}.wav\n" for name, text in (("a", b"1"), ("b", b"2")))
+    lines = "".join(f"{hashlib.md5(text).hexdigest()}  clips/{name}.wav\n" for name, text in clips.items())
     expected = f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
     assert digest_of_clips(tmp_path, "clips/") == expected
     (tmp_path / "clips" / "a.wav").write_bytes(b"3")
@@ -138,9 +129,7 @@ def test_a_folder_is_compared_with_the_published_digests(root, tmp_path, monkeyp
     ("stated", "expected"),
     [
         ("", ["ECC", "NETWORKING"]),
-        ("host_memory_configuration: 12x 64 GB DDR5-4800 ECC", ["NETWORKING"]),
         ("host_memory_configuration: 2x 16 GB DDR5, non-ECC", ["ECC", "NETWORKING"]),
-        ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE", ["NETWORKING"]),
         ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 0", ["NETWORKING"]),
         ("host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_network_card_count: 2", []),
     ],
@@ -154,25 +143,14 @@ def test_what_a_machine_does_not_show_has_to_be_stated(tmp_path, stated, expecte
 
 @pytest.mark.parametrize(("ecc", "expected"), [([True, True], []), ([True, False], ["ECC"]), ([True, None], ["ECC"])])
 def test_the_memory_of_gpus_needs_ecc_too(root, gpus, ecc, expected):
-    gpus += [
-        records.GpuFacts(
-            name="GPU",
-            uuid=str(number),
-            memory_bytes=1,
-            max_sm_mhz=None,
-            pcie_generation=None,
-            pcie_width=None,
-            driver="",
-            ecc=mode,
-        )
-        for number, mode in enumerate(ecc)
-    ]
+    unknown = dict.fromkeys(("max_sm_mhz", "pcie_generation", "pcie_width"))
+    gpus += [records.GpuFacts(name="GPU", uuid="", memory_bytes=1, driver="", ecc=mode, **unknown) for mode in ecc]
     assert codes(root) == expected
     assert codes(root, device="cpu") == []
 
 
 def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
-    job = Job.of(CampaignSettings(**OWN | {"model_source": "", "scenario": "Offline"}))
+    job = job_of(**OWN | {"model_source": "", "scenario": "Offline"})
     assert finding_notes(job, division_findings(job, root)) == ()  # the refusal says it all
     with pytest.raises(UsageError, match="cannot give a result of the closed division") as refused:
         require_division_rules(job, division_findings(job, root))
@@ -188,7 +166,7 @@ def test_a_valid_run_is_refused_with_every_rule_and_its_place(root):
 
 
 def test_a_rehearsal_goes_on_names_the_rules_and_makes_no_tree(root):
-    job = Job.of(CampaignSettings(division="closed"))
+    job = job_of(division="closed")
     faults = division_findings(job, root)
     require_division_rules(job, faults)
     notes = finding_notes(job, faults)
@@ -200,27 +178,11 @@ def test_a_rehearsal_goes_on_names_the_rules_and_makes_no_tree(root):
     assert job.no_tree == "the job does not keep these rules of the closed division: MODEL, DATASET"
 
 
-@pytest.mark.parametrize(
-    ("scheme", "calibrated"),
-    [
-        ("fp8", True),
-        ("gptq-w4a16", True),
-        ("int8,kv-fp8", True),
-        ("weights-as-they-are,kv-fp8", True),
-        ("int8", False),
-        ("fp8-dynamic", False),
-    ],
-)
+@pytest.mark.parametrize(("scheme", "calibrated"), [("fp8", True), ("int8,kv-fp8", True), ("int8", False)])
 def test_a_quantised_model_is_compared_before_and_named_after(scheme, calibrated):
-    names = [step.name for step in schedule(Job.of(CampaignSettings(**OWN | {"quantize": scheme})))]
+    names = list(steps_of(**OWN | {"quantize": scheme}))
     order = ["model", "model identity", "calibration set", "quantisation", "quantised model identity"]
     assert [name for name in names if name in order] == [name for name in order if calibrated or "set" not in name]
-
-
-def test_a_calibration_set_that_no_scale_comes_from_breaks_no_rule(root, tmp_path):
-    given = tmp_path / "set.json"
-    given.write_text("[]")
-    assert codes(root, quantize="int8", calibration_path=str(given)) == []
 
 
 ELSEWHERE = {"division": "network", "api_server": "http://198.51.100.7:8000"}
@@ -235,16 +197,10 @@ MACHINE = "host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_ne
     [
         # Only the facts of a server that its HTTP API does not report are refused.
         (NETWORK + MACHINE + "accelerators_per_node: 0\n", {}, ["MODEL", "SPECULATION"]),
-        (NETWORK + MACHINE + "accelerator_memory_configuration: HBM3 ECC\n", {}, ["MODEL", "SPECULATION"]),
         (NETWORK + MACHINE, {}, ["MODEL", "SPECULATION", "ECC"]),
         (NETWORK, {}, ["MODEL", "SPECULATION", "ECC", "ECC", "NETWORKING"]),  # nothing of this machine counts
         (MACHINE + "accelerators_per_node: 0\n", {}, ["MODEL", "SPECULATION", "FABRIC"]),
-        (
-            NETWORK.replace("100G Ethernet", "NVLink") + MACHINE + "accelerators_per_node: 0\n",
-            {},
-            ["MODEL", "SPECULATION", "FABRIC"],
-        ),
-        (NETWORK, {"api_server": "http://127.0.0.1:1"}, ["MODEL", "SPECULATION", "SEPARATE"]),
+        (NETWORK.replace("100G Ethernet", "NVLink") + MACHINE, {}, ["MODEL", "SPECULATION", "ECC", "FABRIC"]),
         (NETWORK, {"api_server": "http://198.51.100.7,http://[::1]"}, ["MODEL", "SPECULATION", "SEPARATE"]),
         (NETWORK, {"api_server": ""}, ["SEPARATE"]),
         (NETWORK, {"model": "llama3.1-8b-edge"}, ["MODEL", "SPECULATION", "DATACENTER"]),
@@ -263,7 +219,7 @@ def test_the_docs_name_the_rules_by_which_a_valid_run_of_the_network_division_is
 
 
 def test_a_rule_that_cannot_be_met_is_named_as_such(root):
-    job = Job.of(CampaignSettings(**ELSEWHERE, execution_mode="valid"))
+    job = job_of(**ELSEWHERE, execution_mode="valid")
     with pytest.raises(UsageError, match="a result of the network division") as refused:
         require_division_rules(job, division_findings(job, root))
     assert refused.value.remedy.startswith("MODEL, SPECULATION: cannot be met; rehearse")
@@ -272,7 +228,7 @@ def test_a_rule_that_cannot_be_met_is_named_as_such(root):
 @pytest.mark.parametrize("execution_mode", ["test", "valid"])
 def test_a_server_beside_loadgen_is_refused_with_the_rule_even_in_a_rehearsal(root, execution_mode):
     fields = {**OWN, **ELSEWHERE, "api_server": "http://localhost:8000", "execution_mode": execution_mode}
-    job = Job.of(CampaignSettings(**fields))
+    job = job_of(**fields)
     with pytest.raises(UsageError, match="of the network division") as refused:
         require_division_rules(job, division_findings(job, root))
     assert "physically apart" in refused.value.cause and "another machine" in refused.value.remedy
@@ -280,7 +236,7 @@ def test_a_server_beside_loadgen_is_refused_with_the_rule_even_in_a_rehearsal(ro
 
 
 def test_a_rehearsal_of_the_network_division_names_the_fields_that_are_missing(root):
-    job = Job.of(CampaignSettings(**ELSEWHERE))
+    job = job_of(**ELSEWHERE)
     faults = division_findings(job, root)
     require_division_rules(job, faults)
     (fabric,) = [note for note in finding_notes(job, faults) if "rule FABRIC" in note]
@@ -298,24 +254,18 @@ def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
     assert division_rules(Division.OPEN, Category.DATACENTER) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "division", "lengths"),
-    [
-        ("llama3.1-405b", Division.OPEN, (1, 2000)),
-        ("llama3.1-405b", Division.CLOSED, (2, 20000)),
-        ("llama3.1-405b", Division.NETWORK, (2, 20000)),
-        ("gpt-oss-120b", Division.OPEN, (1, 10240)),
-        ("gpt-oss-120b", Division.CLOSED, (1, 10000)),
-    ],
-)
-def test_the_lengths_of_answers_are_those_that_the_division_states(name, division, lengths):
-    generation = terms("v6.0", name, Scenario.OFFLINE, Mode.PERFORMANCE, division).generation
-    assert (generation.min_tokens, generation.max_tokens) == lengths
-    assert bool(generation.lengths_source) is (division is not Division.OPEN)
+def test_the_lengths_of_answers_are_those_that_the_division_states():
+    for division, lengths in (
+        (Division.OPEN, (1, 2000)),
+        (Division.CLOSED, (2, 20000)),
+        (Division.NETWORK, (2, 20000)),
+    ):
+        generation = terms("v6.0", "llama3.1-405b", Scenario.OFFLINE, Mode.PERFORMANCE, division).generation
+        assert (generation.min_tokens, generation.max_tokens) == lengths
+        assert bool(generation.lengths_source) is (division is not Division.OPEN)
 
 
 def test_speculative_decoding_is_allowed_where_the_rules_list_it():
     allowed = speculation("v6.1", "deepseek-r1", Scenario.INTERACTIVE)
     assert allowed is not None and (allowed.steps, allowed.topk) == (3, 1)
     assert speculation("v6.1", "deepseek-r1", Scenario.SERVER) is None
-    assert speculation("v6.1", "llama3.1-8b", Scenario.INTERACTIVE) is None

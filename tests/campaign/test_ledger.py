@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 import signal
@@ -162,13 +163,8 @@ def test_a_ledger_that_is_a_folder_is_named_with_a_remedy(tmp_path):
 FOLDER = "CM_MLPERF_OUTPUT_DIR"
 #: Written by a job with the real recipes, beside what the small job writes.
 ALSO = (
-    *"status.json .status.json.partial summary.html summary.json summary.csv campaign.json rerun.yaml".split(),
-    ATTEMPTS,
-    *(
-        "search system submission rate runs/sut/small/Offline/accuracy.user.conf "
-        "runs/sut/small/Offline/accuracy.answers runs/sut/small/Offline/accuracy.partial "
-        "runs/sut/small/Offline/accuracy.failed"
-    ).split(),
+    *"status.json .status.json.partial summary.html summary.csv campaign.json rerun.yaml attempts search".split(),
+    *(f"runs/sut/small/Offline/accuracy.{ending}" for ending in ("user.conf", "answers", "partial", "failed")),
 )
 
 
@@ -224,14 +220,14 @@ def run(out, recipes):
         signal.alarm(0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_link_or_a_pipe_in_the_place_of_anything_that_a_job_writes_is_refused_by_name(tmp_path, small_job, kind):
-    private = outside_of(tmp_path)
+def test_a_link_or_a_pipe_in_the_place_of_anything_that_a_job_writes_is_refused_by_name(tmp_path, small_job):
+    """Each place has one of the kinds, in turn."""
+    private, kinds = outside_of(tmp_path), itertools.cycle(KINDS)
     before = digests(private)
     written = {str(path.relative_to(small_job.out)) for path in small_job.out.rglob("*")}
     assert {".lock", LEDGER_FILE, "server/server.json", "runs/sut/small/Offline/accuracy/run.json"} <= written
     for number, name in enumerate(sorted(written | set(ALSO))):
-        base = tmp_path / str(number)
+        base, kind = tmp_path / str(number), next(kinds)
         out = base / "test"
         shutil.copytree(small_job.out, out)
         made = out / name
@@ -266,15 +262,8 @@ def test_files_of_others_under_the_names_of_a_job_are_kept_and_said(tmp_path, ca
     assert len(list(out.glob("kept-*"))) == len(names), "what the job itself wrote is no other's"
 
 
-def test_a_job_goes_on_in_a_folder_of_plain_files(tmp_path, small_job):
-    shutil.copytree(small_job.out, tmp_path / "test")
-    with pytest.raises(ModelError):
-        run(tmp_path, Asked())
-
-
-@pytest.mark.parametrize("kind", ["a link to a file", "a pipe"])
-def test_a_command_ends_with_the_code_of_bad_input(tmp_path, kind):
-    private = outside_of(tmp_path)
+def test_a_command_ends_with_the_code_of_bad_input(tmp_path):
+    private, kind = outside_of(tmp_path), "a link to a file"
     before = digests(private)
     job = SmallJob(tmp_path)
     job.out.mkdir(parents=True)
@@ -303,7 +292,7 @@ def test_a_job_in_a_copy_leaves_the_original_as_it_is(tmp_path, small_job):
     assert f"{RUNS.removeprefix('results/test/')}/performance.partial" in before
     assert copy.start().wait(90) == 0, copy.log.read_text()
     assert digests(original.out) == before
-    states = copy.states()
+    states = copy.states()  # a job goes on in a folder of plain files
     assert (states["Offline accuracy"].last.state, states["Offline performance"].last.state) == (State.KEPT, State.DONE)
     aborted = [line for line in ledger_lines(copy.out) if line["state"] == "aborted"]
     assert [line["left"] for line in aborted] == [f"{ATTEMPTS}/offline.performance-1"]

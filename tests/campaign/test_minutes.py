@@ -5,11 +5,11 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from builders import job_of
 from cm4vllm.campaign.job_checks.job_notes import job_notes
-from cm4vllm.campaign.planning.minutes import Minutes, Rate
-from cm4vllm.campaign.planning.run_sizes import LEAST, RunSize, divided, fitting, run_size, run_terms
+from cm4vllm.campaign.planning.minutes import LEAST, Minutes, Rate, RunSize, divided, fitting, run_size, run_terms
 from cm4vllm.campaign.planning.schedule import schedule
-from cm4vllm.campaign.planning.step_inputs import Shortened
+from cm4vllm.campaign.planning.step_environment import Shortened
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Product
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
@@ -22,7 +22,7 @@ class Rehearsal:
     """
 
     def __init__(self, rate, *, one_by_one=None, answering=8, started_s=0.0, before=None, **fields):
-        self.job = Job.of(CampaignSettings(**fields))
+        self.job = job_of(**fields)
         self.steps = schedule(self.job)
         self.now, self.estimates = 0.0, []
         self.rates = {False: rate, True: one_by_one or rate / 8}
@@ -58,8 +58,7 @@ class Rehearsal:
     def resolved(self, value):
         if not isinstance(value, MeasuredTarget):
             return value
-        known = self.rates[value.one_by_one]
-        return known * value.share
+        return self.rates[value.one_by_one] * value.share
 
     def estimate(self, count, at_a_time, longest_s):
         self.estimates.append(at_a_time)
@@ -77,11 +76,9 @@ class Rehearsal:
     "fields",
     [
         {},
-        {"scenario": "Offline"},
         {"model": "llama3.1-8b-edge"},
         {"model": "llama2-70b-99.9", "all_scenarios": True, "compliance": "TEST06"},
         {"model": "gpt-oss-120b", "modes": "performance"},
-        {"rehearsal_minutes": 5.0},
     ],
 )
 def test_on_a_fast_server_nothing_is_shorter(fields):
@@ -93,16 +90,13 @@ def test_on_a_fast_server_nothing_is_shorter(fields):
 @pytest.mark.parametrize(
     ("rate", "fields"),
     [
-        (0.8, {}),
-        (0.8, {"rehearsal_minutes": 2.0}),
         (0.3, {"rehearsal_minutes": 30.0}),
         (2.0, {"scenario": "Server"}),
         (0.5, {"model": "llama2-70b-99.9", "scenario": "Offline,Server,Interactive"}),
         (0.5, {"model": "llama3.1-8b-edge"}),
-        (1.5, {"compliance": "TEST06"}),
+        (0.8, {"compliance": "TEST06", "scenario": "Offline", "rehearsal_minutes": 8.0}),
         (0.5, {"power": "simulated", "scenario": "Offline"}),
         (0.8, {"scenario": "Server", "server_target_qps": 8.0, "rehearsal_minutes": 3.0}),
-        (0.5, {"scenario": "Offline", "offline_target_qps": 400.0}),
         (0.05, {"model": "llama2-70b-99.9", "scenario": "Offline"}),
     ],
 )
@@ -114,6 +108,7 @@ def test_on_a_slow_server_the_job_keeps_to_its_minutes(rate, fields, started_s):
     assert made.now >= 0.4 * 60 * made.job.rehearsal_minutes, "the minutes are used"
     assert min(made.counts.values()) >= LEAST
     assert made.minutes.exceeded == ""
+    assert not [name for name in made.counts if "TEST06" in name], "the rules of a test fix its queries"
 
 
 @pytest.mark.parametrize("rate", [0.8, 0.16])
@@ -142,9 +137,8 @@ def test_what_a_short_run_leaves_goes_to_the_others():
     assert made.counts["Server performance"] > 225 * 0.9 * 3.0 * 0.4
 
 
-@pytest.mark.parametrize("minutes", [3.0, 6.0, 12.0])
-def test_more_minutes_give_more_queries(minutes):
-    less, more = (Rehearsal(0.8, rehearsal_minutes=m).run().counts for m in (minutes, 2 * minutes))
+def test_more_minutes_give_more_queries():
+    less, more = (Rehearsal(0.8, rehearsal_minutes=minutes).run().counts for minutes in (6.0, 12.0))
     assert all(more.get(name, math.inf) > less[name] for name in less)
 
 
@@ -163,12 +157,6 @@ def test_a_count_or_a_duration_of_the_user_comes_first(fields, whole):
     assert "more than --rehearsal_minutes=15" in exceeded
 
 
-def test_the_queries_of_a_compliance_test_that_its_rules_fix_are_left_to_it():
-    made = Rehearsal(0.8, compliance="TEST06", scenario="Offline", rehearsal_minutes=8.0).run()
-    assert set(made.counts) == {"Offline accuracy", "Offline performance"}
-    assert made.now <= 480
-
-
 # --- the first estimate -----------------------------------------------------------------------------------------------
 
 
@@ -182,13 +170,7 @@ def test_more_requests_at_a_time_are_tried_while_the_estimate_is_too_low_for_the
     made = Rehearsal(30.0, answering=256).run()
     assert made.estimates == [8, 32]
     assert "Offline accuracy" not in made.counts
-
-
-def test_on_a_slow_server_the_estimate_takes_a_tenth_of_the_minutes_at_most():
-    made = Rehearsal(0.2)
-    made.run()
-    assert made.estimates == [8]
-    assert Rehearsal(0.001, rehearsal_minutes=2.0).run().estimates == [8]
+    assert Rehearsal(0.2).run().estimates == [8], "an estimate takes a tenth of the minutes at most"
 
 
 def test_without_an_estimate_a_run_stays_as_it_is():
@@ -253,7 +235,7 @@ def test_a_server_that_starts_for_longer_than_half_of_the_minutes_leaves_the_oth
 
 
 def test_what_is_known_before_gives_the_times_of_a_plan():
-    job = Job.of(CampaignSettings())
+    job = job_of()
     steps = schedule(job)
     minutes = Minutes(job, steps, rates={False: Rate(0.8, "Offline performance")})
     times = {step.name: minutes.expected(step) for step in steps}
@@ -267,12 +249,7 @@ def test_what_is_known_before_gives_the_times_of_a_plan():
 
 @pytest.mark.parametrize(
     ("wanted", "seconds", "parts"),
-    [
-        ([10.0, 20.0], 100.0, [10.0, 20.0]),
-        ([80.0, 20.0, 80.0], 100.0, [40.0, 20.0, 40.0]),
-        ([math.inf, 5.0], 50.0, [45.0, 5.0]),
-        ([10.0], -3.0, [0.0]),
-    ],
+    [([80.0, 20.0, 80.0], 100.0, [40.0, 20.0, 40.0]), ([math.inf, 5.0], 50.0, [45.0, 5.0]), ([10.0], -3.0, [0.0])],
 )
 def test_seconds_are_divided_so_that_who_gets_less_than_wanted_gets_as_much_as_others(wanted, seconds, parts):
     assert divided(wanted, seconds) == parts
@@ -285,12 +262,12 @@ def test_the_queries_that_fit_take_no_longer():
     assert fitting(RunSize(256, 0.01), 30.0, 0.9) == LEAST
 
 
-@pytest.mark.parametrize("minutes", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("minutes", [0.0, math.inf, math.nan])
 def test_minutes_are_above_zero(minutes):
     with pytest.raises(UsageError, match="CM_MLPERF_REHEARSAL_MINUTES"):
         Job.of(CampaignSettings.of({"CM_MLPERF_REHEARSAL_MINUTES": str(minutes)}))
 
 
 def test_a_valid_job_has_no_minutes():
-    (note,) = job_notes(Job.of(CampaignSettings(execution_mode="valid", rehearsal_minutes=3.0)))
+    (note,) = job_notes(job_of(execution_mode="valid", rehearsal_minutes=3.0))
     assert note.startswith("--rehearsal_minutes=3.0: ignored")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from builders import steps_of
 from cm4vllm.campaign import power_client
-from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.step_values import Values
 from cm4vllm.campaign.planning.steps import Step
@@ -20,7 +20,6 @@ from cm4vllm.campaign.power_client import (
     require_settings,
     require_wiring,
 )
-from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.folders.owned_folders import staged_folder
@@ -41,7 +40,7 @@ def copied(published: Path, name: str, folder: Path) -> PowerSession:
     return PowerSession(folder)
 
 
-@pytest.mark.parametrize(("name", "channels"), [(SINGLE, 1), (CHANNELS, 3), (LENOVO, 3)])
+@pytest.mark.parametrize(("name", "channels"), [(SINGLE, 1), (CHANNELS, 3)])
 def test_the_wiring_of_published_sessions_is_right(published_power: Path, name: str, channels: int) -> None:
     assert require_wiring(PowerSession(published_power / name)) == channels
 
@@ -126,31 +125,25 @@ def test_a_simulated_session_before_the_runs_takes_seconds_and_is_refused_before
         power_client.make(replace(given, before_tree=True))
 
 
-def job(out: Path, **settings: object) -> Job:
-    given = {"power": "simulated", "scenario": "Offline", "output_dir": str(out), **settings}
-    return Job.of(replace(CampaignSettings(), **given))
+def preflight_step(**settings: object) -> Step:
+    return steps_of(**{"power": "simulated", "scenario": "Offline", **settings})["power preflight"]
 
 
-def preflight_step(made: Job) -> Step:
-    return next(step for step in schedule(made) if step.name == "power preflight")
-
-
-def test_it_is_before_a_tree_where_the_job_makes_one(tmp_path: Path) -> None:
+def test_it_is_before_a_tree_where_the_job_makes_one() -> None:
     for power, made in (("yes", True), ("simulated", False)):
-        assert ClientSettings.of(preflight_step(job(tmp_path, power=power)).env()).before_tree is made
+        assert ClientSettings.of(preflight_step(power=power).env()).before_tree is made
 
 
 def test_it_is_left_out_where_each_run_has_its_session(published_power: Path, tmp_path: Path) -> None:
-    made = job(tmp_path)
-    condition, values = preflight_step(made).condition, Values(made.out, StepEnvironment(), {})
+    condition, values = preflight_step().condition, Values(tmp_path, StepEnvironment(), {})
     assert condition is not None and values.holds(condition)
-    run = made.out / "runs" / "a_system" / "a_model" / "Offline" / "performance"
+    run = tmp_path / "runs" / "a_system" / "a_model" / "Offline" / "performance"
     copied(published_power, SINGLE, run.with_name(SESSION))
     assert values.holds(condition)
     shutil.copytree(run.with_name(SESSION) / Phase.TESTING, run)
     assert not values.holds(condition)
-    assert preflight_step(job(tmp_path, rerun="offline.performance")).condition is None
-    assert preflight_step(job(tmp_path, rerun="power.preflight")).condition is None
+    for rerun in ("offline.performance", "power.preflight"):
+        assert preflight_step(rerun=rerun).condition is None
 
 
 def test_the_public_inputs_that_leave_out_ranging_are_refused() -> None:
@@ -160,14 +153,6 @@ def test_the_public_inputs_that_leave_out_ranging_are_refused() -> None:
         with pytest.raises(UsageError, match="is not supported") as raised:
             require_settings(replace(given, **change))
         assert "ranging" in raised.value.remedy
-
-
-def test_a_session_with_a_time_in_its_path_goes_into_a_folder_that_exists(tmp_path: Path) -> None:
-    (tmp_path / "earlier").mkdir()
-    given = ClientSettings(power_server="host", ntp_server="host", run_cmd="true", log_dir=str(tmp_path))
-    with pytest.raises(UsageError, match="is not replaced by a power session"):
-        require_settings(given)
-    require_settings(replace(given, timestamp=True))
 
 
 def test_a_session_goes_into_a_new_folder_or_an_empty_one_and_nothing_else(tmp_path: Path) -> None:
@@ -185,3 +170,4 @@ def test_a_session_goes_into_a_new_folder_or_an_empty_one_and_nothing_else(tmp_p
         with pytest.raises(UsageError, match="is not replaced by a power session") as raised:
             require_settings(replace(given, log_dir=str(tmp_path / name)))
         assert "--log_dir" in raised.value.remedy
+        require_settings(replace(given, log_dir=str(tmp_path / name), timestamp=True))  # below it, by the time

@@ -6,17 +6,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from builders import job_of, steps_of
 from cm4vllm.campaign import powered_run
-from cm4vllm.campaign.planning.schedule import SESSION_S, schedule
+from cm4vllm.campaign.planning.schedule import SESSION_S
+from cm4vllm.campaign.planning.steps import Step
 from cm4vllm.campaign.powered_run import PowerInputs, lacks_session, make_powered_run, require_power, require_sound
-from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
 from cm4vllm.common.folders.owned_folders import staged_folder
@@ -35,30 +36,28 @@ from cm4vllm.submission.tree_writer import TreeWriter
 LOADGEN = Path(__file__).parents[1] / "results" / "any_scenario.py"
 
 
-def job(**settings: object) -> Job:
-    return Job.of(replace(CampaignSettings(), **settings))
+def powered(steps: Mapping[str, Step]) -> list[str]:
+    return [name for name, step in steps.items() if getattr(step.inputs, "under_power", None)]
 
 
 def test_the_steps_of_a_job_with_power() -> None:
-    plain, powered = schedule(job(scenario="Offline")), schedule(job(scenario="Offline", power="simulated"))
-    added = [step for step in powered if step.name not in {plain_step.name for plain_step in plain}]
-    assert [(step.name, step.tags) for step in added] == [
-        ("power programs", "get,mlperf,power,src,_r6.1"),
-        ("power preflight", "run,mlperf,power,client,_preflight,_simulated,_r6.1"),
-    ]
-    before, after = (next(step for step in steps if step.name == "Offline performance") for steps in (plain, powered))
+    plain, steps = steps_of(scenario="Offline"), steps_of(scenario="Offline", power="simulated")
+    assert {name: step.tags for name, step in steps.items() if name not in plain} == {
+        "power programs": "get,mlperf,power,src,_r6.1",
+        "power preflight": "run,mlperf,power,client,_preflight,_simulated,_r6.1",
+    }
+    before, after = (each["Offline performance"] for each in (plain, steps))
     assert before.duration is not None and after.duration is not None
     assert after.duration.seconds == 2 * before.duration.seconds + SESSION_S
-    assert [step.name for step in powered if getattr(step.inputs, "under_power", None)] == ["Offline performance"]
+    assert powered(steps) == ["Offline performance"]
     assert any(SIMULATED in note for note in after.notes)
-    assert SIMULATED in job(power="simulated").no_tree and not job(power="yes").no_tree
+    assert SIMULATED in job_of(power="simulated").no_tree and not job_of(power="yes").no_tree
 
 
 def test_a_search_is_not_made_under_power_and_each_run_after_it_is() -> None:
-    steps = schedule(job(scenario="Server", execution_mode="valid", power="yes", submitter="Somebody"))
-    powered = [step.name for step in steps if getattr(step.inputs, "under_power", None)]
-    assert powered == ["Server performance", "Server performance again", "Server performance again (2)"]
-    assert any(step.name == "Server search" for step in steps)
+    steps = steps_of(scenario="Server", execution_mode="valid", power="yes", submitter="Somebody")
+    assert powered(steps) == ["Server performance", "Server performance again", "Server performance again (2)"]
+    assert "Server search" in steps
 
 
 def test_a_job_whose_power_cannot_be_measured_is_refused(tmp_path: Path) -> None:
@@ -165,63 +164,54 @@ def test_a_run_and_its_session_appear_together_and_what_was_there_is_replaced(
     assert not lacks_session(inputs.folder)
 
 
-def test_a_run_is_kept_with_its_own_session_alone(published_power: Path, tmp_path: Path) -> None:
-    inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
-    source = published_power / "v4.1-untether-r760-resnet50-offline"
-    shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
-    (tmp_path / "performance" / "spl.txt").unlink()
-    assert lacks_session(inputs.folder)
-    shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
-    assert not lacks_session(inputs.folder)
-    log = tmp_path / "performance" / "mlperf_log_detail.txt"
-    log.chmod(0o644)
+SOURCE = "v4.1-untether-r760-resnet50-offline"
+
+
+@pytest.fixture
+def kept(published_power: Path, tmp_path: Path) -> Path:
+    """A run with its session, both published: the folder of the run."""
+    shutil.copytree(published_power / SOURCE / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
+    shutil.copytree(published_power / SOURCE, tmp_path / SESSION, copy_function=shutil.copyfile)
+    for path in tmp_path.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert not lacks_session(tmp_path / "performance")
+    return tmp_path / "performance"
+
+
+def test_a_run_is_kept_with_its_own_session_alone(kept: Path) -> None:
+    log = kept / "mlperf_log_detail.txt"
     log.write_text(log.read_text().replace("Offline", "Server", 1))
-    assert lacks_session(inputs.folder)
+    assert lacks_session(kept)
+    shutil.rmtree(kept.with_name(SESSION))
+    assert lacks_session(kept)
 
 
 @pytest.mark.parametrize("name", ["run_1/spl.txt", "power/ptd_logs.txt", "ranging/mlperf_log_detail.txt"])
 @pytest.mark.parametrize("change", ["halved", "removed"])
-def test_a_run_is_not_kept_where_its_session_was_changed(
-    published_power: Path, tmp_path: Path, name: str, change: str
-) -> None:
-    inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
-    source = published_power / "v4.1-untether-r760-resnet50-offline"
-    shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
-    shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
-    assert not lacks_session(inputs.folder)
-    path = tmp_path / SESSION / name
-    path.parent.chmod(0o755)
+def test_a_run_is_not_kept_where_its_session_was_changed(kept: Path, name: str, change: str) -> None:
+    path = kept.with_name(SESSION) / name
     data = path.read_bytes()
     path.unlink()
     if change == "halved":
         path.write_bytes(data[: len(data) // 2])
-    assert lacks_session(inputs.folder) == f"files of its power session have been changed or removed: {name}"
+    assert lacks_session(kept) == f"files of its power session have been changed or removed: {name}"
 
 
-def test_a_run_is_not_kept_where_its_session_states_nothing(published_power: Path, tmp_path: Path) -> None:
-    inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
-    source = published_power / "v4.1-untether-r760-resnet50-offline"
-    shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
-    shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
-    stated = tmp_path / SESSION / "power" / "server.json"
-    stated.chmod(0o644)
-    stated.write_text("{}")
-    assert "power/server.json" in lacks_session(inputs.folder)
+def test_a_run_is_not_kept_where_its_session_states_nothing(kept: Path) -> None:
+    (kept.with_name(SESSION) / "power" / "server.json").write_text("{}")
+    assert "power/server.json" in lacks_session(kept)
 
 
-def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path, tmp_path: Path) -> None:
-    source = published_power / "v4.1-untether-r760-resnet50-offline"
-    run, results, settings = tmp_path / "performance", tmp_path / "results", tmp_path / "settings"
+def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path, kept: Path, tmp_path: Path) -> None:
+    source, run, session = published_power / SOURCE, kept, kept.with_name(SESSION)
+    results, settings = tmp_path / "results", tmp_path / "settings"
     settings.mkdir()
-    shutil.copytree(source / "run_1", run, copy_function=shutil.copyfile)
+    session.rename(tmp_path / "aside")
     copy_power(run, results, settings)
     assert not results.exists()  # without a session nothing is done
-    shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
+    (tmp_path / "aside").rename(session)
     with pytest.raises(SubmissionError, match="lacks analyzer_table"):
         copy_power(run, results, settings)
-    session = tmp_path / SESSION
-    for path in (session, *session.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
     for name in ("analyzer_table.md", "power_settings.md"):
         (session / name).write_text("stated\n")
     (session / FETCHED_ONLY).write_text("Power: Watts,826\n")
@@ -276,39 +266,28 @@ def clock_ahead_by(seconds: float) -> Callable[[Path], None]:
     ("change", "code", "cause", "remedy"),
     [
         (uncertain, "POWER-UNCERTAINTY", "1.52 % at most", "choose ranges"),
-        (lower_by(0.1), "POWER-RANGING", "less power", "ranging and testing"),
         (lower_by(0.07), "POWER-RANGING", "less power", "ranging and testing"),
         (clock_ahead_by(2), "POWER-CLOCK", "+2.2", "set the clock"),
         (clock_ahead_by(-2), "POWER-CLOCK", "-1.", "set the clock"),
-        (clock_ahead_by(60), "POWER-CLOCK", "+60.", "set the clock"),
     ],
-    ids=["uncertain", "a tenth lower", "7 % lower", "2 s ahead", "2 s behind", "a minute ahead"],
+    ids=["uncertain", "7 % lower", "2 s ahead", "2 s behind"],
 )
 def test_a_session_that_a_tree_would_refuse_is_refused_when_it_ends(
-    session: Path, change: Callable[[Path], None], code: str, cause: str, remedy: str
+    kept: Path, change: Callable[[Path], None], code: str, cause: str, remedy: str
 ) -> None:
-    change(session)
+    change(kept.with_name(SESSION))
     with pytest.raises(RunFailed, match="does not count") as refused:
-        require_sound(PowerSession(session))
+        require_sound(PowerSession(kept.with_name(SESSION)))
     assert code in refused.value.cause and cause in refused.value.cause and remedy in refused.value.remedy
 
 
 def test_a_sound_session_ends_without_a_word_and_half_a_second_is_only_said(
-    session: Path, capsys: pytest.CaptureFixture[str]
+    kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    session = kept.with_name(SESSION)
     require_sound(PowerSession(session))
     assert capsys.readouterr().err == ""
     clock_ahead_by(0.5)(session)
     assert {f.code for f in session_findings(PowerSession(session)) if f.severity is Severity.WARNING} == {
         "POWER-CLOCK"
     }
-
-
-@pytest.fixture
-def session(published_power: Path, tmp_path: Path) -> Path:
-    """A published session whose files can be changed."""
-    session = tmp_path / "session"
-    shutil.copytree(published_power / "v4.1-untether-r760-resnet50-offline", session, copy_function=shutil.copyfile)
-    for path in [session, *session.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return session

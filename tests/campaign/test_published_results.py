@@ -2,8 +2,10 @@
 
 import pytest
 
-from cm4vllm.campaign.published.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
 from cm4vllm.campaign.published.published_results import (
+    LAYOUTS_DIFFER,
+    SEQUENCES_DIFFER,
+    fit_lines,
     published_notes,
     published_run,
     published_runs,
@@ -17,13 +19,13 @@ from cm4vllm.rules import Scenario
 from cm4vllm.serving.options.arguments import ServerSettings
 
 H100 = "v4.1-neuralmagic-llama2-70b-fp8-4xh100"
+RATE = "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"
 
 
 @pytest.mark.parametrize("name", published_runs())
 def test_its_settings_make_a_job_of_its_round_and_scenarios(name):
     run = published_run(name)
-    fields = {*env_keys(CampaignSettings), *env_keys(ServerSettings)}
-    assert set(run.settings) <= fields
+    assert set(run.settings) <= {*env_keys(CampaignSettings), *env_keys(ServerSettings), "replicas"}
     job = Job.of(published_settings(CampaignSettings(published=name)))
     assert (job.round.name, job.benchmark.name) == (run.round, run.settings["model"])
     assert {result.scenario for result in run.results} <= set(job.scenarios)
@@ -33,9 +35,11 @@ def test_its_settings_make_a_job_of_its_round_and_scenarios(name):
 
 
 def test_what_the_user_gives_goes_first():
-    asked = published_settings(CampaignSettings(published=H100, tp_size=2, server_target_qps=7.0))
+    asked = published_settings(
+        CampaignSettings.of({"CM_MLPERF_PUBLISHED": H100, "CM_VLLM_SERVER_TP_SIZE": "2", RATE: "7.0"})
+    )
     assert (asked.round, asked.model, asked.launch.server.max_num_seqs) == ("v4.1", "llama2-70b-99", 1024)
-    assert (asked.tp_size, asked.launch.server.tp_size, asked.server_target_qps) == (2, 2, 7.0)
+    assert (asked.launch.server.tp_size, asked.server_target_qps) == (2, 7.0)
 
 
 def test_a_server_that_runs_keeps_its_options():
@@ -69,11 +73,8 @@ def test_its_figures_are_those_of_the_published_logs(name, neural_magic):
     served = str(run.settings["vllm_model_name"])
     folder = run.settings["model"] if "70" in served else served.replace("/", "_")
     for published in run.results:
-        (result,) = [
-            result
-            for result in submission.results
-            if (result.system, result.model, result.scenario) == (run.system, folder, published.scenario)
-        ]
+        place = (run.system, folder, published.scenario)
+        (result,) = [each for each in submission.results if (each.system, each.model, each.scenario) == place]
         latencies = {latency.name: float(latency.p99) for latency in result.performance.latencies}
         assert (result.performance.tokens_per_second, result.performance.samples_per_second) == (
             published.tokens_per_second,

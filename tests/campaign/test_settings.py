@@ -27,6 +27,8 @@ def test_the_default_is_a_rehearsal_of_both_scenarios_and_modes():
     assert default.scenarios == (Scenario.OFFLINE, Scenario.SERVER)
     assert default.modes == (Mode.ACCURACY, Mode.PERFORMANCE)
     assert default.out == Path.cwd() / "mlperf-results" / "test"
+    valid = job(execution_mode="valid")
+    assert (valid.execution_mode, valid.out.name) == (ExecutionMode.VALID, "valid"), "rehearsals share no folder"
 
 
 def test_a_rehearsal_says_before_it_begins_what_is_not_scored():
@@ -65,21 +67,12 @@ def test_queries_too_few_for_the_early_stopping_test_are_named_before_the_run(fi
     assert all("459 queries or more" in note for note in few)
 
 
-def test_rehearsals_and_results_never_share_a_folder():
-    assert job(execution_mode="valid").out != job(execution_mode="test").out
-    assert job(execution_mode="valid").execution_mode is ExecutionMode.VALID
-
-
 @pytest.mark.parametrize(
     ("fields", "remedy"),
     [
-        ({"model": "llama3.1-8B"}, "llama3.1-8b"),
-        ({"scenario": "Ofline"}, "Offline"),
-        ({"execution_mode": "vald"}, "valid"),
         ({"division": "opn"}, "open"),
         ({"category": "datacentre"}, "datacenter"),
         ({"device": "cpuu"}, "cpu"),
-        ({"implementation": "vlm"}, "vllm"),
         ({"round": "v6.2"}, "v6.1"),
     ],
 )
@@ -90,37 +83,17 @@ def test_a_word_nobody_defined_names_the_nearest(fields, remedy):
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"offline_target_qps": 0.0},
-        {"server_target_qps": -1.0},
-        {"test_query_count": 0},
-        {"max_test_duration": 0.0},
-        {"submitter": "Red Hat"},
-        {"submitter": "../up"},
-        {"num_workers": 0},
-        {"replicas": 0},
-        {"max_in_flight": 0},
-        {"tp_size": -1},
-        {"quantize": "int8,fp8"},
-        {"quantize": "int9"},
-        {"quantize": "weights-as-they-are"},
-    ],
+    "fields", [{"offline_target_qps": 0.0}, {"max_test_duration": 0.0}, {"submitter": "../up"}, {"num_workers": 0}]
 )
 def test_unusable_values_are_refused(fields):
+    """test_plan_of_main_job.py has more."""
     with pytest.raises(UsageError):
         job(**fields)
 
 
 @pytest.mark.parametrize(
     ("given", "variations"),
-    [
-        ("", ""),
-        ("int8", "_scheme.int8"),
-        ("_int8,_kv-fp8", "_scheme.int8,_kv-fp8"),
-        ("kv-fp8", "_kv-fp8"),
-        ("weights-as-they-are,kv-fp8", "_scheme.weights-as-they-are,_kv-fp8"),
-    ],
+    [("int8", "_scheme.int8"), ("_int8,_kv-fp8", "_scheme.int8,_kv-fp8"), ("kv-fp8", "_kv-fp8")],
 )
 def test_quantisation_is_asked_for_by_scheme(given, variations):
     assert job(quantize=given).quantisation == variations
@@ -152,7 +125,7 @@ def test_every_field_has_an_environment_key_or_is_a_part_with_keys():
     assert {*env_keys(CampaignSettings), *parts_of(CampaignSettings)} == set(CampaignSettings.__struct_fields__)
 
 
-@pytest.mark.parametrize("device", ["", "cpu", "cuda", "rocm"])
+@pytest.mark.parametrize("device", ["", "cuda"])
 def test_every_device_that_vllm_is_built_for_can_be_asked_for(device):
     assert job(device=device).settings.device == device
     with_server = job(device=device, api_server="http://127.0.0.1:1")
@@ -216,9 +189,8 @@ def plan(tmp_path, **given):
     return plan_job(EndpointsSettings.of(env))
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:8000", "localhost:8000,http://[::1]:8001"])
-def test_a_server_of_this_machine_is_measured(tmp_path, address):
-    assert plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER=address)["steps"]
+def test_a_server_of_this_machine_is_measured(tmp_path):
+    assert plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER="localhost:8000,http://[::1]:8001")["steps"]
 
 
 def test_what_the_bundle_needs_of_a_node_of_a_given_server_is_asked_for_by_the_plan(tmp_path):
@@ -232,10 +204,9 @@ def test_what_the_bundle_needs_of_a_node_of_a_given_server_is_asked_for_by_the_p
         plan(tmp_path, **{**given, "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated)})
 
 
-@pytest.mark.parametrize("address", ["http://gpu-7.lab.example:8000", "http://127.0.0.1:8000,203.0.113.7:8000"])
-def test_an_address_that_would_be_published_is_refused_by_the_plan(tmp_path, address):
+def test_an_address_that_would_be_published_is_refused_by_the_plan(tmp_path):
     with pytest.raises(UsageError, match="is no address of this machine") as raised:
-        plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER=address)
+        plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER="http://127.0.0.1:8000,203.0.113.7:8000")
     assert "config.yaml" in raised.value.cause
 
 
@@ -248,13 +219,10 @@ def test_models_whose_requests_are_an_agents_are_refused_with_the_reason(tmp_pat
         assert "conversations of an agent with tools" in raised.value.cause
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-120b", "deepseek-r1"])
-def test_the_other_models_are_planned_with_random_weights_and_a_dataset_file(tmp_path, model):
-    given = {
-        "CM_MLPERF_ENDPOINTS_MODEL": model,
-        "CM_ML_MODEL_SOURCE": f"_dummy.{model}",
-        "CM_VLLM_SERVER_MODEL_NAME": "",
-    }
+def test_the_other_models_are_planned_with_random_weights_and_a_dataset_file(tmp_path):
+    model = "deepseek-r1"
+    given = {"CM_MLPERF_ENDPOINTS_MODEL": model, "CM_ML_MODEL_SOURCE": f"_dummy.{model}"}
+    given |= {"CM_VLLM_SERVER_MODEL_NAME": ""}
     with pytest.raises(UsageError, match=f"the dataset of {model} is needed as a file"):
         plan(tmp_path, **given)
     rows = pyarrow.table({"prompt": ["a"] * endpoints_benchmark(model).samples})

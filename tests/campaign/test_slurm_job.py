@@ -18,13 +18,9 @@ def text_of(environ=None, **settings) -> str:
 def test_the_options_of_sbatch_are_those_that_are_asked_for():
     text = text_of(nodes="2", gpus=8, time="08:00:00", partition="long", account="mine", options="--qos=high")
     options = [line.split()[1] for line in text.splitlines() if line.startswith("#SBATCH")]
-    assert (
-        options
-        == (
-            "--job-name=cm4vllm --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --time=08:00:00 "
-            "--partition=long --account=mine --output=cm4vllm-%j.log --signal=B:TERM@60 --exclusive "
-            "--mem=0 --qos=high"
-        ).split()
+    assert " ".join(options) == (
+        "--job-name=cm4vllm --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --time=08:00:00 --partition=long "
+        "--account=mine --output=cm4vllm-%j.log --signal=B:TERM@60 --exclusive --mem=0 --qos=high"
     )
 
 
@@ -33,10 +29,7 @@ def test_the_options_of_sbatch_are_those_that_are_asked_for():
     [
         ("--mem-per-cpu=3900M", "--mem=", "--exclusive"),
         ("--mem=200G", "--mem=0", "--exclusive"),
-        ("--mem-per-gpu=64G", "--mem=", "--gpus-per-node=8"),
         ("--exclusive=user", "--exclusive\n", "--mem=0"),
-        ("--oversubscribe", "--exclusive", "--mem=0"),
-        ("-s", "--exclusive", "--mem=0"),
         ("-Hs", "--exclusive", "--mem=0"),
         ("-kx7", "--none", "--exclusive"),
         ("--exclude=node7", "--none", "--exclusive"),
@@ -90,29 +83,15 @@ def test_named_nodes_are_the_job_and_those_of_the_server():
     [
         ({"job": "--nodes=3"}, "given in --job"),
         ({"job": "--launcher=ssh"}, "given in --job"),
-        ({"job": "--nodes,=5"}, "given in --job"),
         ({"job": "--env.CM_VLLM_SERVER_NODES=5"}, "given in --job"),
-        ({"job": "--const.CM_VLLM_SERVER_NODES=5"}, "given in --job"),
         ({"job": "--adr.vllm-server.env.CM_VLLM_SERVER_NODES=5"}, "given in --job"),
-        ({"job": "--adr.vllm-server.nodes=5"}, "given in --job"),
         ({"job": "--add_deps_recursive.vllm-server.const.CM_VLLM_SERVER_LAUNCHER,=ssh"}, "given in --job"),
         ({"job": "--"}, "not a flag"),
         ({"nodes": "²"}, "not usable"),
-        ({"nodes": "٣"}, "not usable"),
-        ({"nodes": "9" * 5000}, "not usable"),
-        ({"nodes": "-1"}, "not usable"),
         ({"options": "--nodes=7"}, "cannot be given in --slurm_options"),
-        ({"options": "-N7"}, "cannot be given in --slurm_options"),
-        ({"options": "-HN7"}, "cannot be given in --slurm_options"),
         ({"options": "-QHwnode1"}, "cannot be given in --slurm_options"),
-        ({"options": "--ntasks=16"}, "cannot be given in --slurm_options"),
-        ({"options": "-n16"}, "cannot be given in --slurm_options"),
         ({"options": "--ntasks-per-gpu=2"}, "cannot be given in --slurm_options"),
-        ({"options": "--nodefile=hosts"}, "cannot be given in --slurm_options"),
         ({"options": "--mem-per-c=3900M"}, "write the name as a whole: --mem-per-cpu"),
-        ({"options": "--nodelis=a"}, "write the name as a whole: --nodelist"),
-        ({"options": "--sig=9"}, "write the name as a whole: --signal"),
-        ({"options": "--tim=1:00"}, "write the name as a whole: --time"),
         ({"options": "--exclu"}, "write the name as a whole: --exclusive"),
         ({"job": "Offline"}, "not a flag"),
         ({"job": "--a='"}, "--job cannot be read"),

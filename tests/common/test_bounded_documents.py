@@ -163,7 +163,6 @@ ALONE = {
     "src/cm4vllm/loadgen/client/worker.py": OURS,
     "src/cm4vllm/loadgen/client/workers.py": OURS,
     "src/cm4vllm/loadgen/process/kept_answers.py": TYPED,
-    "src/cm4vllm/loadgen/process/loopback.py": OURS,
     "src/cm4vllm/loadgen/process/process_monitor.py": TYPED,
     "src/cm4vllm/results/result_index.py": OURS,
     "src/cm4vllm/serving/answers/event_stream.py": "a part of an answer, bounded where it is received",

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 from cmind.cli import parse
 
+from builders import job_of
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
-from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError
-from cm4vllm.doctor import machine_page, questions
-from cm4vllm.doctor.machine_page import MachineSettings, benchmark_rows, report_machine
-from cm4vllm.doctor.questions import Device
+from cm4vllm.common.settings import env_keys
+from cm4vllm.doctor import machine_page
+from cm4vllm.doctor.machine_page import Device, MachineSettings, benchmark_rows, report_machine
 from cm4vllm.hardware.gpus.vendors import nvml
 from cm4vllm.rules import catalogue, round_names
 from cm4vllm.serving.fit.layout import GIB
+from cm4vllm.serving.options.arguments import ServerSettings
 from gpu_replay import Replay
 
 CPU = Device("cpu", 0, 24.0 * GIB)
@@ -60,17 +61,10 @@ def test_the_command_of_a_row_that_fits_is_a_job(round_name):
         given = parse(shlex.split(row.command)[1:])["cm_input"]
         if row.fits:
             assert given["plan"]
-            numbers = {flag: int(given[flag]) for flag in ("tp_size", "pp_size", "dp_size") if flag in given}
-            job = Job.of(
-                CampaignSettings(
-                    round=round_name,
-                    model=given["model"],
-                    vllm_model_name=given["vllm_model_name"],
-                    device=given["device"],
-                    **numbers,
-                )
-            )
+            asked = {flag: given[flag] for flag in ("model", "vllm_model_name", "device")}
+            job = job_of(round=round_name, **asked)
             assert job.benchmark.name == row.benchmark
+            assert given.keys() & {"tp_size", "pp_size", "dp_size"} <= env_keys(ServerSettings).keys()
         else:
             assert given["tags"] == "advise,vllm-fit"
 
@@ -108,9 +102,8 @@ def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_eac
     recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
     gpus = [*nvml.VENDOR.gpus(Replay(json.loads(recording.read_text()))) * 2]
     gib = gpus[0].memory_bytes / GIB
-    monkeypatch.setattr(questions, "detect_gpus", lambda: gpus)
     monkeypatch.setattr(machine_page, "detect_gpus", lambda: gpus)
-    monkeypatch.setattr(questions, "require_device", lambda name: None)
+    monkeypatch.setattr(machine_page, "require_device", lambda name: None)
     report = report_machine(MachineSettings(), tmp_path, [])
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 100

@@ -91,22 +91,25 @@ POWER = {
 }
 
 
+def client_run(**fields):
+    """Return a run of the client with made-up values."""
+    made = {
+        "folder": "point-1",
+        "endpoints": ("http://127.0.0.1:1",),
+        "api": "openai",
+        "model": "m",
+        "dataset": ClientDataset(name="d"),
+        "samples": 320,
+        "concurrency": 4,
+        "seeds": SEEDS,
+        **{"max_tokens": 1, "temperature": 0, "top_p": 1},
+    }
+    return ClientRun(**{**made, **fields})
+
+
 def point_record(terms, *, samples, curve=CURVE, benchmark=BENCHMARK, scored=(), **fields):
     """Return the record of a point with made-up figures."""
-    run = ClientRun(
-        folder="point",
-        endpoints=("http://127.0.0.1:1",),
-        api="openai",
-        model="m",
-        dataset=ClientDataset(name="d"),
-        samples=samples,
-        concurrency=terms.concurrency,
-        seeds=SEEDS,
-        max_tokens=1,
-        temperature=0,
-        top_p=1,
-        scored=scored,
-    )
+    run = client_run(samples=samples, concurrency=terms.concurrency, scored=scored)
     server = ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1, version="", owned=False)
     made = {
         "offline": "none",

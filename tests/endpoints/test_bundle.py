@@ -24,9 +24,8 @@ from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import write_record
 from cm4vllm.endpoints.bundle import build_bundle, official_report
-from cm4vllm.endpoints.disclosure import point_document, region_word, system_document
+from cm4vllm.endpoints.disclosure import point_document, read_submitter_file, region_word, system_document
 from cm4vllm.endpoints.steady_state import SteadyState
-from cm4vllm.endpoints.submitter_file import read_submitter_file
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.report.comparison_texts import report_comparison, report_verification

@@ -8,36 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_points import client_run
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
 from cm4vllm.endpoints.client import ClientInstallation, faults_of, run_client
-from cm4vllm.endpoints.client_config import TOKENIZER, ClientRun, client_document
+from cm4vllm.endpoints.client_config import TOKENIZER, client_document
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.point import require_dataset_file
 from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
-from cm4vllm.rules import ClientDataset, endpoints_benchmark, endpoints_benchmarks, seed_set
+from cm4vllm.rules import ClientDataset, endpoints_benchmark, endpoints_benchmarks
 from gateway import Gateway
 from text_server import MODEL, TextServer, save_model
 from traps import imported, set_traps
 
 COMMIT = "ea33275aa"
-RUN = ClientRun(
-    folder="point-1",
-    endpoints=("http://127.0.0.1:1",),
-    api="openai",
-    model="m",
-    dataset=ClientDataset(name="d"),
-    samples=320,
-    concurrency=4,
-    seeds=seed_set("2026-11-C1"),
-    max_tokens=1,
-    temperature=0,
-    top_p=1,
-    scored=(ClientDataset(name="a"), ClientDataset(name="b")),
-    accuracy_samples=64,
-)
+RUN = client_run(scored=(ClientDataset(name="a"), ClientDataset(name="b")), accuracy_samples=64)
 
 
 @pytest.fixture
@@ -163,20 +150,10 @@ CONFIG_RUN = [entry.name for entry in endpoints_benchmarks() if not entry.refuse
 def document(name, *, scored=True, key=""):
     benchmark = endpoints_benchmark(name)
     return client_document(
-        ClientRun(
-            folder="point-1",
-            endpoints=("http://127.0.0.1:8000",),
-            api=benchmark.api,
-            model="served",
+        client_run(
             dataset=benchmark.performance,
             parameters=benchmark.parameters,
             scored=benchmark.scored if scored else (),
-            samples=benchmark.samples,
-            concurrency=8,
-            seeds=seed_set("2026-11-C1"),
-            max_tokens=benchmark.max_tokens,
-            temperature=benchmark.temperature,
-            top_p=benchmark.top_p,
             key_variable=key,
         )
     )
@@ -314,23 +291,9 @@ def test_the_key_of_a_server_is_in_no_file_and_no_output(tmp_path, reference_cli
         TextServer(takes_ids=True, takes_text=False, refuses=(), done=True) as server,
         Gateway(server.endpoint, key=KEY) as gateway,
     ):
-        run = ClientRun(
-            folder="point-1",
-            endpoints=(gateway.endpoint,),
-            api="openai_completions",
-            model=MODEL,
-            dataset=measured,
-            samples=SAMPLES,
-            concurrency=2,
-            seeds=seed_set("2026-11-C1"),
-            max_tokens=8,
-            temperature=0,
-            top_p=1,
-            scored=(scored,),
-            accuracy_samples=SAMPLES,
-            key_variable=VARIABLE,
-            workers=1,
-        )
+        served = {"endpoints": (gateway.endpoint,), "api": "openai_completions", "model": MODEL, "max_tokens": 8}
+        given = {"samples": SAMPLES, "accuracy_samples": SAMPLES, "key_variable": VARIABLE, "workers": 1}
+        run = client_run(**served, **given, dataset=measured, concurrency=2, scored=(scored,))
         client = read_record(reference_client, ClientInstallation)
         set_traps(folder)
         run_client(client, run, folder, client_environment(hub=False))

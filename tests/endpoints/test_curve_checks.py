@@ -131,8 +131,8 @@ def less_than_a_pass(points):
     config(points, 8, lambda content: content["settings"]["runtime"].update(n_samples_to_issue=samples))
 
 
-def accuracy_ended_early(points):
-    counts = {"issued": 900, "scored": 880, "empty": 10, "missing": 10}
+def accuracy_ended_early(points, counts=None):
+    counts = counts or {"issued": 900, "scored": 880, "empty": 10, "missing": 10}
     change_json(
         points[14] / "accuracy" / "accuracy_results.json",
         lambda content: content["accuracy_scores"][0].update(response_counts=counts),
@@ -141,10 +141,7 @@ def accuracy_ended_early(points):
 
 def test_a_request_of_the_accuracy_run_that_failed_has_a_finding(points):
     counts = {"issued": BENCHMARK.accuracy_samples, "scored": BENCHMARK.accuracy_samples - 1, "empty": 1, "missing": 0}
-    change_json(
-        points[14] / "accuracy" / "accuracy_results.json",
-        lambda content: content["accuracy_scores"][0].update(response_counts=counts),
-    )
+    accuracy_ended_early(points, counts)
     assert "POINT-WHOLE" in codes(points)
 
 
@@ -176,17 +173,12 @@ def test_a_check_of_several_parts_makes_each(points, words):
         ("ttft", {"min": 0}, "ttft.min"),
         ("ttft", {"percentiles": {"50.0": 0, "90.0": 0, "99.0": 0}}, "ttft.percentiles.99.0"),
         ("ttft", {"max": 2e9}, "ttft.max"),  # the largest latency is 1 s
-        ("tpot", {"max": 0, "avg": 0}, "tpot.max"),
-        ("tpot", {"percentiles": {"50.0": 0}}, "tpot.percentiles.50.0"),
         ("tpot", {"percentiles": {"99.0": 1e12}}, "tpot.max"),
         ("tpot", {"percentiles": {"90.0": 3e6, "99.0": 2.9e6}}, "tpot.percentiles.99.0"),
         ("tpot", {"early_stopping_percentiles": {"99.0": 1e12, "99.9": None}}, "tpot.max"),
         ("latency", {"min": -5}, "latency.min"),
-        ("latency", {"min": 2e9}, "latency.avg"),
         ("output_sequence_lengths", {"max": 0}, "output_sequence_lengths.max"),
         (None, {"tps": 0.0}, "tps"),
-        (None, {"qps": -1}, "qps"),
-        (None, {"duration_ns": 0}, "duration_ns"),
         (None, {"n_samples_completed": 0}, "n_samples_completed"),
     ],
 )

@@ -59,19 +59,11 @@ def test_the_page_loads_nothing_and_has_no_script(page):
     [
         {"counts": [500, 400, -1]},
         {"counts": [500, 400, 1.79e308]},
-        {"counts": [500, 400, True]},
-        {"counts": "123"},
         {"counts": [500, 400]},
-        {"counts": [], "buckets": []},
         {"buckets": [[1, 2], [2, 4], [4, "inf"]]},
-        {"buckets": [["-inf", 2], [2, 4], [4, 8]]},
         {"buckets": [[-5, 2], [2, 4], [4, 8]]},
-        {"buckets": [[1, 2], [2, 4], [4, 1e308]]},
         {"buckets": [[4, 2], [2, 4], [4, 8]]},
-        {"buckets": [[1, 2, 3], [2, 4], [4, 8]]},
         {"buckets": {"1": 2}},
-        {"buckets": [1, 2, 3]},
-        {"buckets": ["12", "24", "48"]},
     ],
     ids=str,
 )
@@ -87,7 +79,7 @@ def test_a_histogram_of_numbers_that_none_can_have_is_left_out(points, page, cha
     assert page().count("<svg") == before.count("<svg") - len(points)
 
 
-@pytest.mark.parametrize("count", [0, 1, 10**18, 9.9e29])
+@pytest.mark.parametrize("count", [0, 9.9e29])
 def test_a_histogram_of_large_counts_is_drawn(points, page, count):
     for concurrency in points:
         change_json(

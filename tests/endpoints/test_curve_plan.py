@@ -2,24 +2,20 @@
 
 import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from made_points import BENCHMARK as STATUS_BENCHMARK
 from made_points import point_record
 from msgspec.structs import replace
 
-from cm4vllm.campaign.endpoints.schedule import schedule
+from cm4vllm.campaign.endpoints.job import schedule
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings, point_options
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.endpoints.curve_plan import coverage_words, plan_curve, rate_at, require_coverage
 from cm4vllm.endpoints.curve_search import _gaps, _highest, given_points
-from cm4vllm.endpoints.curve_status import MeasuredPoint, curve_status
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines
-from cm4vllm.endpoints.records import CurveRecord, Probe
+from cm4vllm.endpoints.records import CurveRecord, MeasuredPoint, Probe, curve_status
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import endpoints_benchmark, endpoints_rules, regions
@@ -225,24 +221,3 @@ def test_a_server_is_started_where_the_options_change(tmp_path):
     ]
     inputs = {step.name: step.inputs.extra for step in steps if "server" in step.name}
     assert list(inputs.values()) == [None, "--x --max-num-seqs=8", "--x", "--x --max-num-seqs=8"]
-
-
-def test_a_job_measures_its_points_on_the_servers_that_they_ask_for(tmp_path):
-    words = [
-        "SECONDS=0.1",
-        f"CM_MLPERF_ENDPOINTS_POINTS_GIVEN={POINTS}",
-        "CM_MLPERF_ENDPOINTS_POINT_ARGS=40: --max-num-seqs=8",
-    ]
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("small_curve.py"), tmp_path, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    points = tmp_path / "results/endpoints/test/points"
-    argvs = [json.loads((points / f"point-{n}/point.json").read_text())["server"]["argv"] for n in (1, 6, 7)]
-    assert [argv.count("--max-num-seqs=8") for argv in argvs] == [0, 0, 1]
-    assert done.stdout.count("starting vLLM with small: done") == 2

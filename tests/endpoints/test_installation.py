@@ -36,7 +36,6 @@ def test_the_first_python_that_is_new_enough_is_used(pythons):
     pythons("python3", "3.11")
     newer = pythons("python3.13", "3.13")
     assert find_python() == newer
-    assert find_python() == newer
     assert find_python(str(pythons("python3.12", "3.12"))) == find_python()
 
 

@@ -208,7 +208,9 @@ def test_a_client_that_ends_early_at_each_attempt_fails_the_point_by_its_counts(
 
 
 def test_an_interrupt_in_an_accuracy_run_fails_the_point_and_it_is_made_again(tmp_path):
-    curve = Curve(tmp_path, None, "SECONDS=0.1", SMALL_INTERRUPTED=str(tmp_path / "interrupted"))
+    """The points are given, and the last one asks for a server with further options."""
+    given = ("CM_MLPERF_ENDPOINTS_POINTS_GIVEN=1,2,4,7,13,23,40", "CM_MLPERF_ENDPOINTS_POINT_ARGS=40: --max-num-seqs=8")
+    curve = Curve(tmp_path, None, "SECONDS=0.1", *given, SMALL_INTERRUPTED=str(tmp_path / "interrupted"))
     process = curve.start()
     assert process.wait(300) == 0, curve.log.read_text()
     assert (tmp_path / "interrupted").exists()
@@ -216,6 +218,9 @@ def test_an_interrupt_in_an_accuracy_run_fails_the_point_and_it_is_made_again(tm
     output = curve.log.read_text()
     assert "of 8 samples of the accuracy run were issued" in ledger_of(curve)
     assert "attempt 1 of 2 is made again" in output and "is not whole" in output
+    records = [json.loads((curve.out / f"points/point-{number}/point.json").read_text()) for number in POINTS]
+    assert [record["server"]["argv"].count("--max-num-seqs=8") for record in records] == [0] * 6 + [1]
+    assert output.count("starting vLLM with small: done") == 2
     assert curve.left() == []
 
 

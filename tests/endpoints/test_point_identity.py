@@ -112,11 +112,8 @@ def at(places, fault):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (Fault.STATUS_500, "6 times HTTP 500: "),
-        (Fault.STATUS_400, "6 times HTTP 400: "),
         (Fault.CLOSE_MIDSTREAM, "IncompleteRead"),
         (Fault.ABORTED, "6 times the answer was cut off with the finish reason abort"),
-        (Fault.ERROR_EVENT, "6 times the answer ended without a finish reason"),
     ],
 )
 def test_a_point_with_failed_requests_is_no_point(site, server, behaviour, fault, words):
@@ -140,41 +137,14 @@ def test_a_server_that_refuses_all_requests_has_no_rate(site, behaviour):
     assert "64 requests of the accuracy run failed" in failed.value.cause
 
 
-@pytest.mark.parametrize(
-    ("figures", "words"),
-    [
-        ({"ttft": {"min": 0, "max": 0, "avg": 0}}, "ttft.max is 0"),
-        ({"tps": 0}, "tps is 0"),
-        ({"tpot": {"min": 1, "max": 5, "percentiles": {"50.0": 3, "99.0": 7}}}, "tpot.max is 5, where a run has 7"),
-    ],
-)
-def test_figures_that_no_run_has_make_no_point(site, monkeypatch, figures, words):
-    monkeypatch.setenv("SMALL_FIGURES", json.dumps(figures))
+def test_figures_that_no_run_has_make_no_point(site, monkeypatch):
+    monkeypatch.setenv("SMALL_FIGURES", json.dumps({"ttft": {"min": 0, "max": 0, "avg": 0}}))
     with pytest.raises(RunFailed, match="are those of no run") as failed:
         measure_point(site.inputs())
-    assert words in failed.value.cause
+    assert "ttft.max is 0" in failed.value.cause
     assert earlier_point(site.inputs())[0] is None
     monkeypatch.delenv("SMALL_FIGURES")
     assert measure_point(site.inputs())[0].samples_per_second > 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (Fault.STATUS_500, "6 times HTTP 500: "),
-        (Fault.CLOSE_BEFORE, "6 requests of the performance run failed"),
-        (Fault.CLOSE_MIDSTREAM, "6 requests of the performance run failed"),
-        (Fault.ABORTED, "6 times the answer was cut off with the finish reason abort"),
-        (Fault.ERROR_EVENT, "6 times the answer ended without a finish reason"),
-    ],
-)
-def test_the_reference_client_leaves_failed_requests_in_its_event_log(site, behaviour, reference_client, fault, words):
-    behaviour.fault = at((3, 30, 99, 100, 200, 319), fault)
-    with pytest.raises(RunIncomplete, match="is not whole") as failed:
-        measure_point(site.inputs(client=str(reference_client)))
-    print(failed.value.cause)
-    assert words in failed.value.cause
 
 
 @pytest.mark.long
@@ -189,13 +159,6 @@ def test_a_point_of_the_reference_client_is_kept_as_it_was_measured(site, behavi
     assert {"events.jsonl", "config.yaml", "performance/result_summary.json"} <= record.files.keys()
     doubled(path.with_name("performance") / "result_summary.json")
     assert earlier_point(inputs)[1].endswith("removed: performance/result_summary.json")
-
-
-def test_a_failed_request_of_the_accuracy_run_is_counted_there(site, behaviour):
-    behaviour.fault = at((330,), Fault.STATUS_500)
-    with pytest.raises(RunIncomplete) as failed:
-        measure_point(site.inputs(accuracy=True))
-    assert failed.value.cause.startswith("1 requests of the accuracy run failed (1 times HTTP 500")
 
 
 def test_a_probe_with_failed_requests_places_no_point(site, behaviour):
@@ -213,16 +176,12 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_server_that_changes_during_a_point_makes_it_invalid(site, behaviour, other):
+@pytest.mark.parametrize(("other", "unanswered"), [("restart", ()), ("model", ("/version",))])
+def test_a_server_that_changes_during_a_point_makes_it_invalid(site, behaviour, monkeypatch, other, unanswered):
+    """It is seen by the pages that it answers."""
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
     change, words = OTHERS[other]
-
-    def changes(number):
-        if number == 100:
-            behaviour.pages = pages(**change)
-        return Fault.NONE
-
-    behaviour.fault = changes
+    at_the_end(behaviour, unanswered, **change)
     with pytest.raises(RunFailed, match="the point-1 run is INVALID: a server has changed during it") as failed:
         measure_point(site.inputs())
     assert words in failed.value.cause
@@ -240,10 +199,7 @@ def at_the_end(behaviour, unanswered, **change):
     behaviour.fault = changes
 
 
-@pytest.mark.parametrize(
-    ("unanswered", "hangs_s"),
-    [(("/version",), 0.0), (("/v1/models",), 0.6), (("/metrics",), 0.6), (tuple(pages()), 0.0)],
-)
+@pytest.mark.parametrize(("unanswered", "hangs_s"), [(("/metrics",), 0.6), (tuple(pages()), 0.0)])
 def test_a_point_whose_server_does_not_answer_at_its_end_is_no_point(site, behaviour, monkeypatch, unanswered, hangs_s):
     monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
     monkeypatch.setattr("cm4vllm.serving.probing.server_identities._SHORT_S", 0.3)
@@ -253,16 +209,6 @@ def test_a_point_whose_server_does_not_answer_at_its_end_is_no_point(site, behav
         measure_point(site.inputs())
     assert all(f"its {path} cannot be read" in failed.value.cause for path in unanswered)
     assert not (site.folder / "points/point-1" / POINT_FILE).exists()
-
-
-@pytest.mark.parametrize(("unanswered", "other"), [("/metrics", "version"), ("/version", "model")])
-def test_another_server_is_seen_by_the_pages_that_it_answers(site, behaviour, monkeypatch, unanswered, other):
-    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
-    change, words = OTHERS[other]
-    at_the_end(behaviour, [unanswered], **change)
-    with pytest.raises(RunFailed, match="a server has changed during it") as failed:
-        measure_point(site.inputs())
-    assert words in failed.value.cause
 
 
 def test_a_server_that_does_not_answer_at_once_at_the_end_is_asked_again(site, behaviour, monkeypatch):
@@ -278,9 +224,8 @@ def test_a_server_that_does_not_answer_at_once_at_the_end_is_asked_again(site, b
     assert measure_point(site.inputs())[1].exists()
 
 
-@pytest.mark.parametrize("other", ["version", "model"])
-def test_a_server_that_changed_between_two_points_is_not_measured(site, server, behaviour, other):
-    change, words = OTHERS[other]
+def test_a_server_that_changed_between_two_points_is_not_measured_and_makes_no_curve(site, server, behaviour):
+    change, words = OTHERS["version"]
     measure_point(site.inputs())
     behaviour.pages, asked = pages(**change), len(server.bodies)
     with pytest.raises(ServerUnsuitable, match="the point-2 run cannot begin: the server has changed") as refused:
@@ -289,6 +234,10 @@ def test_a_server_that_changed_between_two_points_is_not_measured(site, server, 
     site.probe(server.endpoint)  # as the same command does
     record, why_not = earlier_point(site.inputs())
     assert (record, why_not) == (None, "its inputs have changed")
+    measure_point(site.inputs("point-2", concurrency=8))
+    with pytest.raises(SubmissionError, match="are not of one curve") as refused:
+        read_points(site.folder / "points")
+    assert words in refused.value.cause
 
 
 def test_the_same_server_started_again_between_two_points_is_the_same(site, server, behaviour):
@@ -298,27 +247,6 @@ def test_the_same_server_started_again_between_two_points_is_the_same(site, serv
     site.probe(server.endpoint)
     assert earlier_point(site.inputs())[0] is not None
     assert len(read_points(site.folder / "points")) == 2
-
-
-def test_a_server_that_changes_during_a_probe_ends_the_search(site, behaviour):
-    def changes(number):
-        if number == 100:
-            behaviour.pages = pages(version="0.31.0")
-        return Fault.NONE
-
-    behaviour.fault = changes
-    with pytest.raises(RunFailed, match="the probe-40 run is INVALID"):
-        find_curve(CurveInputs(c_min=1, c_max=40, output_dir=str(site.folder / "curve")), site.inputs())
-
-
-def test_points_of_two_servers_are_no_curve(site, server, behaviour):
-    measure_point(site.inputs())
-    behaviour.pages = pages(version="0.31.0")
-    site.probe(server.endpoint)
-    measure_point(site.inputs("point-2", concurrency=8))
-    with pytest.raises(SubmissionError, match="are not of one curve") as refused:
-        read_points(site.folder / "points")
-    assert "version.version was 0.32.0, now 0.31.0" in refused.value.cause
 
 
 # --- what is kept
@@ -433,7 +361,7 @@ def test_a_given_dataset_is_part_of_the_identity_by_its_content_and_rows(tmp_pat
     assert len({made.identity, identity(site, dataset_file=str(other)), identity(site)}) == 3
 
 
-@pytest.mark.parametrize("rows", [0, 100, 13367, 13369])
+@pytest.mark.parametrize("rows", [0, 13369])
 def test_a_given_dataset_of_other_rows_is_refused_by_the_plan(tmp_path, rows):
     path = table(tmp_path / "set.parquet", rows)
     settings = EndpointsSettings(vllm_model_name="hub/name", dataset_path=str(path), output_dir=str(tmp_path))
@@ -442,7 +370,7 @@ def test_a_given_dataset_of_other_rows_is_refused_by_the_plan(tmp_path, rows):
     assert "13,368 samples" in refused.value.cause and "--dataset_path" in refused.value.remedy
 
 
-@pytest.mark.parametrize("content", [None, b"", b"PAR1 no table PAR1", "folder"])
+@pytest.mark.parametrize("content", [None, b"PAR1 no table PAR1", "folder"])
 def test_a_given_dataset_that_is_no_parquet_file_is_refused_by_the_plan(tmp_path, content):
     path = tmp_path / "set.parquet"
     if content == "folder":
@@ -535,12 +463,3 @@ def test_files_of_the_user_beside_a_point_are_kept(site, capsys):
     assert not (points / "tokenizer" / "special_tokens_map.json").exists()
     measure_point(site.inputs("point-2"))
     assert "kept" not in capsys.readouterr().out
-
-
-def test_a_tokenizer_that_was_edited_is_kept_when_the_next_point_is_measured(site):
-    measure_point(site.inputs())
-    tokenizer = site.folder / "points" / "tokenizer"
-    (tokenizer / "tokenizer_config.json").write_text("mine")
-    measure_point(site.inputs("point-2"))
-    assert (tokenizer.with_name("kept-tokenizer") / "tokenizer_config.json").read_text() == "mine"
-    assert (tokenizer / "tokenizer_config.json").read_text() != "mine"

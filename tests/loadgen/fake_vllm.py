@@ -32,9 +32,6 @@ class Fault(Enum):
     NO_IDS = auto()
     NO_DONE = auto()
     ERROR_EVENT = auto()
-    SLOW_HEADERS = auto()
-    NOT_HTTP = auto()
-    GARBAGE_MIDSTREAM = auto()
     ABORTED = auto()
 
 
@@ -56,35 +53,30 @@ class Behaviour:
     `metrics` gives the page at /metrics and at all other places: there is none where it is empty. Each connection is
     accepted (with TLS: its handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for
     the usual one. `pages` are those at other paths. The n-th request waits while `held` is true of n and of the number
-    of events that have been sent to it. `backlog` connections wait to be accepted, and one more.
+    of events that have been sent to it.
     A page that is None is not answered: the connection is closed, or with `hangs_s` first left open for so long.
     A connection is closed after `answers_each` answers, 0 for never, which nothing announces; with `cut` not even TLS
     does, as where a process is killed. `usage` and `model` are
-    more in the usage of the n-th answer, and the name of its model. The usage comes `last_delay_s` after the last
-    token. `first_tokens` come with the first event.
+    more in the usage of the n-th answer, and the name of its model. `first_tokens` come with the first event.
     """
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
     token_delay_s: float = 0.0
     tokens_per_chunk: int = 1
     split: int = 0
-    stall_s: float = 0.3
     text: str = "w"
     metrics: Callable[[], str] = str
     pages: dict[str, str | None] = field(default_factory=dict)
     hangs_s: float = 0.0
     unix: str = ""
-    host: str = "127.0.0.1"
     certificate: str = ""
     accept_s: float = 0.0
     raw: Callable[[int, dict[str, Any]], bytes | None] = lambda number, body: None
     held: Callable[[int, int], bool] = lambda number, events: False
-    backlog: int = 2048
     answers_each: int = 0
     cut: bool = False
     usage: Callable[[int], dict[str, Any]] = lambda number: {}
     model: Callable[[int], str] = lambda number: ""
-    last_delay_s: float = 0.0
     first_tokens: int = 1
 
 
@@ -105,7 +97,7 @@ class FakeVllm:
     def endpoint(self) -> str:
         if self.behaviour.unix:
             return f"unix://{self.behaviour.unix}"
-        return f"http{'s' if self.behaviour.certificate else ''}://{self.behaviour.host}:{self.port}"
+        return f"http{'s' if self.behaviour.certificate else ''}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> FakeVllm:
         started = threading.Event()
@@ -172,7 +164,7 @@ class FakeVllm:
 
     def _listener(self) -> socket.socket:
         if not self.behaviour.unix:
-            return socket.create_server((self.behaviour.host, self.port), backlog=self.behaviour.backlog)
+            return socket.create_server(("127.0.0.1", self.port), backlog=2048)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.behaviour.unix)
         listener.listen(128)
@@ -214,9 +206,7 @@ class FakeVllm:
                 await asyncio.sleep(self.behaviour.hangs_s)
                 writer.transport.abort()
                 raise ConnectionResetError
-            content = page.encode()
-            status = b"200 OK" if content else b"404 Not Found"
-            await self._write(writer, b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content))
+            await self._write(writer, http(page.encode(), "200 OK" if page else "404 Not Found"))
             return
         length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-l"))
         body = json.loads(await reader.readexactly(length))
@@ -246,13 +236,10 @@ class FakeVllm:
         if fault is Fault.CLOSE_BEFORE:
             writer.transport.abort()
             raise ConnectionResetError
-        if fault is Fault.NOT_HTTP:
-            await self._write(writer, b"220 mail.example.org ESMTP\r\n")
-            return
         if fault in (Fault.STATUS_500, Fault.STATUS_400):
             status = "500 Internal Server Error" if fault is Fault.STATUS_500 else "400 Bad Request"
             content = json.dumps({"error": {"message": "made to fail", "code": int(status[:3])}}).encode()
-            await self._write(writer, f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+            await self._write(writer, http(content, status))
             return
         tokens = expected_tokens(body["prompt"], body["max_tokens"], body.get("min_tokens", 2))
         if body.get("stream"):
@@ -276,7 +263,7 @@ class FakeVllm:
             await writer.drain()
             writer.close()
             raise ConnectionResetError
-        await self._write(writer, f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+        await self._write(writer, http(content))
 
     async def _stream(
         self, number: int, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter
@@ -284,24 +271,14 @@ class FakeVllm:
         head = (
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
-        if fault is Fault.SLOW_HEADERS:
-            for byte in head[:-1]:
-                writer.write(bytes((byte,)))
-                await asyncio.sleep(0.002)
-            head = head[-1:]
         await self._write(writer, head)
         for index, event in enumerate(stream_events(body, tokens, self.behaviour, fault, number)):
             if index == 1 and fault in (Fault.CLOSE_MIDSTREAM, Fault.STALL_THEN_CLOSE, Fault.STALL):
-                await asyncio.sleep({Fault.STALL_THEN_CLOSE: self.behaviour.stall_s, Fault.STALL: 3600}.get(fault, 0))
+                await asyncio.sleep({Fault.STALL_THEN_CLOSE: 0.3, Fault.STALL: 3600}.get(fault, 0))
                 writer.transport.abort()
                 raise ConnectionResetError
-            if index == 2 and fault is Fault.GARBAGE_MIDSTREAM:
-                await self._write(writer, b"this is no chunk\r\n")
-                await asyncio.sleep(3600)
             if index:
                 await self._let_go(number, index)
-            if b'"usage":{' in event and self.behaviour.last_delay_s:
-                await asyncio.sleep(self.behaviour.last_delay_s)
             await self._write(writer, b"%x\r\n%s\r\n" % (len(event), event))
             if self.behaviour.token_delay_s:
                 await asyncio.sleep(self.behaviour.token_delay_s)
@@ -314,6 +291,20 @@ class FakeVllm:
             await writer.drain()
             if self.behaviour.split:
                 await asyncio.sleep(0.0005)  # so that the pieces arrive apart
+
+
+def http(content: bytes, status: str = "200 OK", head: bytes = b"") -> bytes:
+    """Return an HTTP answer of known length; `head` are further header lines."""
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n%b\r\n%b" % (status.encode(), len(content), head, content)
+
+
+def answer_content(body: dict[str, Any], tokens: list[int], *, streamed: bool) -> bytes:
+    """Return the content of a whole answer of these tokens, or the events of a streamed one."""
+    if streamed:
+        return b"".join(stream_events(body, tokens, Behaviour(), Fault.NONE))
+    reason = _ended(body, tokens, Fault.NONE)[1]
+    choice = {"index": 0, "text": "w", "token_ids": tokens, "finish_reason": reason}
+    return _compact({"choices": [choice], "usage": _usage(body, tokens, Fault.NONE)})
 
 
 def stream_events(

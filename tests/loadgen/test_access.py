@@ -43,12 +43,20 @@ def written(folder):
     return "".join(path.read_text(errors="replace") for path in folder.parent.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
-@pytest.mark.parametrize("scenario", ["Offline", "Server"])
-def test_a_run_sends_key_header_and_prefix_with_each_request(tmp_path, secured, scenario, tls, certificate):
-    signed = str(certificate) if tls else ""
+@pytest.mark.parametrize(("scenario", "tls"), [("Offline", False), ("Server", True)], ids=["http", "https"])
+def test_a_run_sends_key_header_and_prefix_with_each_request_and_on_no_command_line(
+    tmp_path, secured, scenario, tls, certificate
+):
+    signed, seen = str(certificate) if tls else "", []
+
+    def look():
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile, or is a zombie
+                seen.append(" ".join(child.cmdline()))
+
     with (
-        FakeVllm(Behaviour(metrics=lambda: METRICS)) as server,
+        # While the last answers are missing the worker is there to be seen.
+        FakeVllm(Behaviour(metrics=lambda: METRICS, held=lambda number, _: number >= 60 and look())) as server,
         Gateway(server.endpoint, "/team/a", SECRET, {"X-Tenant": TENANT}, certificate=signed) as gateway,
     ):
         # The self-check's own server has neither key nor certificate.
@@ -61,22 +69,6 @@ def test_a_run_sends_key_header_and_prefix_with_each_request(tmp_path, secured, 
     assert record.settings.server.access.key_env == "MY_KEY"
     assert SECRET not in written(tmp_path / "run")
     assert TENANT not in written(tmp_path / "run")
-
-
-def test_no_command_line_holds_the_key(tmp_path, secured):
-    seen = []
-
-    def look():
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile, or is a zombie
-                seen.append(" ".join(child.cmdline()))
-
-    with (
-        # While the last answers are missing the worker is there to be seen.
-        FakeVllm(Behaviour(held=lambda number, _: number >= 60 and look())) as server,
-        Gateway(server.endpoint, "", SECRET, {"X-Tenant": TENANT}) as gateway,
-    ):
-        run(secured(gateway, "Offline"), tmp_path / "run")
     assert any("cm4vllm.loadgen.client.worker" in words for words in seen)
     assert not any(SECRET in words or TENANT in words for words in seen)
 

@@ -63,25 +63,13 @@ def test_headroom_is_what_the_client_can_carry_over_the_load_that_came(record):
     assert client_doubts(run) == []
     assert headroom(record(completed=10_000)) == 5
     assert headroom(record(tokens=200)) == 5
-
-
-def test_a_target_that_was_not_reached_counts_as_the_load(record):
-    assert headroom(record(completed=500, completion_tokens=50_000)) == 10
-
-
-def test_an_offline_accuracy_run_has_no_target(record):
-    assert headroom(record("Offline", "accuracy", completed=500, completion_tokens=50_000)) == 100
-
-
-def test_a_client_with_little_headroom_is_doubtful(record):
-    run = record(self_check=replace(CHECK, capacity_qps=70))
-    assert headroom(run) == 1.4
-    [doubt] = client_doubts(run)
+    # A target that was not reached counts as the load; an Offline accuracy run has none.
+    few = {"completed": 500, "completion_tokens": 50_000}
+    assert (headroom(record(**few)), headroom(record("Offline", "accuracy", **few))) == (10, 100)
+    little = record(self_check=replace(CHECK, capacity_qps=70))
+    assert headroom(little) == 1.4
+    [doubt] = client_doubts(little)
     assert "1.40 times the load" in doubt
-
-
-def test_a_client_that_was_not_checked_is_doubtful(record):
-    assert client_doubts(record(self_check=None)) == ["the client was not checked before the run"]
 
 
 def test_ttft_that_the_client_adds_is_compared_with_one_percent_of_the_limit(record):
@@ -127,11 +115,8 @@ def test_a_machine_that_others_used_is_doubtful(record):
     [doubt] = client_doubts(replace(quiet, machine_load=replace(LOAD, stolen_s=30)))
     assert "the hypervisor gave 15%" in doubt
     accuracy = replace(record("Offline", "accuracy"), machine_load=replace(LOAD, own_s=0, stolen_s=99))
-    assert client_doubts(accuracy) == []
-
-
-def test_of_a_server_whose_processes_are_not_known_nothing_is_said(record):
-    assert client_doubts(replace(record(), machine_load=replace(LOAD, own_s=None))) == []
+    assert client_doubts(accuracy) == client_doubts(replace(quiet, machine_load=replace(LOAD, own_s=None))) == []
+    assert run_warnings(replace(quiet, server_metrics=METRICS)) == []
 
 
 BURN = "import time\nwhile time.process_time() < 0.25: pass\n"
@@ -199,8 +184,10 @@ METRICS = ServerMetrics(
 )
 
 
-def test_a_run_that_is_as_it_should_be_has_none(record):
-    assert run_warnings(replace(record(), server_metrics=METRICS, machine_load=LOAD)) == []
+SPEED = Speed(
+    **{"base_ms": 4.0, "per_request_ms": 0.1, "low": 90.0, "high": 110.0, "parts": 12, "scatter": 0.02},
+    **{"slowest": 0.69, "slowest_from_s": 330.0, "slowest_to_s": 347.0},
+)
 
 
 @pytest.mark.parametrize(
@@ -221,22 +208,7 @@ def test_a_run_that_is_as_it_should_be_has_none(record):
             ["GPU 1 was slowed down by its power limit for 99.0 s", "nvidia-smi"],
         ),
         (
-            {
-                "server_metrics": replace(
-                    METRICS,
-                    speed=Speed(
-                        base_ms=4.0,
-                        per_request_ms=0.1,
-                        low=90.0,
-                        high=110.0,
-                        parts=12,
-                        slowest=0.69,
-                        slowest_from_s=330.0,
-                        slowest_to_s=347.0,
-                        scatter=0.02,
-                    ),
-                )
-            },
+            {"server_metrics": replace(METRICS, speed=SPEED)},
             ["from 330 to 347 s", "31 % fewer tokens/s", "the host of a virtual machine"],
         ),
         ({"machine_load": replace(LOAD, own_s=100)}, ["other processes used 25%"]),

@@ -3,22 +3,18 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from fake_vllm import Behaviour, FakeVllm
+from msgspec.structs import replace
+from test_measurement import handed_over
 
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.serving.probing.node_names import network_name, node_names
-from cm4vllm.submission.system_records import runs_here
-from commands import need
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,8 +25,6 @@ from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, setting
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.server import ContainerRecord, ServerRecord
-
-replace = msgspec.structs.replace
 
 
 class Place:
@@ -47,32 +41,17 @@ class Place:
         self.dataset = replace(dataset, path=str(self.home / "cnn_eval.json"), source=f"local file in {folder}")
 
     def server(self, endpoint: str, **more) -> ServerRecord:
-        argv = [
-            str(self.home / "venv" / "bin" / "python"),
-            "-m",
-            "vllm.entrypoints.cli.main",
-            "serve",
-            str(self.model),
-            "--port",
-            endpoint.rpartition(":")[2],
-            "--max-num-seqs",
-            "8",
-            f"--chat-template={self.template}",
-            "--download-dir",
-            str(self.home / "downloads"),
-        ]
+        argv = [str(self.home / "venv/bin/python"), "-m", "vllm.entrypoints.cli.main", "serve", str(self.model)]
+        argv += ["--port", endpoint.rpartition(":")[2], "--max-num-seqs", "8", f"--chat-template={self.template}"]
+        plugin = {"PYTHONPATH": f"{self.home}/serving/options/fp8_plugin"}
         record = ServerRecord(
             endpoint=endpoint,
             model_name="tiny",
             max_model_len=2048,
             version="0.32.0",
             owned=True,
-            argv=argv,
-            env={
-                "PYTHONPATH": f"{self.home}/serving/options/fp8_plugin",
-                "RAY_ADDRESS": "10.0.0.1:6379",
-                "OMP_NUM_THREADS": "1",
-            },
+            argv=[*argv, "--download-dir", str(self.home / "downloads")],
+            env={**plugin, "RAY_ADDRESS": "10.0.0.1:6379", "OMP_NUM_THREADS": "1"},
             packages={"vllm": "0.32.0"},
             log=str(self.results / "server.log"),
             supervisor_pid=os.getpid(),
@@ -91,25 +70,11 @@ class Place:
             min_tokens=2,
             recipe={"files": f"config.json:1:{self.home}"},
         )
-        for name, record in (("model", model), ("dataset", self.dataset), ("server", server)):
-            write_record(self.home / f"{name}.json", record)
-        return RunInputs.of(
-            {
-                "CM_MLPERF_LOADGEN_SCENARIO": "offline",
-                "CM_MLPERF_LOADGEN_MODE": "accuracy",
-                "CM_MLPERF_ROUND": "v6.1",
-                "CM_MLPERF_MODEL": "llama3.1-8b",
-                "CM_MLPERF_RUN_STYLE": "test",
-                "CM_TEST_QUERY_COUNT": "64",
-                "CM_MLPERF_LOADGEN_TARGET_QPS": "12.5",
-                "CM_ML_MODEL_RECORD": str(self.home / "model.json"),
-                "CM_DATASET_RECORD": str(self.home / "dataset.json"),
-                "CM_VLLM_SERVER_RECORD": str(self.home / "server.json"),
-                "CM_MLPERF_LOADGEN_PYTHONPATH": "",
-                "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy"),
-                "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home),
-            }
-        )
+        env = handed_over(self.home, self.dataset)
+        write_record(self.home / "model.json", model)
+        write_record(self.home / "server.json", server)
+        own = {"CM_MLPERF_LOADGEN_MODE": "accuracy", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home)}
+        return RunInputs.of({**env, **own, "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy")})
 
 
 def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, dataset):
@@ -123,7 +88,7 @@ def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, datase
         place = Place(tmp_path / name, dataset)
         path = tmp_path / name / "results" / "accuracy" / RUN_FILE
         asked = place.inputs(place.server("http://127.0.0.1:9"))  # another server process, at another port
-        kept = earlier_run(path.parent, settings_of(asked)).record
+        kept = earlier_run(path.parent, settings_of(asked))[0]
         assert kept == read_record(path, RunRecord)
         assert (kept.started_at, kept.files, kept.client) == (made.started_at, made.files, made.client)
         assert kept.settings_sha256 == made.settings_sha256 == settings_sha256(kept.settings)
@@ -138,70 +103,38 @@ def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, datase
         assert words[5:] == ["--port", port, *place.server("http://127.0.0.1:9").argv[7:]]
 
 
-def other_template(place, settings):
-    place.template.write_text("{{ other }}")
-    return settings
-
-
-def other_dataset(_, settings):
-    return replace(settings, dataset=replace(settings.dataset, sha256="34" * 32))
-
-
-def other_model(_, settings):
-    return replace(settings, model=replace(settings.model, sha256="34" * 32))
-
-
-def other_version(_, settings):
-    return replace(settings, server=replace(settings.server, packages={"vllm": "0.33.0"}))
-
-
-def other_option(_, settings):
-    argv = [word.replace("8", "9") if word == "8" else word for word in settings.server.argv]
-    return replace(settings, server=replace(settings.server, argv=argv))
-
-
-def other_variable(_, settings):
-    return replace(settings, server=replace(settings.server, env={**settings.server.env, "OMP_NUM_THREADS": "2"}))
-
-
-def without_plugin(_, settings):
-    return replace(settings, server=replace(settings.server, env={"OMP_NUM_THREADS": "1"}))
-
-
-def other_rate(_, settings):
-    return replace(settings, target_qps=13.0)
-
-
-def members(_, settings):
-    return replace(settings, server=replace(settings.server, members=[settings.server]))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        other_template,
-        other_dataset,
-        other_model,
-        other_version,
-        other_option,
-        other_variable,
-        without_plugin,
-        other_rate,
-        members,
-    ],
-)
-def test_whatever_the_result_depends_on_makes_another_one(tmp_path, dataset, make_settings, change):
-    place = Place(tmp_path / "here", dataset)
-    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
-    settings = replace(
-        settings,
-        server=place.server("http://127.0.0.1:1"),
-        dataset=place.dataset,
-        model=replace(settings.model, path=str(place.model), sha256="12" * 32),
-    )
+def test_whatever_the_result_depends_on_makes_another_one(tmp_path, dataset, make_settings):
+    place, endpoint = Place(tmp_path / "here", dataset), "http://127.0.0.1:1"
+    settings = make_settings(endpoint, "Offline", "accuracy")
+    assert settings_sha256(settings) != settings_sha256(make_settings("http://127.0.0.1:2", "Offline", "accuracy"))
+    # Of a model without files what is said of it counts.
+    other = replace(settings, model=replace(settings.model, source="elsewhere"))
+    assert not settings.model.sha256 and settings_sha256(settings) != settings_sha256(other)
+    server, model = place.server(endpoint), replace(settings.model, path=str(place.model), sha256="12" * 32)
+    settings = replace(settings, server=server, dataset=place.dataset, model=model)
     before = settings_sha256(settings)
     assert settings_sha256(settings) == before
-    assert settings_sha256(change(place, settings)) != before
+    option = [word.replace("8", "9") if word == "8" else word for word in server.argv]
+    for changed in (
+        {"dataset": replace(place.dataset, sha256="34" * 32)},
+        {"model": replace(model, sha256="34" * 32)},
+        {"target_qps": 13.0},
+        *(
+            {"server": replace(server, **change)}
+            for change in (
+                {"packages": {"vllm": "0.33.0"}},
+                {"argv": option},
+                {"env": {**server.env, "OMP_NUM_THREADS": "2"}},
+                {"env": {"OMP_NUM_THREADS": "1"}},  # without the plugin
+                {"members": [server]},
+            )
+        ),
+    ):
+        assert settings_sha256(replace(settings, **changed)) != before, changed
+    now = replace(settings, server=replace(server, argv=option))
+    assert differences(settings, now) == ["server.options.max-num-seqs: 8, now 9"]
+    place.template.write_text("{{ other }}")
+    assert settings_sha256(settings) != before
 
 
 def test_where_our_server_listens_is_no_part_of_it(make_settings):
@@ -228,18 +161,6 @@ def test_the_image_counts_and_the_places_that_are_mounted_do_not(tmp_path, datas
     assert settings_sha256(inside()) != settings_sha256(inside(options=["--ipc=host"]))
 
 
-def test_the_address_of_a_server_that_is_not_ours_is(make_settings):
-    first, other = (make_settings(f"http://127.0.0.1:{port}", "Offline", "accuracy") for port in (1, 2))
-    assert settings_sha256(first) != settings_sha256(other)
-
-
-def test_of_a_model_without_files_what_is_said_of_it_counts(make_settings):
-    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
-    assert not settings.model.sha256
-    other = replace(settings, model=replace(settings.model, source="elsewhere"))
-    assert settings_sha256(settings) != settings_sha256(other)
-
-
 def test_what_has_changed_is_named(make_settings):
     before = make_settings("http://127.0.0.1:1", "Offline", "accuracy", max_in_flight=4)
     assert differences(before, before) == []
@@ -248,22 +169,12 @@ def test_what_has_changed_is_named(make_settings):
     assert any(difference.startswith("model.sha256 differs") for difference in differences(before, now))
 
 
-def test_an_option_that_has_changed_is_named_alone(tmp_path, dataset, make_settings):
-    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
-    before = replace(settings, server=Place(tmp_path, dataset).server("http://127.0.0.1:1"))
-    assert differences(before, other_option(None, before)) == ["server.options.max-num-seqs: 8, now 9"]
-
-
 def test_a_server_is_known_before_it_is_started(tmp_path, dataset):
     place = Place(tmp_path, dataset)
     started = place.server("http://127.0.0.1:1234")
     planned = replace(
         started,
-        endpoint="",
-        max_model_len=0,
-        version="",
-        log="",
-        supervisor_pid=None,
+        **{"endpoint": "", "max_model_len": 0, "version": "", "log": "", "supervisor_pid": None},
         argv=[word.replace("1234", "{port}") for word in started.argv],
     )
     assert serves_alike(planned, started, str(place.model))
@@ -280,74 +191,22 @@ def test_a_server_is_known_before_it_is_started(tmp_path, dataset):
 # --- a system on another machine: LoadGen's query dispatch library asks each node for its name
 
 
-ADDRESSES = ("10.211.7.1", "10.211.7.2")
-#: The program of the second host: it ends with its input.
-SERVE = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from fake_vllm import Behaviour, FakeVllm
-with FakeVllm(Behaviour(metrics=lambda: sys.argv[2], host=sys.argv[3])) as server:
-    print(server.port, flush=True)
-    sys.stdin.read()
-"""
-
-
 def listing(*names: str) -> str:
     return json.dumps({"data": [{"id": name} for name in names]})
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def test_a_run_over_a_network_has_the_name_that_its_node_gives_and_no_other_asks(tmp_path, make_settings):
+    def system(name, *, network):
+        record = run(make_settings(server.endpoint, "Offline", "performance", network=network), tmp_path / name)
+        assert record.client.completed == record.client.requests and record.settings.network is network
+        return read_detail_log(tmp_path / name / DETAIL_LOG).values["sut_name"]
 
-
-@pytest.fixture
-def second_host() -> Iterator[str]:
-    """A network namespace that a pair of virtual cards joins with this one: its name."""
-    need("ip")
-    name, ours, theirs = f"cm{os.getpid()}", f"cma{os.getpid()}", f"cmb{os.getpid()}"
-    try:
-        ip("netns", "add", name)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespace can be made here: {getattr(error, 'stderr', '') or error}")
-    try:
-        try:
-            ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)
-            ip("addr", "add", f"{ADDRESSES[0]}/24", "dev", ours)
-            ip("link", "set", ours, "up")
-            ip("-n", name, "addr", "add", f"{ADDRESSES[1]}/24", "dev", theirs)
-            ip("-n", name, "link", "set", theirs, "up")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no pair of virtual network cards can be made here: {error.stderr}")
-        yield name
-    finally:
-        subprocess.run(["ip", "link", "del", ours], check=False, capture_output=True)
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-@contextmanager
-def served_on(host: str, *names: str) -> Iterator[str]:
-    """Serve on the second host; give the address."""
-    words = [sys.executable, "-c", SERVE, str(Path(__file__).parent), listing(*names), ADDRESSES[1]]
-    with subprocess.Popen(
-        ["ip", "netns", "exec", host, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        yield f"http://{ADDRESSES[1]}:{int(server.stdout.readline())}"
-        server.communicate("", timeout=20)
-
-
-def test_a_run_over_a_network_has_the_name_that_the_second_host_gives(tmp_path, make_settings, second_host):
-    with served_on(second_host, "tiny", "rack-1") as endpoint:
-        assert not runs_here(endpoint) and runs_here(f"http://{ADDRESSES[0]}")
-        record = run(make_settings(endpoint, "Offline", "performance", network=True), tmp_path / "run")
-    assert read_detail_log(tmp_path / "run" / DETAIL_LOG).values["sut_name"] == "Network SUT: rack-1"
-    assert record.client.completed == record.client.requests and record.settings.network
-
-
-def test_a_run_of_another_division_asks_no_node(tmp_path, make_settings):
     with FakeVllm() as server:  # which lists no models
-        run(make_settings(server.endpoint, "Offline", "performance"), tmp_path / "run")
-    assert read_detail_log(tmp_path / "run" / DETAIL_LOG).values["sut_name"] == "PySUT"
+        assert system("other", network=False) == "PySUT"
+        with pytest.raises(ServerUnsuitable, match="not a server that can be measured"):  # before LoadGen starts
+            system("refused", network=True)
+        server.behaviour.metrics = lambda: listing("tiny", "rack-1")
+        assert system("named", network=True) == "Network SUT: rack-1"
 
 
 def test_each_node_is_asked_and_no_two_have_one_name(make_settings):
@@ -364,8 +223,3 @@ def test_each_node_is_asked_and_no_two_have_one_name(make_settings):
     assert "--served-model-name tiny NODE" in refused.value.remedy
     with pytest.raises(ServerUnreachable):
         network_name(server)
-
-
-def test_a_node_without_a_name_is_refused_before_loadgen_starts(tmp_path, make_settings):
-    with FakeVllm() as server, pytest.raises(ServerUnsuitable, match="not a server that can be measured"):
-        run(make_settings(server.endpoint, "Offline", "performance", network=True), tmp_path / "run")

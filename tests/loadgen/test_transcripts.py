@@ -58,6 +58,11 @@ class Peer(MediaServer):
         return 200, self.answer(body)
 
 
+def dataset_record(path, longest):
+    facts = {"source": "made by the test", "samples": SAMPLES, "media_folder": str(path.parent)}
+    return DatasetRecord(name=path.stem, path=str(path), sha256=sha256_of(path), max_input_tokens=longest, **facts)
+
+
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
     """The record of a dataset of clips, and the transcript of each clip."""
@@ -65,16 +70,7 @@ def clips(tmp_path_factory):
     rows = write_clips(folder, TEXTS, lambda text: tone_speech.clip(text.lower()).tobytes())
     path = folder / "clips.json"
     path.write_text(json.dumps(rows))
-    record = DatasetRecord(
-        name="clips",
-        path=str(path),
-        source="made by the test",
-        sha256=sha256_of(path),
-        samples=SAMPLES,
-        max_input_tokens=4,
-        media_folder=str(folder),
-    )
-    return record, {(folder / row["audio"]).read_bytes(): row["output"] for row in rows}
+    return dataset_record(path, 4), {(folder / row["audio"]).read_bytes(): row["output"] for row in rows}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +101,7 @@ def settings(clips, model):
     return make
 
 
-def test_labels_are_logged_as_the_reference_logs_them(settings, clips, tmp_path):
+def test_clips_are_asked_for_and_their_labels_logged_as_the_reference_does(settings, clips, tmp_path):
     with Peer(clips[1]) as peer:
         made = settings(peer.endpoint)
         record = run(made, tmp_path / "run")
@@ -119,6 +115,8 @@ def test_labels_are_logged_as_the_reference_logs_them(settings, clips, tmp_path)
     assert first[0] == made.terms.labels.index(TEXTS[entry["qsl_idx"]][0].lower())
     assert record.client.completion_tokens == sum(len(text.split()) + 1 for text in TEXTS)
     assert record.client.finish_reasons.stop == SAMPLES
+    asked = {b"language": b"en", b"temperature": b"0", b"max_completion_tokens": b"200"}
+    assert all(form | asked | {b"stream_include_usage": b"true"} == form for form in peer.forms)
 
 
 def test_an_accuracy_run_that_was_stopped_asks_for_the_remaining_transcripts(settings, clips, tmp_path):
@@ -134,16 +132,6 @@ def test_an_accuracy_run_that_was_stopped_asks_for_the_remaining_transcripts(set
     assert logged == {index: text.lower() for index, text in enumerate(TEXTS)}
     assert (record.client.kept, [piece.answers for piece in record.pieces]) == (10, [10, SAMPLES - 10])
     assert record.client.completion_tokens == sum(len(text.split()) + 1 for text in TEXTS)
-
-
-def test_a_request_asks_as_the_reference_does(settings, clips, tmp_path):
-    with Peer(clips[1]) as peer:
-        run(settings(peer.endpoint), tmp_path / "run")
-    for form in peer.forms:
-        assert form[b"language"] == b"en"
-        assert form[b"temperature"] == b"0"
-        assert form[b"max_completion_tokens"] == b"200"
-        assert form[b"stream_include_usage"] == b"true"
 
 
 def test_a_performance_run_counts_by_the_servers_usage(settings, clips, tmp_path):
@@ -306,16 +294,7 @@ def products(tmp_path_factory, picture_model):
     rows = write_products(folder, SAMPLES, 5, Path(picture_model.path))
     path = folder / "products.json"
     path.write_text(json.dumps(rows))
-    record = DatasetRecord(
-        name="products",
-        path=str(path),
-        source="made by the test",
-        sha256=sha256_of(path),
-        samples=SAMPLES,
-        max_input_tokens=max(max(row["prompt_tokens"].values()) for row in rows),
-        media_folder=str(folder),
-    )
-    return record, rows
+    return dataset_record(path, max(max(row["prompt_tokens"].values()) for row in rows)), rows
 
 
 def prompts(rows, round_name="v6.1"):
@@ -342,7 +321,7 @@ def picture_settings(products, picture_model):
     return make
 
 
-def test_answers_are_logged_as_text_and_counted_by_the_servers_usage(picture_settings, products, tmp_path):
+def test_pictures_are_asked_for_as_the_reference_does_and_answers_logged_as_text(picture_settings, products, tmp_path):
     with PicturePeer(prompts(products[1])) as peer:
         record = run(picture_settings(peer.endpoint), tmp_path / "run")
     logged = list(read_text_log(tmp_path / "run" / ACCURACY_LOG))
@@ -350,16 +329,6 @@ def test_answers_are_logged_as_text_and_counted_by_the_servers_usage(picture_set
     assert {(text, count) for _, text, count in logged} == {(ANSWER, 0)}  # LoadGen logs no counts for it
     assert record.client.completion_tokens == SAMPLES * (len(ANSWER.split()) + 1)
     assert record.client.prompt_tokens == sum(tokens for _, tokens in prompts(products[1]))
-
-
-def test_an_answer_without_a_limit_has_the_room_that_the_longest_prompt_leaves(picture_settings, products):
-    assert picture_settings("http://a").max_tokens == 150
-    assert picture_settings("http://a", round_name="v6.0").max_tokens == 4096 - products[0].max_input_tokens
-
-
-def test_a_request_asks_as_the_reference_does_picture_chats(picture_settings, products, tmp_path):
-    with PicturePeer(prompts(products[1])) as peer:
-        run(picture_settings(peer.endpoint), tmp_path / "run")
     prompt = next(prompt for prompt in chat_prompts() if prompt.name == "v6.1")
     expected = {prompt.messages(row): row for row in products[1]}
     folder = products[0].media_folder
@@ -373,6 +342,11 @@ def test_a_request_asks_as_the_reference_does_picture_chats(picture_settings, pr
         assert (body["temperature"], body["top_p"], body["top_k"]) == (0.7, 0.8, 20)
         assert "seed" not in body and "stream" not in body
         assert body["max_tokens"] == 150
+
+
+def test_an_answer_without_a_limit_has_the_room_that_the_longest_prompt_leaves(picture_settings, products):
+    assert picture_settings("http://a").max_tokens == 150
+    assert picture_settings("http://a", round_name="v6.0").max_tokens == 4096 - products[0].max_input_tokens
 
 
 def test_a_server_run_is_judged_by_whole_answers(picture_settings, products, tmp_path):

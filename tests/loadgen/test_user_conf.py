@@ -25,9 +25,10 @@ from cm4vllm.rules import ExecutionMode, Mode, Scenario, audit, benchmark_terms,
 READ = """
 import sys, mlperf_loadgen as lg
 s = lg.TestSettings()
-assert s.FromConfig(sys.argv[1], sys.argv[3], sys.argv[2], 1) in (0, None)
+accepted = s.FromConfig(sys.argv[1], sys.argv[3], sys.argv[2], 1) in (0, None)
 print(s.min_duration_ms, s.min_query_count, s.offline_expected_qps, s.server_target_qps,
-      s.performance_sample_count_override, s.use_token_latencies, s.ttft_latency, s.tpot_latency, s.qsl_rng_seed)
+      s.performance_sample_count_override, s.use_token_latencies, s.ttft_latency, s.tpot_latency, s.qsl_rng_seed,
+      1e9 / s.single_stream_expected_latency_ns, accepted)
 """
 
 
@@ -35,29 +36,32 @@ def run_of(scenario, mode):
     return terms("v6.1", "llama3.1-8b", scenario, mode)
 
 
-def as_loadgen_reads(conf, tmp_path):
+def as_loadgen_reads(text, of, tmp_path):
     """Return what LoadGen makes of it, in a process of its own: mlperf.conf counts only once in a process."""
     path = tmp_path / "user.conf"
-    path.write_text(conf.text)
-    argv = [sys.executable, "-c", READ, path, conf.terms.loadgen_scenario, conf.terms.loadgen_name]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    return done.stdout.split()
+    path.write_text(text)
+    argv = [sys.executable, "-c", READ, path, of.loadgen_scenario, of.loadgen_name]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+
+
+def loadgens_rate(text, of, tmp_path):
+    """Return whether LoadGen accepts a user.conf, and its rate."""
+    read = as_loadgen_reads(text, of, tmp_path)
+    return read[-1] == "True", float(read[{"Offline": 2, "Server": 3}.get(of.loadgen_scenario, -2)])
 
 
 def test_a_valid_offline_run_keeps_what_the_rules_say(tmp_path):
     conf = user_conf(run_of(Scenario.OFFLINE, Mode.PERFORMANCE), ExecutionMode.VALID, target_qps=430.5)
-    assert (
-        as_loadgen_reads(conf, tmp_path)
-        == "600000 13368 430.5 1.0 13368 True 2000000000 100000000 2085463073848966840".split()
-    )
+    read = as_loadgen_reads(conf.text, conf.terms, tmp_path)
+    assert read[:-2] == "600000 13368 430.5 1.0 13368 True 2000000000 100000000 2085463073848966840".split()
     assert conf.samples == 13368
     assert not conf.rehearsal
 
 
 def test_what_mlperf_conf_lacks_stands_in_user_conf(tmp_path):
     run_terms = terms("v6.1", "gpt-oss-120b", Scenario.OFFLINE, Mode.PERFORMANCE)
-    read = as_loadgen_reads(user_conf(run_terms, ExecutionMode.VALID, target_qps=2), tmp_path)
+    text = user_conf(run_terms, ExecutionMode.VALID, target_qps=2).text
+    read = as_loadgen_reads(text, run_terms, tmp_path)
     assert (read[1], read[4]) == ("6396", "6396")  # without it LoadGen would take 100 samples at a low rate
     old = user_conf(terms("v4.1", "mixtral-8x7b", Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.VALID, target_qps=2)
     assert "mixtral-8x7b.*.performance_sample_count_override = 15000\n" in old.text
@@ -82,16 +86,10 @@ def test_an_offline_run_of_exactly_the_dataset_fits_into_the_memory(
     assert ("asked for 49,152," in capsys.readouterr().out) is doubled
 
 
-def test_a_valid_server_run_has_its_rate(tmp_path):
-    conf = user_conf(run_of(Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.VALID, target_qps=60)
-    read = as_loadgen_reads(conf, tmp_path)
-    assert (read[0], read[3], read[4]) == ("600000", "60.0", "13368")
-
-
 def test_a_rehearsal_is_short_small_and_says_so(tmp_path):
     conf = user_conf(run_of(Scenario.OFFLINE, Mode.PERFORMANCE), ExecutionMode.TEST, target_qps=50)
     assert conf.text.startswith("# A rehearsal")
-    assert as_loadgen_reads(conf, tmp_path)[:5] == ["10000", "2", "50.0", "1.0", "256"]
+    assert as_loadgen_reads(conf.text, conf.terms, tmp_path)[:5] == ["10000", "2", "50.0", "1.0", "256"]
 
 
 def test_a_rehearsal_can_be_bounded_by_time_and_by_queries():
@@ -103,6 +101,8 @@ def test_a_rehearsal_can_be_bounded_by_time_and_by_queries():
     assert (rehearsal(test_query_count=10).min_query_count, rehearsal(test_query_count=10).min_duration_ms) == (10, 0)
     assert rehearsal(test_query_count=10).performance_sample_count == 10
     assert rehearsal(test_query_count=1000, max_test_duration_s=5).min_query_count == 100
+    assert (rehearsal().min_query_count, rehearsal(max_test_duration_s=5).min_query_count) == (662, 100)
+    assert rehearsal(dataset_samples=100).samples == 100
 
 
 @pytest.mark.parametrize("round_name", ["v4.1", "v5.1", "v6.0", "v6.1"])
@@ -118,24 +118,6 @@ def test_a_rehearsal_has_queries_enough_for_the_early_stopping_test_wherever_lat
     assert limited
 
 
-def test_the_queries_that_a_user_asks_for_come_first():
-    def queries(**bounds):
-        run_terms = run_of(Scenario.SERVER, Mode.PERFORMANCE)
-        return user_conf(run_terms, ExecutionMode.TEST, target_qps=20, **bounds).min_query_count
-
-    assert (queries(), queries(test_query_count=24), queries(max_test_duration_s=5)) == (662, 24, 100)
-
-
-def test_a_rehearsal_never_asks_for_more_samples_than_there_are():
-    conf = user_conf(run_of(Scenario.SERVER, Mode.ACCURACY), ExecutionMode.TEST, target_qps=20, dataset_samples=100)
-    assert conf.samples == conf.performance_sample_count == 100
-
-
-def test_an_offline_accuracy_run_needs_no_rate():
-    conf = user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.VALID)
-    assert "target_qps" not in conf.text
-
-
 @pytest.mark.parametrize(
     ("scenario", "mode"),
     [(Scenario.OFFLINE, Mode.PERFORMANCE), (Scenario.SERVER, Mode.PERFORMANCE), (Scenario.SERVER, Mode.ACCURACY)],
@@ -146,7 +128,8 @@ def test_where_loadgen_needs_a_rate_it_must_be_given(scenario, mode, execution):
         user_conf(run_of(scenario, mode), execution)
 
 
-def test_a_valid_run_needs_the_whole_dataset():
+def test_a_valid_run_needs_the_whole_dataset_and_one_of_accuracy_no_rate():
+    assert "target_qps" not in user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.VALID).text
     with pytest.raises(DatasetError, match="13368"):
         user_conf(run_of(Scenario.OFFLINE, Mode.ACCURACY), ExecutionMode.VALID, dataset_samples=13367)
 
@@ -211,11 +194,8 @@ def test_a_rehearsal_of_a_single_stream_is_one_whole_pass(given, samples, querie
 # --- a run with the LoadGen of each round: its own wheel, whose log carries the round's seeds and limits
 
 
-CELLS = [
-    (round_name, "llama2-70b-99.9", scenario)
-    for round_name in round_names()
-    for scenario in (Scenario.OFFLINE, Scenario.SERVER)
-]
+BOTH = (Scenario.OFFLINE, Scenario.SERVER)
+CELLS = [(name, "llama2-70b-99.9", BOTH[place % 2]) for place, name in enumerate(round_names())]
 CELLS += [
     ("v6.1", "llama3.1-8b", Scenario.INTERACTIVE),
     ("v5.0", "llama3.1-405b", Scenario.SERVER),
@@ -255,8 +235,7 @@ def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(
 
 
 @pytest.mark.parametrize(
-    ("round_name", "scenario"),
-    [(name, (Scenario.OFFLINE, Scenario.SERVER)[place % 2]) for place, name in enumerate(round_names())],
+    ("round_name", "scenario"), [(name, BOTH[(place + 1) % 2]) for place, name in enumerate(round_names())]
 )
 def test_loadgen_applies_the_settings_of_a_compliance_test(tmp_path, make_settings, wheels, round_name, scenario):
     run_terms = terms(round_name, "llama2-70b-99.9", scenario, Mode.PERFORMANCE)
@@ -275,61 +254,35 @@ def test_loadgen_applies_the_settings_of_a_compliance_test(tmp_path, make_settin
 # --- a user.conf of the user's own: what LoadGen takes of it, and what is named before a run
 
 
-READ_GIVEN = """
-import sys, mlperf_loadgen as lg
-s = lg.TestSettings()
-accepted = s.FromConfig(sys.argv[1], sys.argv[3], sys.argv[2], 1) in (0, None)
-rates = {"Offline": s.offline_expected_qps, "Server": s.server_target_qps}
-print(accepted, rates.get(sys.argv[2], 1e9 / s.single_stream_expected_latency_ns))
-"""
-
-
 def run_given(scenario="Offline", benchmark="llama3.1-8b", round_="v6.1"):
     return terms(round_, benchmark, Scenario(scenario), Mode.PERFORMANCE)
-
-
-def loadgens_rate(text, of, tmp_path):
-    """Return whether LoadGen accepts a user.conf, and its rate; in a process of its own, as it needs."""
-    path = tmp_path / "user.conf"
-    path.write_text(text)
-    argv = [sys.executable, "-c", READ_GIVEN, path, of.loadgen_scenario, of.loadgen_name]
-    accepted, rate = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
-    return accepted == "True", float(rate)
 
 
 @pytest.mark.parametrize(
     ("text", "scenario", "words"),
     [
         ("llama2-70b.Offline.target_qps = 200\n", "Offline", "LoadGen's name of this benchmark is llama3_1-8b"),
-        ("llama3.1-8b.Offline.target_qps = 200\n", "Offline", "LoadGen's name of this benchmark is llama3_1-8b"),
         ("*.Offline.target_qsp = 200\n", "Offline", "no setting target_qsp of Offline; did you mean 'target_qps'"),
         ("*.offline.target_qps = 200\n", "Offline", "no scenario offline; did you mean 'Offline'"),
-        ("*.Offline.target_qps=200\n", "Offline", "line 1, '*.Offline.target_qps=200'"),
+        ("*.Offline.target_qps=200\n\nbert.Offline.target_qps = 3\n", "Offline", "\nline 3, 'bert.Offline"),  # all
         ("target_qps = 200\n", "Server", "it is not NAME.SCENARIO.SETTING = NUMBER"),
         ("# ours\n\n*.Offline.target_latency = 9\n", "Offline", "line 3, '*.Offline.target_latency = 9'"),
         ("*.Offline.target_qps = 200 # per GPU 25\n", "Offline", "nor a comment that begins with '# '"),
         ("#our system\n", "Offline", "nor a comment that begins with '# '"),
         ("*.*.schedule_rng_seed = 1\n", "Server", "from its own mlperf.conf alone"),
         ("*.Server.ttft_latency = 5000\n", "Server", "the rules of llama3.1-8b have 2000"),
-        ("llama3_1-8b.*.tpot_latency = 1\n", "Server", "the rules of llama3.1-8b have 100"),
         ("*.*.use_token_latencies = 0\n", "Server", "the rules of llama3.1-8b have 1"),
         ("*.Server.target_latency_percentile = 50\n", "Server", "the rules of llama3.1-8b have 99"),
-        ("*.Server.target_latency_percentile = 0.99\n", "Server", "the rules of llama3.1-8b have 99"),
         ("*.*.infer_token_latencies = 1\n", "Server", "the rules fix it"),
-        ("*.*.infer_token_latencies = 0\n", "Offline", "the rules fix it"),
         ("*.*.token_latency_scaling_factor = 3\n", "Server", "the rules fix it"),
         ("*.*.performance_issue_same = 1\n", "Offline", "it is for compliance tests"),
-        ("llama3_1-8b.*.performance_issue_unique = 1\n", "Server", "it is for compliance tests"),
         ("*.Server.accuracy_log_sampling_target = 100\n", "Server", "it is for compliance tests"),
         ("*.*.sample_concatenate_permutation = 0\n", "Offline", "the rules of llama3.1-8b have 1"),
         ("*.*.mode = 2\n", "Offline", "each run has the mode"),
-        ("*.Server.mode = 0\n", "Server", "each run has the mode"),
         ("*.Server.target_qps = 0\n", "Server", "greater than 0"),
         ("*.Offline.target_qps = nan\n", "Offline", "greater than 0"),
-        ("*.Server.target_qps = -5\n", "Server", "greater than 0"),
         ("*.Offline.target_qps = inf\n", "Offline", "greater than 0"),
         ("*.Offline.min_duration = -1\n", "Offline", "of 0 or more"),
-        ("*.*.max_query_count = nan\n", "Server", "of 0 or more"),
     ],
 )
 def test_a_line_that_sets_nothing_or_another_limit_is_named(text, scenario, words):
@@ -343,10 +296,8 @@ def test_a_line_that_sets_nothing_or_another_limit_is_named(text, scenario, word
     ("line", "scenario", "words"),
     [
         ("*.Server.min_duration = 1", "Server", "have 600000 at least"),
-        ("*.*.min_duration = 599999", "Offline", "have 600000 at least"),
         ("*.*.max_duration = 60000", "Server", "have 600000 at least"),
         ("*.Offline.min_query_count = 100", "Offline", "have 13368 at least"),
-        ("*.Offline.max_query_count = 100", "Offline", "have 13368 at least"),
         ("*.*.performance_sample_count_override = 64", "Offline", "have 13368; a run"),
     ],
 )
@@ -376,12 +327,6 @@ def test_the_values_of_the_rules_and_longer_runs_are_usable(execution, scenario)
     assert rate_in(text, run_given(scenario)) == 0.01
 
 
-def test_all_lines_are_named_at_once():
-    with pytest.raises(UsageError) as caught:
-        require_usable_conf("*.Offline.min_durations = 1\nbert.Offline.target_qps = 3\n", run_given())
-    assert len(caught.value.cause.splitlines()) == 2
-
-
 @pytest.mark.parametrize(
     ("text", "scenario"),
     [
@@ -392,7 +337,6 @@ def test_all_lines_are_named_at_once():
         ("*.*.target_qps = 4\nllama3_1-8b.*.target_qps = 5\n*.Server.target_qps = 6\n", "Server"),
         ("*.Offline.target_qps = 1e2\n*.Offline.target_qps = 0x20\n", "Offline"),
         ("#*.Server.target_qps = 9\n#old\n*.Server.min_duration = 1000\n", "Server"),
-        ("*.Server.ttft_latency = 2000\n", "Server"),
         ("", "Offline"),
     ],
 )

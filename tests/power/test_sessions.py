@@ -224,22 +224,10 @@ def test_a_configuration_is_refused_where_the_server_would_not_start(tmp_path: P
     settings = ServerSettings(
         ptd=str(ptd), ntp_server="ntp.example", device_type=49, device_port="/dev/usbtmc0", channel="1"
     )
-    assert config_text(settings, "analyzer1").splitlines() == [
-        "[server]",
-        "ntpServer = ntp.example",
-        "listen = 127.0.0.1 4950",
-        "",
-        "[ptd]",
-        f"ptd = {ptd}",
-        "",
-        "[analyzer1]",
-        "networkPort = 8888",
-        "deviceType = 49",
-        "interfaceFlag = ",
-        "devicePort = /dev/usbtmc0",
-        "channel = 1",
-        "",
-    ]
+    assert config_text(settings, "analyzer1") == (
+        f"[server]\nntpServer = ntp.example\nlisten = 127.0.0.1 4950\n\n[ptd]\nptd = {ptd}\n\n[analyzer1]\n"
+        "networkPort = 8888\ndeviceType = 49\ninterfaceFlag = \ndevicePort = /dev/usbtmc0\nchannel = 1\n\n"
+    )
     assert "[analyzer1]" not in config_text(settings, "ptd")
     for change in ({"ptd": "/none"}, {"listen": "localhost"}, {"ntp_server": "a\nb"}):
         with pytest.raises(UsageError):

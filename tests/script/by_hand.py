@@ -14,6 +14,11 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
 
 
+def real_vllm(test):
+    """Mark a test that takes minutes on the real vLLM, of which one at a time is run."""
+    return pytest.mark.e2e(pytest.mark.long(pytest.mark.xdist_group("vllm-2")(test)))
+
+
 @contextmanager
 def server_by_hand(cm, benchmark, timeout_s):
     """Yield the record of the server that run,vllm-server starts for a benchmark; Ctrl-C ends it at last."""

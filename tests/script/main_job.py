@@ -135,6 +135,7 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
     run = SimpleNamespace(
         model_name="cm4vllm-tiny",
         dialect=None,
+        open_only=[],
         lowered_rate=lambda times: 8.0 - times,
         words="8 pass",
         samples_per_second=SamplesPerSecond(9),

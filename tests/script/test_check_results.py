@@ -21,106 +21,81 @@ def tree(neural_magic, tmp_path):
     return tmp_path
 
 
+def recipe(cm, tags, *flags):
+    return cm("run", "script", f"--tags={tags}", "--quiet", *flags)
+
+
+def answer_of(done):
+    """Return what --out=json prints after the lines of the command."""
+    return json.loads(done.output[done.output.index("{\n") : done.output.rindex("}") + 1])
+
+
 def test_findings_are_printed_and_errors_end_with_60(cm, tree):
-    done = cm("run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--quiet")
-    done.refused_with(
-        SubmissionError.exit_code, "error FILE-MISSING", "mlperf_log_detail.txt: is missing", "docs/checks.md"
-    )
+    done = recipe(cm, "check,mlperf,results", f"--input={tree}")
+    words = ("error FILE-MISSING", "mlperf_log_detail.txt: is missing", "docs/checks.md")
+    done.refused_with(SubmissionError.exit_code, *words)
 
 
 @pytest.mark.parametrize("tags", ["check,mlperf,results", "check,mlperf,endpoints"])
 def test_the_removed_log_is_refused_with_what_takes_its_place(cm, tree, tags):
-    done = cm("run", "script", f"--tags={tags}", f"--input={tree}", "--quiet", "--sarif=found.sarif")
+    done = recipe(cm, tags, f"--input={tree}", "--sarif=found.sarif")
     done.refused_with(UsageError.exit_code, "--sarif", "--out=json")
 
 
-def test_json_has_all_findings_whatever_the_exit_code(cm, tree, tmp_path):
-    done = cm("run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--out=json", "--quiet")
+def test_json_has_all_findings_whatever_the_exit_code(cm, tree):
+    done = recipe(cm, "check,mlperf,results", f"--input={tree}", "--out=json")
     assert done.code == SubmissionError.exit_code
-    answer = json.loads(done.output[done.output.index("{\n") : done.output.rindex("}") + 1])
+    answer = answer_of(done)
     assert answer["return"] == SubmissionError.exit_code
-    assert "FILE-MISSING" in {entry["code"] for entry in answer["new_state"]["findings"]}
-    assert [entry["rules_of"] for entry in answer["new_state"]["checked"]] == ["v4.1"]
-    assert answer["new_state"]["not_checked"]
-    counted = answer["new_state"]["coverage"]
-    assert counted["results"] == counted["rules_applied"] == 10
+    state = answer["new_state"]
+    assert "FILE-MISSING" in {entry["code"] for entry in state["findings"]}
+    assert [entry["rules_of"] for entry in state["checked"]] == ["v4.1"]
+    assert state["not_checked"]
+    assert state["coverage"]["results"] == state["coverage"]["rules_applied"] == 10
 
 
 def test_filters_are_flags(cm, tree):
-    done = cm(
-        "run",
-        "script",
-        "--tags=check,mlperf,results",
-        f"--input={tree}",
-        "--quiet",
-        "--submitter=open/NeuralMagic",
-        "--severity=note",
-        "--code=MODEL-NOT-VERIFIABLE,FILE-MISSING",
-    )
+    codes = "--code=MODEL-NOT-VERIFIABLE,FILE-MISSING"
+    filters = ("--submitter=open/NeuralMagic", "--severity=note", codes)
+    done = recipe(cm, "check,mlperf,results", f"--input={tree}", *filters)
     assert done.code == SubmissionError.exit_code
     assert "note MODEL-NOT-VERIFIABLE" in done.output and "FILE-MISSING" not in done.output
-    cm(
-        "run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--quiet", "--code=MODEL-NOT-VERIFIABL"
-    ).refused_with(UsageError.exit_code, "MODEL-NOT-VERIFIABLE", "--code")
 
 
-def test_a_round_that_does_not_exist_is_refused(cm, tree):
-    done = cm("run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--results_round=v9.9", "--quiet")
-    done.refused_with(UsageError.exit_code, "unknown round 'v9.9'", "v6.1")
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--code=MODEL-NOT-VERIFIABL"], ["MODEL-NOT-VERIFIABLE", "--code"]),
+        (["--results_round=v9.9"], ["unknown round 'v9.9'", "v6.1"]),
+    ],
+)
+def test_a_code_and_a_round_that_do_not_exist_are_refused(cm, tree, flags, words):
+    recipe(cm, "check,mlperf,results", f"--input={tree}", *flags).refused_with(UsageError.exit_code, *words)
 
 
-def test_a_missing_input_is_asked_for(cm):
-    cm("run", "script", "--tags=check,mlperf,results", "--quiet").refused_with(UsageError.exit_code, "--input=")
-
-
-# --- results compared as a user compares them
+# --- results compared as a user compares them, and explored
 
 
 def test_two_published_systems_side_by_side(cm, neural_magic, tmp_path):
-    systems = [str(path) for path in sorted((neural_magic / "results").glob("4xH100*"))]
-    done = cm(
-        "run",
-        "script",
-        "--tags=compare,mlperf,results",
-        f"--input={','.join(systems)}",
-        "--out=json",
-        "--quiet",
-        f"--comparison_page={tmp_path}/page.html",
-    )
+    systems = ",".join(str(path) for path in sorted((neural_magic / "results").glob("4xH100*")))
+    page = f"--comparison_page={tmp_path}/page.html"
+    done = recipe(cm, "compare,mlperf,results", f"--input={systems}", "--out=json", page)
     assert done.code == 0, done.output
-    answer = json.loads(done.output[done.output.index("{\n") : done.output.rindex("}") + 1])
-    assert [side["name"] for side in answer["new_state"]["comparison"]["sides"]] == ["A", "B"]
+    assert [side["name"] for side in answer_of(done)["new_state"]["comparison"]["sides"]] == ["A", "B"]
     assert "weight data types" in (tmp_path / "page.html").read_text()
-
-
-def test_a_missing_input_is_asked_for_compare_results(cm):
-    cm("run", "script", "--tags=compare,mlperf,results", "--quiet").refused_with(UsageError.exit_code, "--input=")
-
-
-# --- published results explored as a user explores them
 
 
 def test_a_page_is_made_of_a_repository(cm, neural_magic, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    done = cm(
-        "run",
-        "script",
-        "--tags=explore,mlperf,results",
-        f"--input={neural_magic.parents[1]}",
-        "--quiet",
-        f"--explorer_page={tmp_path}/page.html",
-    )
+    page = f"--explorer_page={tmp_path}/page.html"
+    done = recipe(cm, "explore,mlperf,results", f"--input={neural_magic.parents[1]}", page)
     assert done.code == 0, done.output
     assert "results: 10; submitters: 1; folders of submitters read now: 1, kept from an earlier run: 0" in done.output
     assert (tmp_path / "page.html").read_text().count('<tr><th scope="row">') == 10
     assert len(list((tmp_path / "cache" / "cm4vllm" / "published").iterdir())) == 1
-
-
-def test_wrong_inputs_are_refused(cm, tmp_path):
-    cm("run", "script", "--tags=explore,mlperf,results", "--quiet").refused_with(UsageError.exit_code, "--input=")
-    cm("run", "script", "--tags=explore,mlperf,results", f"--input={tmp_path}", "--quiet").refused_with(
-        SubmissionError.exit_code, "no published results"
-    )
+    (tmp_path / "empty").mkdir()
+    none = recipe(cm, "explore,mlperf,results", f"--input={tmp_path / 'empty'}")
+    none.refused_with(SubmissionError.exit_code, "no published results")
 
 
 # --- a capsule of a stranger at the command line: nothing of it is asked, fetched or run before the user agreed
@@ -146,31 +121,15 @@ def asked(listening):
 
 
 def stranger(folder, *flags):
-    write_capsule(
-        folder / "rerun.yaml",
-        Capsule(
-            made_from="run records",
-            round="v6.1",
-            division="open",
-            submitter="Stranger",
-            system="box",
-            benchmark="llama3.1-8b",
-            rehearsal=True,
-            program={},
-            command=["cm", "run", "script", "--tags=run-mlperf,inference,_vllm", *flags],
-            scripts=[],
-            packages={},
-            contents={},
-            model={"name": "tiny-llama"},
-            dataset={},
-            server=CapsuleServer(),
-            machine={},
-            results=[],
-        ),
-    )
+    names = {"round": "v6.1", "division": "open", "submitter": "Stranger", "system": "box", "benchmark": "llama3.1-8b"}
+    nothing = {name: {} for name in ("program", "packages", "contents", "dataset", "machine")}
+    command = ["cm", "run", "script", "--tags=run-mlperf,inference,_vllm", *flags]
+    parts = {"model": {"name": "tiny-llama"}, "server": CapsuleServer(), "scripts": [], "results": []}
+    capsule = Capsule(made_from="run records", rehearsal=True, command=command, **names, **nothing, **parts)
+    write_capsule(folder / "rerun.yaml", capsule)
 
 
-@pytest.mark.parametrize("way", [(), ("--quiet",), ("--plan",)])
+@pytest.mark.parametrize("way", [(), ("--plan",)])
 def test_a_package_index_of_a_stranger_is_refused_with_the_line_to_type(cm, host, way):
     address = "http://{}:{}/simple/".format(*host.getsockname())
     stranger(cm.cwd, f"--vllm_index_url={address}")

@@ -79,65 +79,40 @@ def test_a_long_example_can_be_pasted(monkeypatch):
     assert pasted == f"cm run script --tags={example}"
 
 
-# --- the fit advisor as a user calls it
+# --- the fit advisor and generate,kubernetes-manifests as a user calls them
 
 
-def advise(cm, *flags):
-    return cm("run", "script", "--tags=advise,vllm-fit", "--quiet", *flags)
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            "llama-2-70b-chat-fp8 --gpus=4 --gpu_memory=79.6 --tp_size=4 --gpu_memory_utilization=0.95 "
+            "--max_num_seqs=1024",
+            ["--max-model-len 2048 --max-num-seqs 1024 --tensor-parallel-size 4"],
+        ),
+        ("llama-2-70b-chat --gpus=2 --gpu_memory=24", ["does not fit 2 x 24.0 GiB", "weights 64.24 GiB", "remedy"]),
+        ("llama-2-70b-chat-fp9", ["llama-2-70b-chat-fp8"]),
+    ],
+    ids=["fits", "does not fit", "unknown"],
+)
+def test_a_layout_is_advised_for_a_model_that_is_not_here(cm, flags, words):
+    done = cm("run", "script", "--tags=advise,vllm-fit", "--quiet", *f"--vllm_model_name={flags}".split())
+    if len(words) > 1:
+        done.refused_with(ModelError.exit_code, *words)
+    elif "fp9" in flags:
+        done.refused_with(UsageError.exit_code, *words)
+    else:
+        assert done.code == 0 and words[0] in done.output, done.output
 
 
-def test_a_layout_is_advised_for_a_model_that_is_not_here(cm):
-    done = advise(
-        cm,
-        "--vllm_model_name=llama-2-70b-chat-fp8",
-        "--gpus=4",
-        "--gpu_memory=79.6",
-        "--tp_size=4",
-        "--gpu_memory_utilization=0.95",
-        "--max_num_seqs=1024",
-    )
-    assert done.code == 0, done.output
-    assert "--max-model-len 2048 --max-num-seqs 1024 --tensor-parallel-size 4" in done.output
-
-
-def test_what_does_not_fit_is_refused_with_the_sum(cm):
-    done = advise(cm, "--vllm_model_name=llama-2-70b-chat", "--gpus=2", "--gpu_memory=24")
-    done.refused_with(ModelError.exit_code, "does not fit 2 x 24.0 GiB", "weights 64.24 GiB", "remedy")
-
-
-def test_an_unknown_model_names_the_nearest(cm):
-    done = advise(cm, "--vllm_model_name=llama-2-70b-chat-fp9")
-    done.refused_with(UsageError.exit_code, "llama-2-70b-chat-fp8")
-
-
-# --- generate,kubernetes-manifests as a user types it
-
-
-def test_the_recipe_writes_checked_manifests(cm, tmp_path):
-    done = cm(
-        "run",
-        "script",
-        "--tags=generate,kubernetes-manifests",
-        "--vllm_model_name=owner/name",
-        "--image=example.org/v:1",
-        "--tp_size=2",
-        f"--output_dir={tmp_path}",
-        "--quiet",
-    )
+def test_the_recipe_writes_checked_manifests_and_refuses_a_pod_without_an_image(cm, tmp_path):
+    words = ("run", "script", "--tags=generate,kubernetes-manifests", "--vllm_model_name=owner/name", "--quiet")
+    flags = ("--tp_size=2", f"--output_dir={tmp_path}")
+    cm(*words, *flags).refused_with(20, "image")
+    assert not (tmp_path / "manifests.yaml").exists()
+    done = cm(*words, *flags, "--image=example.org/v:1")
     assert done.code == 0, done.output
     deployment, service = yaml.safe_load_all((tmp_path / "manifests.yaml").read_text())
     assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert service["kind"] == "Service"
     assert "Deployment: fits the schema of Kubernetes" in done.output
-
-
-def test_a_pod_without_an_image_is_refused(cm, tmp_path):
-    done = cm(
-        "run",
-        "script",
-        "--tags=generate,kubernetes-manifests",
-        "--vllm_model_name=owner/name",
-        f"--output_dir={tmp_path}",
-    )
-    done.refused_with(20, "image")
-    assert not (tmp_path / "manifests.yaml").exists()

@@ -77,7 +77,6 @@ def test_every_input_says_what_applies_without_it():
     "entry",
     [
         {"type": "text"},
-        {"type": "text", "default": "vLLM's choice"},
         {"type": "integer", "default": "many"},
         {"type": "switch", "default": "yes on a CPU, else vLLM's choice"},
         {"type": "text", "choices": ["open", "closed"], "default": "closde"},

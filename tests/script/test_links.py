@@ -65,30 +65,21 @@ def everything(model, dataset, round_="_r6.1", *, sentences=None):
     ]
 
 
+GPT_OSS = {"model": "gpt-oss-120b", "mode": "performance", "target_qps": "5"}
+
+
 @pytest.mark.parametrize(
     ("tags", "flags", "expected"),
     [
         ("", {}, everything("_tiny", "_tiny")),
-        (",_tiny", {}, everything("_tiny", "_tiny")),
         (",_r5.1", {}, everything("_tiny", "_tiny", "_r5.1")),
         ("", {"round": "v5.1"}, everything("_tiny", "_tiny", "_r5.1")),
         (",_dummy", {}, everything("_dummy.llama3.1-8b", "_tiny")),
         (",_hf.ORG/NAME", {}, everything("_hf.ORG/NAME", "_mlcommons")),
-        ("", {"vllm_model_name": "ORG/NAME"}, everything("_hf.ORG/NAME", "_mlcommons")),
-        ("", {"vllm_model_name": "tiny"}, everything("_tiny", "_tiny")),
-        (
-            "",
-            {"vllm_model_name": "llama-3.1-8b-instruct"},
-            everything("_catalogue.llama-3.1-8b-instruct", "_mlcommons"),
-        ),
+        (",_dummy", GPT_OSS, everything("_dummy.gpt-oss-120b", "_performance,_tiny")),
         (
             ",_dummy",
-            {"model": "gpt-oss-120b", "mode": "performance", "target_qps": "5"},
-            everything("_dummy.gpt-oss-120b", "_performance,_tiny"),
-        ),
-        (
-            ",_dummy",
-            {"model": "gpt-oss-120b", "mode": "performance", "target_qps": "5", "compliance_test": "TEST07"},
+            {**GPT_OSS, "compliance_test": "TEST07"},
             everything("_dummy.gpt-oss-120b", "_compliance.TEST07,_tiny"),
         ),
     ],
@@ -97,22 +88,13 @@ def test_a_run_alone_gets_the_model_its_dataset_the_rounds_loadgen_and_a_server(
     assert chain(session, RUN + tags, **flags) == expected
 
 
-@pytest.mark.parametrize(
-    ("tags", "flags", "asks"),
-    [
-        (",_hf.ORG/NAME", {"mode": "performance", "target_qps": "5"}, False),
-        (",_hf.ORG/NAME", {"model": "gpt-oss-120b"}, False),
-        (",_hf.ORG/NAME", {"model": "llama2-70b-99.9"}, True),
-        (",_hf.ORG/NAME", {"nltk_data": "/data/nltk"}, False),
-    ],
-)
-def test_an_accuracy_run_alone_gets_the_sentence_model_that_its_scores_need(session, tags, flags, asks):
-    assert ("get,nltk-data" in chain(session, RUN + tags, **flags)) is asks
+@pytest.mark.parametrize(("flags", "asks"), [({"model": "gpt-oss-120b"}, False), ({"model": "llama2-70b-99.9"}, True)])
+def test_an_accuracy_run_alone_gets_the_sentence_model_that_its_scores_need(session, flags, asks):
+    assert ("get,nltk-data" in chain(session, f"{RUN},_hf.ORG/NAME", **flags)) is asks
 
 
-@pytest.mark.parametrize("name", ["tiny", "cm4vllm-tiny"])
-def test_a_server_alone_makes_the_stand_in_that_is_named(session, name):
-    assert "get,ml-model,_tiny" in chain(session, "run,vllm-server", vllm_model_name=name)
+def test_a_server_alone_makes_the_stand_in_that_is_named(session):
+    assert "get,ml-model,_tiny" in chain(session, "run,vllm-server", vllm_model_name="cm4vllm-tiny")
     assert not [tags for tags in chain(session, "run,vllm-server", vllm_model_name="ORG/NAME") if "ml-model" in tags]
 
 
@@ -195,26 +177,16 @@ def test_the_server_gets_the_models_record_in_place_of_its_name(session):
 
 REFUSED = [
     (RUN, {"mode": "performance"}, "no target_qps for the Offline performance run"),
-    (RUN, {"scenario": "Server"}, "no target_qps for the Server accuracy run"),
     (RUN, {"scenario": "Srver"}, "did you mean 'Server'?"),
-    (RUN, {"mode": "performance", "target_qps": "0"}, "target_qps=0.0 is not usable"),
-    (RUN, {"round": "v9.9"}, "v9.9"),
     (RUN, {"model": "qwen3.6-27b"}, "cannot be run yet"),
-    (RUN, {"num_workers": "65"}, "num_workers=65"),
     (RUN, {"user_conf": "/nowhere.conf"}, "cannot read the user.conf /nowhere.conf"),
-    (RUN, {"stream_interval": "-1"}, "stream_interval=-1 is not usable"),
     (RUN, {"max_model_len": "5"}, "--max_model_len=5 is too short"),
-    (RUN, {"output_dir": "/proc/x"}, "cannot write to /proc/x"),
     (RUN, {"dataset_path": "/nowhere.json"}, "--dataset_path is given, but no model"),
-    (f"{RUN},_tiny", {"vllm_model_name": "ORG/NAME"}, "two models are named"),
     (f"{RUN},_path.FOLDER", {}, "FOLDER"),
-    (RUN, {"tp_size": "x"}, "--tp_size='x' is not usable"),
     (RUN, {"api_server": SERVER, "replicas": "2"}, "--replicas cannot be given with --api_server"),
     ("run,vllm-server", {"max_num_seqs": "0"}, "--max_num_seqs=0 is not usable"),
     ("run,vllm-server,_path.FOLDER", {}, "FOLDER"),
     (SETTINGS, {}, "is not given --search"),
-    (SETTINGS, {"search": "max-num-sequs:1..2"}, "max-num-sequs"),
-    (SETTINGS, {"search": "max-num-seqs:64..128", "scenario": "Srver"}, "did you mean 'Server'?"),
     (SEARCH, {}, "no target_qps for the Server performance run"),
     (SEARCH, {"scenario": "Offline", "target_qps": "5"}, "the Offline scenario has no rate to search for"),
     ("generate,user-conf,mlperf,inference", {"scenario": "Server"}, "no target_qps for the Server accuracy run"),
@@ -295,12 +267,8 @@ def test_a_search_for_a_rate_alone_ends_with_the_rate_and_is_kept_after(cm):
     folder = cm.cwd / "mlperf-search" / "Server"
     record = read_record(folder / SEARCH_FILE, SearchRecord)
     assert f"search for the Server rate: {record.words}" in " ".join(done.output.split()), done.output
-    assert (record.scenario, record.benchmark, record.rehearsal, record.rate > 0) == (
-        "Server",
-        "llama3.1-8b",
-        True,
-        True,
-    )
+    assert (record.scenario, record.benchmark, record.rehearsal) == ("Server", "llama3.1-8b", True)
+    assert record.rate > 0
     assert len(record.probes) == len(list(folder.glob("*/probe.json"))) > 1
     started.no_orphans()
     again = cm(*words, timeout_s=START_S)

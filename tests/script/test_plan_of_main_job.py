@@ -16,41 +16,28 @@ TRAINS = {"CM_VLLM_PYTHON_BIN_WITH_PATH": "/opt/vllm/bin/python"}
 CASES = [
     ("_vllm", {}, 700),
     ("_vllm", {"scenario": "Offline"}, 700),
-    ("_vllm", {"scenario": "Server"}, 700),
     ("_vllm", {"scenario": "Server", "server_target_qps": "5"}, 700),
     ("_vllm,_all-scenarios", {"scenario": "Server"}, 700),
     ("_vllm,_accuracy-only", {}, 700),
-    ("_vllm,_accuracy-only", {"scenario": "server"}, 700),
     ("_vllm,_accuracy-only", {"scenario": "server", "server_target_qps": "5"}, 700),
     ("_vllm,_performance-only", {}, 700),
-    ("_vllm,_performance-only", {"offline_target_qps": "9"}, 700),
     ("_vllm,_performance-only", {"offline_target_qps": "9", "server_target_qps": "3"}, 700),
-    ("_vllm,_performance-only", {"execution_mode": "valid"}, 700),
     ("_vllm", {"execution_mode": "valid"}, 700),
     ("_vllm", {"execution_mode": "valid"}, 100),
     ("_vllm", {"execution_mode": "valid", "offline_target_qps": "9"}, 100),
     ("_vllm", {"execution_mode": "valid", "rerun": "yes", "scenario": "Server"}, 700),
     ("_vllm,_find-performance", {}, 700),
-    ("_vllm,_performance-only", {"find_target_qps": "yes", "scenario": "Server"}, 700),
-    ("_vllm,_r6.1", {"run_checker": "no"}, 700),
     ("_vllm,_performance-only", {"power": "simulated"}, 700),
     ("_vllm", {"search": "max-num-seqs:64..256", "search_minutes": "5"}, 700),
-    ("_vllm", {"model": "llama3.1-8b-edge"}, 700),
     ("_vllm", {"model": "llama3.1-8b-edge", "execution_mode": "valid"}, 100),
     ("_vllm", {"api_server": "http://127.0.0.1:1", "env": TRAINS}, 700),
-    ("_vllm", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name"}, 700),
     ("_vllm,_tiny", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name", "env": TRAINS}, 700),
     ("_vllm", {"vllm_model_name": "hub/name", "dataset_path": "FILES/cnn_eval.json"}, 700),
-    ("_vllm", {"vllm_model_name": "hub/name"}, 700),
     ("_vllm", {"vllm_model_name": "llama-3.1-8b-instruct"}, 700),
-    ("_vllm", {"vllm_model_name": "cm4vllm-tiny"}, 700),
     ("_vllm", {"vllm_model_name": "tiny"}, 700),
-    ("_vllm", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "tiny", "env": TRAINS}, 700),
     ("_vllm", {"vllm_model_name": "FILES/model"}, 700),
     ("_vllm,_mlcommons.llama-3.1-8b-instruct", {"quantize": "int8"}, 700),
     ("_vllm,_hf.hub/other", {"quantize": "_fp8", "calibration_path": "FILES/set.json"}, 700),
-    ("_vllm,_hf.hub/other", {"dataset": "tiny"}, 700),
-    ("_vllm", {"quantize": "int8"}, 700),
     ("_vllm,_hf.hub/other", {"vllm_model_name": "served", "api_server": "http://127.0.0.1:1"}, 700),
     ("_vllm", {"adr": {"ml-model": {"tags": "_hf.hub/name"}, "vllm-server": {"max_num_seqs": "64", "seed": "7"}}}, 700),
     ("_vllm,_tiny", {"adr": {"ml-model": {"tags": "_path.FILES/model"}}, "dataset_path": "FILES/cnn_eval.json"}, 700),
@@ -102,10 +89,7 @@ def test_the_tiny_model_of_a_given_server_is_copied_and_nothing_is_installed(tmp
 
 @pytest.mark.parametrize(("given", "downloads"), [("", True), ("punkt_tab.zip", False), ("nltk_data", False)])
 def test_a_sentence_model_that_is_given_is_not_downloaded(tmp_path, monkeypatch, files, given, downloads):
-    for module in (
-        "campaign.job_checks.preflight",
-        "accuracy.sentences",
-    ):  # the published model, which they compare with
+    for module in ("campaign.job_checks.preflight", "accuracy.sentences"):  # the published model, to compare with
         monkeypatch.setattr(f"cm4vllm.{module}.given_model", lambda path: {})
     (tmp_path / "nltk_data").mkdir()
     (tmp_path / "punkt_tab.zip").touch()
@@ -115,15 +99,19 @@ def test_a_sentence_model_that_is_given_is_not_downloaded(tmp_path, monkeypatch,
     assert any("sentence model" in words for words in brought) is downloads
 
 
-def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):
+def performance_targets(done):
+    """Return the scenario and the target rate of each performance run."""
+    runs = [env for tags, env in done if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"]
+    return [(env["CM_MLPERF_LOADGEN_SCENARIO"], env["CM_MLPERF_LOADGEN_TARGET_QPS"]) for env in runs]
+
+
+def test_a_run_that_is_too_short_or_misses_a_limit_is_made_again(tmp_path, monkeypatch, files):
     flags = {"execution_mode": "valid", "find_target_qps": "no"}
     done = executed(monkeypatch, asked(tmp_path, "_vllm", flags, files), duration_s=100)
-    runs = [
-        (env["CM_MLPERF_LOADGEN_SCENARIO"], env["CM_MLPERF_LOADGEN_TARGET_QPS"])
-        for tags, env in done
-        if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"
-    ]
-    assert runs == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "1.8")]
+    assert performance_targets(done) == [("Offline", "10.8"), ("Offline", "10.8"), ("Server", "1.8")]
+    flags = {"execution_mode": "valid", "scenario": "Server", "find_target_qps": "yes"}
+    done = executed(monkeypatch, asked(tmp_path, "_vllm,_performance-only", flags, files), valid=False)
+    assert performance_targets(done) == [("Server", "8.0"), ("Server", "7.0"), ("Server", "6.0")]
 
 
 def test_a_valid_run_searches_for_the_rate_unless_one_setting_says_otherwise(tmp_path, files):
@@ -135,17 +123,6 @@ def test_a_valid_run_searches_for_the_rate_unless_one_setting_says_otherwise(tmp
     assert "takes 1,500 s, 2.5 full-length runs of 600 s at most" in note
     assert searches(server_target_qps="3") == searches(find_target_qps="no") == []
     assert searches(published="v5.1-redhat-llama3.1-8b-fp8-1xh100-server") == []
-
-
-def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates(tmp_path, monkeypatch, files):
-    flags = {"execution_mode": "valid", "scenario": "Server", "find_target_qps": "yes"}
-    done = executed(monkeypatch, asked(tmp_path, "_vllm,_performance-only", flags, files), valid=False)
-    runs = [
-        env["CM_MLPERF_LOADGEN_TARGET_QPS"]
-        for tags, env in done
-        if tags.startswith("app,") and env["CM_MLPERF_LOADGEN_MODE"] == "performance"
-    ]
-    assert runs == ["8.0", "7.0", "6.0"]
 
 
 def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files):
@@ -220,13 +197,7 @@ def machine(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("recording", "flags", "build"),
-    [
-        ("h100-sxm-x4", {}, "_cuda"),
-        ("h100-sxm-x4", {"device": "cuda"}, "_cuda"),
-        ("h100-sxm-x4", {"device": "cpu"}, "_cpu"),
-        ("", {}, "_cpu"),
-        ("", {"device": "cpu"}, "_cpu"),
-    ],
+    [("h100-sxm-x4", {}, "_cuda"), ("h100-sxm-x4", {"device": "cpu"}, "_cpu"), ("", {}, "_cpu")],
 )
 def test_the_device_decides_which_vllm_is_installed(tmp_path, monkeypatch, files, machine, recording, flags, build):
     machine(recording)
@@ -249,14 +220,12 @@ def test_the_device_decides_which_vllm_is_installed(tmp_path, monkeypatch, files
     [
         ({"tp_size": "16"}, None, "16 workers need 16 GPUs, and this machine has 4"),
         ({"replicas": "5"}, None, "5 servers of 1 workers need 5 GPUs, and this machine has 4"),
-        ({"dp_size": "3", "tp_size": "2"}, None, "6 workers need 6 GPUs, and this machine has 4"),
         (
             {"pp_size": "2", "replicas": "2"},
             "0,1,2",
             "2 servers of 2 workers need 4 GPUs, and this machine has 3 visible",
         ),
         ({"extra_args": "--tensor-parallel-size 8"}, None, "8 workers need 8 GPUs, and this machine has 4"),
-        ({"replicas": "2"}, "0,0", "need 2 GPUs, and this machine has 0 visible of the 4"),
         ({"replicas": "2"}, "0,9", "need 2 GPUs, and this machine has 1 visible of the 4"),
         ({}, "NoDevFiles", "need 1 GPUs, and this machine has 0 visible of the 4"),
     ],
@@ -275,15 +244,8 @@ def test_more_workers_than_visible_gpus_are_refused_by_plan_and_run(
     assert str(of_run.value) == str(of_plan.value)
 
 
-def test_as_many_workers_as_gpus_and_the_cpu_backend_are_planned(tmp_path, monkeypatch, files, machine):
-    machine("h100-sxm-x4")
-    assert planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "2", "replicas": "2"}, files))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert planned(tmp_path, asked(tmp_path, "_vllm", {"device": "cpu"}, files))
-
-
-@pytest.mark.parametrize("device", ["cuda", "rocm"])
-def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, monkeypatch, files, machine, device):
+def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, monkeypatch, files, machine):
+    device = "cuda"
     machine("")
     request = asked(tmp_path, "_vllm", {"device": device}, files)
     with pytest.raises(CmError, match=f"--device={device}: no ") as of_plan:
@@ -299,8 +261,7 @@ def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, 
 
 def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, files, machine):
     machine("h100-sxm-x4")
-    with pytest.raises(CmError, match="4096 GPUs, and this machine has 4"):
-        planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096"}, files))
+    assert planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "2", "replicas": "2"}, files))
     with pytest.raises(CmError, match="4096 cores"):
         planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096", "device": "cpu"}, files))
 
@@ -329,34 +290,24 @@ POWER = {
 }
 #: Command lines that the run refuses: variations, flags, words of the message.
 REFUSED = [
-    ("_vllm", {"model": "llama9"}, "unknown model"),
     ("_vllm", {"model": "llama3-8b"}, "did you mean 'llama3.1-8b'"),
     ("_vllm,_r4.1", {}, "llama3.1-8b is not in round v4.1"),
-    ("_vllm,_r4.1", {}, "llama2-70b-99"),
     ("_vllm,_r4.1", {"model": "gptj-99"}, "gptj-99 cannot be run yet"),
-    ("_vllm,_r4.1", {"model": "gptj-99"}, "beam search"),
     ("_vllm", {"division": "closed", "execution_mode": "valid"}, "rule MODEL"),
     ("_vllm", {"division": "network"}, "rule SEPARATE"),
     ("_vllm", {"scenario": "Ofline"}, "Offline"),
     ("_vllm,_find-performance", {"scenario": "Offline"}, "finds no rate in this job"),
     ("_vllm", {"search": "max-num-sequences:1..8"}, "names no option of vLLM that can be searched"),
-    ("_vllm", {"search": "max-num-seqs:64..8"}, "from high to low"),
     ("_vllm", {"search": "max-num-seqs:8..64", "max_num_seqs": "16"}, "which is given: --max_num_seqs=16"),
     ("_vllm", {"search": "max-num-seqs:8..64", "api_server": "http://127.0.0.1:1"}, "--search cannot be given"),
-    ("_vllm", {"search": "max-num-seqs:8..64", "search_minutes": "0"}, "--search_minutes=0"),
     ("_vllm", {"search": "block-size:8..64", "rehearse": "2-core-cpu-tiny"}, "cannot be given with --rehearse"),
     ("_vllm", {"search_minutes": "5"}, "without --search"),
-    ("_vllm,_accuracy-only", {"find_target_qps": "yes"}, "finds no rate in this job"),
-    ("_vllm", {"execution_mode": "vaild"}, "did you mean 'valid'"),
     ("_vllm", {"device": "tpu"}, "--device=tpu"),
     ("_vllm", {"category": "edge"}, "--category=edge"),
     ("_vllm", {"singlestream_target_latency": "1e-9"}, "at least 0.001"),
     ("_vllm", {"implementation": "nvidia"}, "--implementation=nvidia"),
     ("_vllm", {"server_target_qps": "fast"}, "--server_target_qps='fast'"),
-    ("_vllm", {"server_target_qps": "-1"}, "--server_target_qps=-1"),
-    ("_vllm", {"submitter": "Red Hat"}, "--submitter"),
     ("_vllm", {"quantize": "_int9"}, "--quantize=_int9"),
-    ("_vllm", {"quantize": "int8,fp8"}, "names 2 schemes"),
     ("_vllm", {"published": "h100"}, "--published=h100"),
     ("_vllm", {"api": "fast"}, "--api='fast'"),
     ("_vllm", {"api_server": "http://127.0.0.1:1", "replicas": "2"}, "--replicas"),
@@ -366,7 +317,6 @@ REFUSED = [
     ("_vllm", {"vllm_model_name": "FILES"}, "config.json"),
     ("_vllm", {"vllm_model_name": "/nowhere/model"}, "/nowhere/model"),
     ("_vllm", {"vllm_model_name": "FILES/pointer-tokenizer.json"}, "git lfs pull"),
-    ("_vllm", {"vllm_model_name": "FILES/pointer-config.json"}, "pointers of git-lfs"),
     ("_vllm", {"vllm_model_name": "FILES/pointer-model.safetensors"}, "pointers of git-lfs"),
     ("_vllm,_path./nowhere", {}, "/nowhere"),
     ("_vllm,_dummy", {"execution_mode": "valid"}, "random weights"),
@@ -374,10 +324,7 @@ REFUSED = [
     ("_vllm,_mlcommons.llama-3.1-8b-instruct-fp8", {}, "MLCommons does not host"),
     ("_vllm,_hf.hub/one", {"vllm_model_name": "hub/two"}, "two models are named"),
     ("_vllm", {"dataset_path": "FILES/cnn_eval.json"}, "no model"),
-    ("_vllm", {"quantize": "_int8", "calibration_path": "FILES/set.json"}, "no model"),
-    ("_vllm", {"dataset": "mine"}, "--dataset='mine'"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/set.json", "execution_mode": "valid"}, "has 5 samples"),
-    ("_vllm,_hf.hub/one", {"dataset_path": "FILES/gone.json"}, "there is no dataset"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/gone.json"}, "--dataset_path"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/model/config.json"}, "config.json"),
     ("_vllm", {"system_file": "FILES/gone.yaml"}, "system.template.yaml"),
@@ -387,46 +334,31 @@ REFUSED = [
     ("_vllm", {"max_in_flight": str(10**9)}, "may need"),
     ("_vllm", {"tp_size": "4096"}, "4096 cores"),
     ("_vllm", {"port": "99999"}, "port 99999 does not exist"),
-    ("_vllm", {"port": "many"}, "--port='many'"),
     ("_vllm", {"preset": "fastest"}, "fastest"),
     ("_vllm", {"extra_args": "--enable-prefix-caching"}, "--enable-prefix-caching"),
     ("_vllm", {"output_dir": "/proc/results"}, "/proc/results"),
     ("_vllm", {"output_dir": "FILES/set.json/results"}, "is a file"),
-    ("_vllm", {"output_dir": f"/tmp/{'a' * 300}"}, "File name too long"),
     ("_vllm", {"output_dir": "~no-such-user/results"}, "home folder"),
     ("_vllm", {"output_dir": "FILES/locked"}, ".lock there: Is a directory"),
     ("_vllm", {"submitter": "a" * 300}, "100 at most"),
-    ("_vllm", {"submitter": "-x"}, "first a letter"),
     ("_vllm", {"hw_name": "a" * 300}, "name is too long"),
     ("_vllm", {"system_file": "FILES/pipe"}, "a pipe"),
-    ("_vllm,_hf.hub/one", {"nltk_data": "FILES/pipe"}, "a pipe"),
     ("_vllm", {"api_server": "https://127.0.0.1:1", "api_server_ca": "FILES/gone.pem"}, "gone.pem"),
-    ("_vllm", {"api_server": "https://127.0.0.1:1", "api_server_ca": "FILES/pipe"}, "a pipe"),
     ("_vllm", {"api_server": "http://two words:1"}, "no name with spaces"),
-    ("_vllm", {"api_server": "http://127.0.0.1:0"}, "no port 0"),
     ("_vllm", {"replicas": str(10**9)}, "need 1000000000 cores"),
     ("_vllm", {"replicas": str(10**30)}, "2,147,483,647 at most"),
-    ("_vllm", {"test_query_count": str(10**30)}, "10,000,000 at most"),
-    ("_vllm", {"server_target_qps": "1e300"}, "1,000,000 at most"),
-    ("_vllm", {"max_in_flight": str(10**30)}, "--max_in_flight"),
     ("_vllm", {"max_model_len": "100"}, "128 tokens are generated"),
     ("_vllm", {"ready_timeout": "nan"}, "--ready_timeout=nan"),
-    ("_vllm", {"gpu_memory_utilization": "7"}, "--gpu_memory_utilization=7"),
     ("_vllm", {"max_num_seqs": "-4"}, "--max_num_seqs=-4"),
-    ("_vllm", {"kv_cache_space": "-4"}, "--kv_cache_space=-4"),
     ("_vllm", {"served_model_name": "-x"}, "-x"),
-    ("_vllm", {"adr": {"ml-model": {"tags": "_path./nowhere"}}}, "/nowhere"),
     ("_vllm", {"adr": {"ml-model": {"tags": "_tiny,_hf.a/b"}}}, "--adr.ml-model.tags=_tiny,_hf.a/b names 2 sources"),
     ("_vllm,_hf.a/b", {"adr": {"dataset": {"tags": "_path.FILES/gone.json"}}}, "there is no dataset"),
-    ("_vllm", {"adr": {"vllm-server": {"max_num_seqs": "-4"}}}, "--max_num_seqs=-4"),
     ("_vllm", {"adr": {"vllm-server": {"env": {"CM_VLLM_SERVER_TP_SIZE": "4096"}}}}, "4096 cores"),
     ("_vllm", {"adr": {"vllm-server": {"output_dir": "/x"}}}, "--adr.vllm-server.output_dir cannot be given"),
     ("_vllm", {"adr": {"loadgen": {"tags": "_r5.1"}}}, "--adr.loadgen.tags=_r5.1"),
-    ("_vllm", {"power": "maybe"}, "--power='maybe'"),
     ("_vllm", {"power": "yes"}, "a power session needs --power_server"),
     ("_vllm", {"power": "yes", "power_server": "127.0.0.1"}, "a power session needs --ntp_server"),
     ("_vllm", {**POWER, "power_settings": ""}, "the settings of the measured system must be stated"),
-    ("_vllm", {**POWER, "power_wiring": ""}, "the analyzer's wiring must be stated"),
     ("_vllm", {**POWER, "power_wiring": "FILES/gone.md"}, "gone.md"),
     ("_vllm", {**POWER, "power_supplies": "FILES/set.json"}, "states no power supply"),
     ("_vllm,_r6.0", {**POWER, "power_supplies": "FILES/set.json"}, "v6.0 has no file of power supplies"),

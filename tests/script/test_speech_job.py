@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests.script.by_hand import server_by_hand
+from tests.script.by_hand import real_vllm, server_by_hand
 from tests.script.main_job import asked, planned, refused
 from tests.script.speech import FIRST_START_S, SAMPLES, entry, job, manifest, sound_of, write_clip
 
@@ -33,8 +33,6 @@ COMPARED = 256
 #: What the official checkers say of a run that is shorter than the rules ask, by the codes of our checks, and the words
 #: in which they sum up.
 SHORT = {"LOG-MIN-DURATION", "PERFORMANCE-SAMPLES", "ACCURACY-SAMPLES"}
-
-
 SUMS = ("checks Checks failed for", "has issues", "NoResults", "SUMMARY")
 
 
@@ -77,9 +75,7 @@ def reference_score(official_file, packages, tmp_path):
     return score
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 @pytest.mark.parametrize(("round_name", "category"), [("5.1", "datacenter"), ("6.0", "edge"), ("6.1", "datacenter")])
 def test_the_whole_job_of_each_round(cm, inference_git, reference_score, tmp_path, round_name, category):
     flags = ("--compliance=TEST01", f"--category={category}", f"--inference_src={inference_git}")
@@ -106,9 +102,7 @@ def test_the_whole_job_of_each_round(cm, inference_git, reference_score, tmp_pat
     assert reference_score(folder, references) == (folder / "accuracy.txt").read_text()
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_with_silence_in_place_of_the_clips_the_score_falls_and_a_changed_clip_is_refused(cm):
     path = manifest(cm.cwd / "silent", silent=True)
     done = job(cm, f"--dataset_path={path}", "--output_dir=silence", tags=",_vllm,_tiny,_accuracy-only")
@@ -127,9 +121,7 @@ def by_hand(start_cm):
         yield record
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_a_server_that_runs_is_measured_with_exact_counts(cm, by_hand):
     done = job(cm, f"--api_server={by_hand.endpoint}", "--output_dir=results", "--run_checker=no")
     assert done.code == 0, done.output
@@ -185,9 +177,7 @@ def transcript(site, model, path):
     return text, next(event["usage"]["completion_tokens"] for event in reversed(events) if event.get("usage"))
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_transcripts_are_those_of_transformers_and_silence_gives_none(by_hand, vllm_python, tmp_path):
     texts = tone_speech.sentences(COMPARED, EVALUATION_SEED, evaluation=True)
     paths = [tmp_path / f"{number}.wav" for number in range(COMPARED)]
@@ -213,9 +203,7 @@ def test_transcripts_are_those_of_transformers_and_silence_gives_none(by_hand, v
     assert word_error_rate(silent, texts) > 0.5
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 @pytest.mark.parametrize("scheme", ["int8", "fp8-dynamic"])
 def test_a_quantised_model_is_served_and_scored(cm, scheme):
     flags = (f"--quantize={scheme}", "--output_dir=results", "--run_checker=no")
@@ -267,9 +255,8 @@ def test_a_server_without_audio_ends_the_job_before_anything_else(cm):
         endpoint = f"http://127.0.0.1:{server.server_port}"
         done = job(cm, f"--api_server={endpoint}", "--vllm_model_name=m", "--output_dir=results", tags=",_vllm,_tiny")
         server.shutdown()
-    done.refused_with(
-        ServerUnsuitable.exit_code, "gives no transcripts of audio", "answers HTTP 404", "get,speech-packages"
-    )
+    words = ("gives no transcripts of audio", "answers HTTP 404", "get,speech-packages")
+    done.refused_with(ServerUnsuitable.exit_code, *words)
     assert not list(cm.cwd.glob("results/test/runs/*"))
 
 
@@ -284,15 +271,9 @@ def tags_of(nodes):
 
 
 def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(tmp_path):
-    for scheme in ("fp8", "gptq-w4a16", "kv-fp8,fp8-dynamic"):
-        refused(
-            UsageError,
-            ["none is published for whisper", "fp8-dynamic or int8"],
-            tmp_path,
-            "_vllm",
-            **WHISPER,
-            quantize=scheme,
-        )
+    words = ["none is published for whisper", "fp8-dynamic or int8"]
+    for scheme in ("fp8", "kv-fp8,fp8-dynamic"):
+        refused(UsageError, words, tmp_path, "_vllm", **WHISPER, quantize=scheme)
     tags = tags_of(planned(tmp_path, asked(tmp_path, "_vllm", {**WHISPER, "quantize": "int8"}, tmp_path)))
     assert any(each.startswith("quantize,ml-model") for each in tags), tags
     assert not any("get,dataset,_calibration" in each for each in tags), tags
@@ -311,9 +292,7 @@ def test_the_plan_of_whispers_own_model_names_its_dataset_and_no_stand_in(cm):
     assert "_tiny" not in done.output
 
 
-@pytest.mark.parametrize(
-    "extra", ["--mm-processor-cache-gb 4", "--mm_processor_cache_gb=4", "--mm-proc=4", "--enable-prefix-caching"]
-)
+@pytest.mark.parametrize("extra", ["--mm_processor_cache_gb=4", "--mm-proc=4", "--enable-prefix-caching"])
 def test_no_extra_argument_lets_a_server_keep_clips(tmp_path, extra):
     words = ["cannot be given in --extra_args", "answers may not be reused between queries"]
     refused(UsageError, words, tmp_path, "_vllm", **WHISPER, extra_args=extra)
@@ -357,11 +336,7 @@ def test_the_plan_refuses_a_part_of_the_dataset_and_in_the_closed_division_anoth
 def test_storage_of_mlcommons_that_cannot_be_reached_is_named_with_what_to_give_instead(cm, monkeypatch):
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     done = cm("run", "script", "--tags=get,dataset,_mlcommons", "--model=whisper", "--quiet")
-    done.refused_with(
-        DownloadError.exit_code,
-        "whisper-dataset.uri cannot be read",
-        "md5:898743fc5b2522db2bc39e9ceb4a4da6",
-        "--dataset_path",
-    )
+    words = ("whisper-dataset.uri cannot be read", "md5:898743fc5b2522db2bc39e9ceb4a4da6", "--dataset_path")
+    done.refused_with(DownloadError.exit_code, *words)
     done = cm("run", "script", "--tags=get,ml-model,_mlcommons.whisper-large-v3", "--quiet")
     done.refused_with(DownloadError.exit_code, "whisper-model.uri cannot be read", "_path")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
-from tests.script.by_hand import caching_server, server_by_hand
+from tests.script.by_hand import caching_server, real_vllm, server_by_hand
 from tests.script.main_job import refused
 
 from cm4vllm.assets.samples.prompt_tokens import ChatTokens
@@ -52,9 +52,7 @@ def f1(folder, scenario="Offline"):
     return scores["values"]["f1"]
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_the_whole_job_and_the_same_with_white_pictures(cm):
     done = job(cm, "--output_dir=results")
     assert done.code == 0, done.output
@@ -80,18 +78,8 @@ def test_the_whole_job_and_the_same_with_white_pictures(cm):
 
 
 #: Below the least pixels of the stand-in's processor, at its grid and beside it, long, wide, and above its most pixels.
-SIZES = [
-    (20, 20),
-    (64, 64),
-    (100, 70),
-    (97, 193),
-    (31, 900),
-    (1500, 20),
-    (512, 512),
-    (530, 500),
-    (640, 480),
-    (2048, 1365),
-]
+SMALL, LARGE = [(20, 20), (64, 64), (100, 70), (97, 193)], [(512, 512), (530, 500), (640, 480), (2048, 1365)]
+SIZES = [*SMALL, (31, 900), (1500, 20), *LARGE]
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +89,7 @@ def by_hand(start_cm):
         yield record
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_the_server_counts_prompts_with_pictures_of_ten_sizes_as_we_do(by_hand):
     prompt = next(prompt for prompt in chat_prompts() if prompt.name == "v6.0")
     product = next(product_pictures.products(1, EVALUATION_SEED, evaluation=True))
@@ -122,9 +108,7 @@ def test_the_server_counts_prompts_with_pictures_of_ten_sizes_as_we_do(by_hand):
     assert len(set(counted.values())) > 5, counted
 
 
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
+@real_vllm
 def test_repeated_pictures_out_of_a_cache_make_a_result_invalid(cm, by_hand, tmp_path):
     flags = ("--scenario=Offline", "--output_dir=results", "--max_test_duration=6", "--run_checker=no")
     with caching_server(by_hand, tmp_path / "server.log", FIRST_START_S) as endpoint:
@@ -138,16 +122,13 @@ def test_the_plan_refuses_what_cannot_be_measured(tmp_path):
     (tmp_path / "empty").mkdir()
     repository = "Shopify/product-catalogue at d5c517c509f5aca99053897ef1de797d6d7e5aa5"
     small = "48,289 samples in every performance run, and its dataset has 8,000"
+    own, empty = {"vllm_model_name": "Qwen/Qwen3-VL-235B-A22B-Instruct"}, {"dataset_path": str(tmp_path / "empty")}
+    others = ["cm4vllm-tiny cannot stand for the model of", "cm4vllm-tiny-vision"]
     for error, words, variations, flags in (
         (UsageError, [small, "MLPerf Endpoints"], "_vllm", {"scenario": "Interactive"}),
-        (DatasetError, [repository], "_r6.0", {"vllm_model_name": "Qwen/Qwen3-VL-235B-A22B-Instruct"}),
-        (DatasetError, ["not the product catalogue"], "_r6.0,_tiny", {"dataset_path": str(tmp_path / "empty")}),
-        (
-            UsageError,
-            ["cm4vllm-tiny cannot stand for the model of", "cm4vllm-tiny-vision"],
-            "_r6.0",
-            {"vllm_model_name": "cm4vllm-tiny"},
-        ),
+        (DatasetError, [repository], "_r6.0", own),
+        (DatasetError, ["not the product catalogue"], "_r6.0,_tiny", empty),
+        (UsageError, others, "_r6.0", {"vllm_model_name": "cm4vllm-tiny"}),
     ):
         refused(error, words, tmp_path, variations, model=BENCHMARK, submitter="Tester", **flags)
 

@@ -11,6 +11,7 @@ import pytest
 from cm4vllm.common.checking import private_words as privacy
 from cm4vllm.common.checking.private_words import first_private, private_words, scrubbed
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.files import sha256_of
 from cm4vllm.common.programs.own_program import program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.common.secrets.secret_forms import without_keys
@@ -91,27 +92,14 @@ def test_what_is_private_is_found_and_scrubbed(root, line, clean):
     assert first_private(clean, words) is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "served by vLLM 0.32.0",
-        "/home/jdoe421/x",
-        "To be filled by O.E.M.",
-        "the machine at 127.0.0.1:8000",
-        "localhost",
-        "nvidia-cublas 12.8.4.1",
-        "1203.0.113.99",
-        "jdoe",
-        "",
-        "vLLM: 8000 tokens",
-        "a benchmark of vllm",
-        "vllm.entrypoints",
-        "other",
-        "https://docs.vllm.ai/en/latest",
-        "pip install vllm",
-        "/data/x",
-    ],
+PLAIN = (
+    "served by vLLM 0.32.0|/home/jdoe421/x|To be filled by O.E.M.|the machine at 127.0.0.1:8000|localhost|jdoe||other|"
+    "nvidia-cublas 12.8.4.1|1203.0.113.99|vLLM: 8000 tokens|a benchmark of vllm|vllm.entrypoints|pip install vllm|"
+    "https://docs.vllm.ai/en/latest|/data/x"
 )
+
+
+@pytest.mark.parametrize("line", PLAIN.split("|"))
 def test_what_is_not_private_stays(root, line):
     words = private_words(root, ENV, servers=["203.0.113.9", "127.0.0.1", "localhost"], folders=["/data"])
     assert first_private(line, words) is None
@@ -186,16 +174,16 @@ def test_a_secret_in_a_tree_is_refused_without_being_shown(root, tmp_path):
 
 def test_what_others_have_already_may_name_a_machine_that_is_called_the_same(root, tmp_path):
     words, tree = private_words(root, ENV), tmp_path / "tree"
-    tree.mkdir()
-    (tree / "example.md").write_text("for example on gpuhost-0815x\n")
-    with pytest.raises(SubmissionError, match="names this machine's host"):
-        refuse_private(tree, words)
-    with pytest.raises(SubmissionError, match="names this machine's host"):
-        refuse_private(tree, words, {"example.md": False})
-    refuse_private(tree, words, {"example.md": True})
-    (tree / "example.md").write_text("s3cr3t-w0rd\n")
+    example = tree / "src" / "example.md"
+    example.parent.mkdir(parents=True)
+    example.write_text("for example on gpuhost-0815x\n")
+    for programs in ({}, {"src/": frozenset()}, {"other/": frozenset([sha256_of(example)])}):
+        with pytest.raises(SubmissionError, match="names this machine's host"):
+            refuse_private(tree, words, programs)
+    refuse_private(tree, words, {"src/": frozenset([sha256_of(example)])})
+    example.write_text("s3cr3t-w0rd\n")
     with pytest.raises(SubmissionError, match="contains a secret"):
-        refuse_private(tree, words, {"example.md": True})
+        refuse_private(tree, words, {"src/": frozenset([sha256_of(example)])})
 
 
 def test_the_login_of_the_model_hub_is_a_secret(root, tmp_path):

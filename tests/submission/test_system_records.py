@@ -220,12 +220,8 @@ LACKING = {
     "cpu_info.json": "CM_HOST_CPU_VENDOR_ID CM_HOST_CPU_FAMILY CM_HOST_CPU_MAX_MHZ CM_HOST_CPU_ON_LINE_CPUS_LIST",
 }
 SCRIPT = {
-    "script_uid": "863735b7db8c44fc",
-    "script_alias": "detect-os",
-    "script_tags": "detect,os",
-    "script_variations": "",
-    "version": "",
-    "parent": "app-mlperf-inference-vllm,c0ffee",
+    **{"script_uid": "863735b7db8c44fc", "script_alias": "detect-os", "script_tags": "detect,os"},
+    **{"script_variations": "", "version": "", "parent": "app-mlperf-inference-vllm,c0ffee"},
 }
 APP = {**SCRIPT, "script_uid": "c0ffee", "script_alias": "app-mlperf-inference-vllm", "parent": "run-job,beef"}
 MODEL = {**APP, "script_uid": "abc", "script_alias": "get-ml-model", "script_variations": "path./home/jdoe/model"}

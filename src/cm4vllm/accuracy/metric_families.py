@@ -163,7 +163,7 @@ def parts_of_deepseek(samples: Samples) -> Scored:
 
     What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    return _of_parts(samples, _DEEPSEEK, _percent_right)
+    return _of_parts(samples, _DEEPSEEK, lambda _, verdicts: 100.0 * sum(verdicts) / len(verdicts))
 
 
 def parts_of_gpt_oss(samples: Samples) -> Scored:
@@ -182,11 +182,6 @@ def _of_parts(samples: Samples, judges: _Judges, whole: Callable[[Samples, Seque
     if judged and len(judged) == len(verdicts):
         values["exact_match"] = whole(samples, judged)
     return Scored(values, None)
-
-
-def _percent_right(samples: Samples, verdicts: Sequence[bool]) -> float:
-    """Return the right answers in percent."""
-    return 100.0 * sum(verdicts) / len(samples.rows)
 
 
 def _weighted_percent_right(samples: Samples, verdicts: Sequence[bool]) -> float:

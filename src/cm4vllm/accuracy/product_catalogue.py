@@ -45,16 +45,12 @@ def hierarchical_f1(answers: Sequence[tuple[str, str]]) -> float:
         # The reference splits the right one without more where it fills the place of an answer.
         path = category if category is not None else _BETWEEN.join([_PAD] * len(right.split(_BETWEEN)))
         ours, theirs = ([level.strip() for level in text.split(_BETWEEN)] for text in (path, right))
-        common += _same_levels(ours, theirs)
+        # The levels that are the same from the first on.
+        common += sum(1 for _ in takewhile(lambda levels: levels[0] == levels[1], zip(ours, theirs, strict=False)))
         said += len(ours)
         wanted += len(theirs)
     precision, recall = (common / count if count else 0.0 for count in (said, wanted))
     return 2 * (precision * recall) / (precision + recall) if precision + recall else 0.0
-
-
-def _same_levels(said: Sequence[str], wanted: Sequence[str]) -> int:
-    """Return how many levels are the same from the first on."""
-    return sum(1 for _ in takewhile(lambda levels: levels[0] == levels[1], zip(said, wanted, strict=False)))
 
 
 def catalogue_text(values: Mapping[str, float | int]) -> str:

@@ -56,8 +56,7 @@ class PairScorer:
     def score(self, prediction: str, reference: str) -> tuple[dict[str, float], int]:
         """Return the F-measures of a prediction by type, and its length in characters as it was scored."""
         ours, theirs = on_lines(self._split, prediction), on_lines(self._split, reference)
-        scores = self._scorer.score(theirs, ours)
-        return {type_: float(score.fmeasure) for type_, score in scores.items()}, len(ours)
+        return {kind: float(score.fmeasure) for kind, score in self._scorer.score(theirs, ours).items()}, len(ours)
 
 
 def expected_seconds(pairs: int, tokens: float, types: Sequence[str] = TYPES, workers: int | None = None) -> float:

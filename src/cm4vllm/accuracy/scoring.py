@@ -143,7 +143,8 @@ def score_run(
     digest = _log_digest(folder, run)
     with step(f"scoring the {run.settings.scenario} accuracy run") as shown:
         begin = time.monotonic()
-        scorer = scorer_of(run.settings.terms)
+        terms = run.settings.terms
+        scorer = scorer_of(terms)
         sentences = Sentences.by_name(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
         answers = _answers(folder / ACCURACY_LOG, run)
         ready = {grader.name: grader for grader in graders}
@@ -151,11 +152,22 @@ def score_run(
         packages = Path(speech_packages) if speech_packages else None
         scored = scorer.compute(Samples(texts, rows, sentences, workers, ready, packages, shown.update))
         values = _values(scored, answers)
-        unscored = _reasons_unscored(run.settings.terms, values, ready)
+        unscored = _reasons_unscored(terms, values, ready)
         write_result_file(folder, ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
         record = AccuracyRecord(
             notice=run.notice,
-            scores=_scores(run.settings.terms, values, len(answers.indices)),
+            scores=[
+                Score(
+                    metric=target.metric,
+                    label=target.label,
+                    value=float(values[target.label]),
+                    lower=target.lower,
+                    upper=target.upper,
+                    met=target.met(float(values[target.label]), whole=len(answers.indices) == terms.samples),
+                )
+                for target in terms.targets
+                if target.label in values
+            ],
             unscored=unscored,
             values={key: float(value) for key, value in values.items()},
             samples=len(answers.indices),
@@ -337,22 +349,6 @@ def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None
     """Return the rows of `indices`, or all rows. Raises DatasetError if the file is not the recorded one."""
     rows = recorded_rows(dataset, "run the accuracy run again")
     return rows if indices is None else [rows[index] for index in indices]
-
-
-def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:
-    """Return each target of the rules with the value that was reached, and whether it is met."""
-    return [
-        Score(
-            metric=target.metric,
-            label=target.label,
-            value=float(values[target.label]),
-            lower=target.lower,
-            upper=target.upper,
-            met=target.met(float(values[target.label]), whole=samples == terms.samples),
-        )
-        for target in terms.targets
-        if target.label in values
-    ]
 
 
 def _reasons_unscored(

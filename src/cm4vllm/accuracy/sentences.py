@@ -16,7 +16,7 @@ from pathlib import Path
 from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
-from cm4vllm.common.files import bytes_of, given_path
+from cm4vllm.common.files import bytes_of, given_path, sha256_of
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.http_requests import AnswerError, Follow
 from cm4vllm.common.settings import Settings
@@ -125,11 +125,10 @@ def find_model(data: Path | None = None) -> Path:
             else "ROUGE-Lsum splits sentences with it, as the reference does",
             remedy=_INSTALLED,
         )
-    files = {name: folder / ENGLISH / name for name in MODEL.files}
     if changed := [
         name
-        for name, path in files.items()
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != MODEL.files[name]
+        for name, digest in MODEL.files.items()
+        if not (path := folder / ENGLISH / name).is_file() or sha256_of(path) != digest
     ]:
         raise InstallError(
             f"the sentence model in {folder} is not the one that scores are compared with",
@@ -206,8 +205,7 @@ def _fetch() -> bytes:
 
 def _unpack(archive: bytes) -> dict[str, bytes]:
     """Return the files of the English model in the archive, by name. Raises InstallError for another archive."""
-    digest = hashlib.sha256(archive).hexdigest()
-    if digest != MODEL.sha256:
+    if (digest := hashlib.sha256(archive).hexdigest()) != MODEL.sha256:
         raise InstallError(
             "this is not the punkt_tab.zip that scores are compared with",
             cause=f"its SHA-256 is {digest}, not {MODEL.sha256}",

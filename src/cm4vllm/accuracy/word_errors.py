@@ -76,8 +76,7 @@ def normalise_texts(texts: Sequence[str], packages: Path) -> list[str]:
             cause=(done.stderr.strip().splitlines() or ["no output"])[-1],
             remedy="cm run script --tags=get,speech-packages --renew",
         )
-    outputs: list[str] = json.loads(done.stdout)
-    return outputs
+    return list(json.loads(done.stdout))
 
 
 def main() -> None:

@@ -77,7 +77,6 @@ def make(model: str, layers: int | None, folder: Path) -> None:
     }
     if layers is not None:
         config[_layers_key(config)] = layers
-    longest = read_architecture(config).max_positions
     with staged_folder(folder) as staging:
         write_json(staging / "config.json", config)
         write_text(staging / "tokenizer.json", _tokenizer(int(config["vocab_size"])))
@@ -87,7 +86,7 @@ def make(model: str, layers: int | None, folder: Path) -> None:
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "bos_token": _BEGIN[0],
                 "eos_token": _END[0],
-                "model_max_length": longest,
+                "model_max_length": read_architecture(config).max_positions,
                 "clean_up_tokenization_spaces": False,
             },
         )

@@ -96,17 +96,16 @@ def differences(folder: Path, benchmark: str, *, quick: bool = False) -> Iterato
 
     With `quick` large files need only exist: their digests take seconds to minutes.
     """
-    files = _published(benchmark)
-    if not files:
+    if not (files := _published(benchmark)):
         yield f"no digests of the files of {catalogue().benchmark(benchmark).model} are known"
     for name, digest in files.items():
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing"
-        elif not (quick and path.stat().st_size > _SMALL_BYTES):
-            own = digest_of(path, digest.partition(":")[0])
-            if own != digest:
-                yield f"{name} has {own}, published is {digest}"
+        elif quick and path.stat().st_size > _SMALL_BYTES:
+            continue
+        elif (own := digest_of(path, digest.partition(":")[0])) != digest:
+            yield f"{name} has {own}, published is {digest}"
     for path in sorted(path for kind in _SERVED for path in folder.glob(kind)):
         if path.name not in files:
             yield f"{path.name} is not among the published files"

@@ -203,14 +203,20 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
             write_text(scratch / "samples.json", json.dumps(samples))
             words.append(f"--samples={scratch / 'samples.json'}")
         status, lines = _run_worker(words, progress)
-        facts = _printed_facts(status, lines, f"{model.name} cannot be quantised to {method}")
+        printed = next((line for line in reversed(lines) if line.startswith('{"layers"')), "")
+        if status or not printed:
+            raise ModelError(
+                f"{model.name} cannot be quantised to {method}",
+                cause="\n".join([exit_in_words(status), *lines[-6:]]),
+                remedy="another scheme may suit its architecture: fp8-dynamic asks least of it",
+            )
         if unset := unset_scales(staging):
             raise ModelError(
                 f"{model.name} was not quantised well to {method}",
                 cause=f"scales that calibration has not set: {len(unset)}, the first {unset[0]}",
                 remedy="take another scheme, or give other samples with --calibration_path",
             )
-    return facts
+    return dict(json.loads(printed))
 
 
 def _run_worker(words: Sequence[str], progress: Step) -> tuple[int, list[str]]:
@@ -240,19 +246,6 @@ def _run_worker(words: Sequence[str], progress: Step) -> tuple[int, list[str]]:
             process.kill()
             raise
     return process.returncode, lines
-
-
-def _printed_facts(status: int, lines: list[str], failed: str) -> dict[str, Any]:
-    """Return the facts that the worker printed at its end. Raises ModelError with the text `failed` without them."""
-    printed = next((line for line in reversed(lines) if line.startswith('{"layers"')), "")
-    if status or not printed:
-        raise ModelError(
-            failed,
-            cause="\n".join([exit_in_words(status), *lines[-6:]]),
-            remedy="another scheme may suit its architecture: fp8-dynamic asks least of it",
-        )
-    facts: dict[str, Any] = json.loads(printed)
-    return facts
 
 
 def _transformations(made: QuantizationRecord) -> str:

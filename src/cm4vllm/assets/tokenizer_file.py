@@ -48,16 +48,13 @@ class Detokenizer:
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = read_tokenizer(folder / "tokenizer.json")
-        self._clean_up = _asks_for_clean_up(folder / "tokenizer_config.json")
+        path = folder / "tokenizer_config.json"
+        self._clean_up = path.exists() and json_object(path).get("clean_up_tokenization_spaces") is True
 
     def decode(self, ids: Sequence[Sequence[int]], *, special_tokens: bool = False) -> list[str]:
         """Return the text of each sequence of ids."""
         texts: list[str] = self._tokenizer.decode_batch([list(i) for i in ids], skip_special_tokens=not special_tokens)
         return [_without_spacing(text) for text in texts] if self._clean_up else texts
-
-
-def _asks_for_clean_up(path: Path) -> bool:
-    return path.exists() and json_object(path).get("clean_up_tokenization_spaces") is True
 
 
 def _without_spacing(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput
+from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput, given
 from cm4vllm.common.errors import UsageError, nearest
 
 #: The tags of the recipe whose flags are the settings of the whole job.
@@ -28,7 +28,7 @@ _FILES = {
     "compliance-dataset": "CM_COMPLIANCE_DATASET_FILE",
     "calibration": "CM_CALIBRATION_DATASET_FILE",
 }
-_MODEL_SOURCES = ("tiny", "dummy", "hf", "path", "served", "catalogue", "mlcommons")
+_MODEL_SOURCES = ("_tiny", "_dummy", "_hf", "_path", "_served", "_catalogue", "_mlcommons")
 _DATASETS = {"_tiny": "tiny", "_mlcommons": "benchmark"}
 _LOADGEN, _ROUND = ("loadgen", "mlperf-inference-loadgen"), re.compile(r"_r\d+\.\d+")
 #: Names of published command lines for what this project has no recipe of.
@@ -124,7 +124,10 @@ def _sources(name: str, value: Any) -> tuple[dict[str, str], list[str]]:
             cause="each round has seeds of its own, which are compiled into its LoadGen",
             remedy=f"give {rounds[0]} among the tags of the command itself",
         )
-    chosen = [tag for tag in tags if (name == "ml-model" and _is_model(tag)) or (name in _FILES and _is_data(tag))]
+    if name == "ml-model":
+        chosen = [tag for tag in tags if tag.partition(".")[0] in _MODEL_SOURCES]
+    else:
+        chosen = [tag for tag in tags if name in _FILES and (tag in _DATASETS or tag.startswith("_path."))]
     if len(chosen) > 1:
         raise UsageError(
             f"--adr.{name}.tags={_text(value)} names {len(chosen)} sources",
@@ -142,20 +145,11 @@ def _sources(name: str, value: Any) -> tuple[dict[str, str], list[str]]:
     return settings, [tag for tag in tags if tag not in chosen]
 
 
-def _is_model(tag: str) -> bool:
-    return tag.startswith("_") and tag[1:].partition(".")[0] in _MODEL_SOURCES
-
-
-def _is_data(tag: str) -> bool:
-    return tag in _DATASETS or tag.startswith("_path.")
-
-
 def amended(step: Step, inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
     """Return the inputs that `--adr` adds to a step. Raises UsageError for an input that the job itself gives."""
     added = {amendment.key: amendment for amendment in inputs if amendment.name in step.names}
-    own = step.inputs.given
     for key, amendment in added.items():
-        if key in own:
+        if key in given(step.inputs):
             raise UsageError(
                 f"--adr.{amendment.name}.{amendment.flag} cannot be given",
                 cause=f"the job itself gives it to the step {step.name}",

@@ -112,23 +112,37 @@ class Sources:
             ),
         )
 
-    @property
-    def dataset_brings(self) -> tuple[Brings, ...]:
-        return self._brought(self.dataset, catalogue().benchmark(self.benchmark).dataset)
-
-    @property
-    def performance_brings(self) -> tuple[Brings, ...]:
-        return self._brought(self.performance, catalogue().benchmark(self.benchmark).performance_dataset)
-
-    @property
-    def compliance_brings(self) -> tuple[Brings, ...]:
-        return self._brought(self.compliance, catalogue().benchmark(self.benchmark).compliance_dataset)
-
-    @property
-    def calibration_brings(self) -> tuple[Brings, ...]:
-        if self.calibration == _TINY:
-            return self._made(CALIBRATION_SAMPLES)
-        return self._brought(self.calibration, catalogue().benchmark(self.benchmark).calibration)
+    def brings(self, kind: Literal["dataset", "performance", "compliance", "calibration"]) -> tuple[Brings, ...]:
+        """Return the downloads for a dataset that get,dataset itself does not state, or that it is made."""
+        known = catalogue().benchmark(self.benchmark)
+        variation, name = {
+            "dataset": (self.dataset, known.dataset),
+            "performance": (self.performance, known.performance_dataset),
+            "compliance": (self.compliance, known.compliance_dataset),
+            "calibration": (self.calibration, known.calibration),
+        }[kind]
+        if variation == _TINY:
+            stand_in = STAND_INS[known.stand_in]
+            samples = CALIBRATION_SAMPLES if kind == "calibration" else catalogue().dataset(name).samples or 0
+            return (
+                Brings(
+                    how="make",
+                    what=f"the dataset of {stand_in.name}",
+                    disk_bytes=samples * stand_in.sample_bytes,
+                    source=f"{stand_in.sample_bytes:,} bytes a sample, measured",
+                ),
+            )
+        dataset = catalogue().dataset(name) if variation == _BENCHMARK else None
+        if dataset is None or not dataset.mlcommons:
+            return ()
+        return (
+            Brings(
+                how="download",
+                what=f"the dataset {name}, {dataset.file} from MLCommons",
+                disk_bytes=published_bytes(dataset.size),
+                source="all files, as published",
+            ),
+        )
 
     @property
     def _location(self) -> str:
@@ -141,35 +155,6 @@ class Sources:
         known_entry = known.get(self._location) if not self.model.startswith(("_path.", _DUMMY)) else None
         return known_entry or next(
             (entry for entry in known.values() if self.model in (f"_hf.{entry.hub}", f"_served.{entry.hub}")), None
-        )
-
-    def _made(self, samples: int) -> tuple[Brings, ...]:
-        """Return a dataset for the stand-in with this number of samples."""
-        stand_in = STAND_INS[catalogue().benchmark(self.benchmark).stand_in]
-        return (
-            Brings(
-                how="make",
-                what=f"the dataset of {stand_in.name}",
-                disk_bytes=samples * stand_in.sample_bytes,
-                source=f"{stand_in.sample_bytes:,} bytes a sample, measured",
-            ),
-        )
-
-    def _brought(self, source: str, name: str) -> tuple[Brings, ...]:
-        if source == _TINY:
-            return self._made(catalogue().dataset(name).samples or 0)
-        if source != _BENCHMARK:
-            return ()
-        known = catalogue().dataset(name)
-        if not known.mlcommons:
-            return ()
-        return (
-            Brings(
-                how="download",
-                what=f"the dataset {name}, {known.file} from MLCommons",
-                disk_bytes=published_bytes(known.size),
-                source="all files, as published",
-            ),
         )
 
 
@@ -216,7 +201,14 @@ def _model(inputs: AssetInputs, tiny: str) -> tuple[str, str]:
     named = "" if typed_path(name).is_dir() else stand_in_named(name)
     asked = {_TINY: tiny, _DUMMY: f"{_DUMMY}.{inputs.model}"}.get(inputs.source, inputs.source)
     asked = asked or (f"_{named}" if named else "")
-    _require_own_stand_in(inputs.model, tiny[1:], asked[1:], named)
+    for variation in (asked[1:], named):
+        if variation in STAND_INS and variation != tiny[1:]:
+            raise UsageError(
+                f"{STAND_INS[variation].name} cannot stand for the model of {inputs.model}",
+                cause="it was trained on samples of another kind",
+                remedy=f"leave it out: {STAND_INS[tiny[1:]].name} is used without more; or name it by "
+                "--vllm_model_name",
+            )
     model = asked or (_of_name(name, served=served) if name else tiny)
     if asked and name and not served and not named and name != asked.partition(".")[2]:
         raise UsageError(
@@ -224,30 +216,13 @@ def _model(inputs: AssetInputs, tiny: str) -> tuple[str, str]:
             cause="the server is started for one of them",
             remedy="leave one out; with --api_server the name is that under which the model is served",
         )
-    if model.startswith(_DUMMY) and not inputs.rehearse:
-        _require_dummies(inputs.model, tiny)
-    return asked, model
-
-
-def _require_own_stand_in(benchmark: str, own: str, *asked: str) -> None:
-    """Raise UsageError where a stand-in of other benchmarks is asked for: it cannot read the samples of this one."""
-    for variation in asked:
-        if variation in STAND_INS and variation != own:
-            raise UsageError(
-                f"{STAND_INS[variation].name} cannot stand for the model of {benchmark}",
-                cause="it was trained on samples of another kind",
-                remedy=f"leave it out: {STAND_INS[own].name} is used without more; or name it by --vllm_model_name",
-            )
-
-
-def _require_dummies(benchmark: str, stand_in: str) -> None:
-    """Raise UsageError where random weights cannot stand for the model of the benchmark: its stand-in reads media."""
-    if stand_in != _TINY:
+    if model.startswith(_DUMMY) and not inputs.rehearse and tiny != _TINY:
         raise UsageError(
-            f"random weights cannot stand for the model of {benchmark}",
+            f"random weights cannot stand for the model of {inputs.model}",
             cause="the folder that is made for them has no reader of media",
-            remedy=f"leave _dummy out: {stand_in} comes with cm4vllm",
+            remedy=f"leave _dummy out: {tiny} comes with cm4vllm",
         )
+    return asked, model
 
 
 def _require_use(given: dict[str, str], apart: dict[str, str], *, benchmark: str, model_is_missing: bool) -> None:
@@ -310,12 +285,6 @@ def asked_quantisation(asked: str, benchmark: str, *, served: bool) -> str:
         )
     if chosen:
         require_scheme(QuantizationSettings(scheme=chosen[0], kv_fp8=KV_FP8 in names))
-    _require_calibration(asked, names, benchmark)
-    return ",".join(f"_{name}" if name == KV_FP8 else f"_scheme.{name}" for name in names)
-
-
-def _require_calibration(asked: str, names: list[str], benchmark: str) -> None:
-    """Raise UsageError where a scheme computes its scales from a calibration set and the benchmark has none."""
     calibrated = _calibrated(names)
     if calibrated and not catalogue().benchmark(benchmark).calibration:
         without = [name for name, scheme in schemes().items() if scheme.preset and not scheme.calibrated]
@@ -324,6 +293,7 @@ def _require_calibration(asked: str, names: list[str], benchmark: str) -> None:
             cause=f"{calibrated[0]} computes its scales from a calibration set, and none is published for {benchmark}",
             remedy=f"use a scheme that needs none: {' or '.join(without)}",
         )
+    return ",".join(f"_{name}" if name == KV_FP8 else f"_scheme.{name}" for name in names)
 
 
 def needs_calibration(variations: str) -> bool:

@@ -9,28 +9,86 @@ from typing import Any
 import msgspec
 
 from cm4vllm.campaign.amendments import Amendments
-from cm4vllm.campaign.exports import JobExports
+from cm4vllm.campaign.job_checks import of_division
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
-from cm4vllm.campaign.job_checks.division_checks import division_findings, finding_notes, require_division_rules
-from cm4vllm.campaign.job_checks.job_notes import job_notes
-from cm4vllm.campaign.job_checks.machine_needs import machine_notes
+from cm4vllm.campaign.job_checks.job_notes import job_notes, machine_notes
+from cm4vllm.campaign.job_checks.of_division.job_rules import JobFacts
 from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_files
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.planning.expected_times import with_expected_times
 from cm4vllm.campaign.planning.schedule import environment_of, schedule
-from cm4vllm.campaign.planning.step_environment import NOTHING, differing
-from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step
+from cm4vllm.campaign.planning.step_environment import NOTHING, JobExports, differing
+from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step, given
 from cm4vllm.campaign.published.published_results import published_notes, published_runs, published_settings
 from cm4vllm.campaign.rehearsal.launch import SimulatedSettings, rehearsed_benchmark, require_rehearsal
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.checking.checks import checks_in
+from cm4vllm.common.checking.findings import Finding, Rule
 from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.secrets.command_lines import stored_command
 from cm4vllm.common.settings import env_keys
 from cm4vllm.hardware.readiness import load_sample, machine_limits, unready
 from cm4vllm.loadgen.measurement import RunInputs
-from cm4vllm.rules import ExecutionMode, Mode, benchmark_terms, round_terms
+from cm4vllm.rules import ExecutionMode, Mode, benchmark_terms, division_rules, round_terms
 from cm4vllm.serving.launch_settings import node_notes
+
+#: Rules that say what kind of system is measured, which a rehearsal needs as well as a result.
+_OF_THE_SYSTEM = frozenset({"DATACENTER", "SEPARATE"})
+
+
+def division_findings(job: Job, root: Path = Path("/")) -> tuple[Finding, ...]:
+    """Return all that is known to be against the rules of a job's division; nothing in a division without rules.
+
+    The job itself keeps the rules without a check: it asks for the lengths and runs the tests that they state, asks the
+    nodes for their names before each run, and draws the diagram of the machines. `root` holds the /proc and /sys of
+    this machine.
+    """
+    facts, checks = JobFacts(job, root), checks_in(of_division.__name__)
+    return tuple(
+        replace(checks[code].finding(fault), rule=Rule(rule.text, rule.source))
+        for code, rule in division_rules(job.division, job.category).items()
+        if code in checks
+        for fault in checks[code].function(facts)
+    )
+
+
+def require_division_rules(job: Job, findings: tuple[Finding, ...]) -> None:
+    """Raise UsageError for a result that the rules of its division forbid. A rehearsal is not a result.
+
+    What a rehearsal cannot stand in for is refused in one, too: a system that is none of the division's kind.
+    """
+    if job.rehearsal:
+        findings = tuple(finding for finding in findings if finding.code in _OF_THE_SYSTEM)
+    if findings:
+        never = ", ".join(dict.fromkeys(finding.code for finding in findings if not finding.remedy))
+        remedies = dict.fromkeys(
+            [
+                *([f"{never}: cannot be met; rehearse the division with --execution_mode=test"] if never else []),
+                *(finding.remedy for finding in findings if finding.remedy),
+                "or give --division=open",
+            ]
+        )
+        raise UsageError(
+            f"this job cannot give a {'rehearsal' if job.rehearsal else 'result'} of the {job.division} division",
+            cause="\n".join(_words(finding) for finding in findings),
+            remedy="\n".join(remedies),
+        )
+
+
+def finding_notes(job: Job, findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    """Return the note of a rehearsal on the rules that it does not keep."""
+    if not (findings and job.rehearsal):
+        return ()
+    return (
+        *(f"{job.division} division, a valid run would be refused: {_words(finding)}" for finding in findings),
+        f"no submission tree: one of the {job.division} division is made of jobs that keep these rules",
+    )
+
+
+def _words(finding: Finding) -> str:
+    return f"{finding.what}\n  rule {finding.code}: {finding.rule.text} ({finding.rule.source})"
+
 
 #: No changes by --adr.
 UNCHANGED = Amendments()
@@ -162,8 +220,8 @@ def planned_steps(out: Path, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
 
 def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     """Return a step in the form of the engine's hook `plan`; the step `before` already shows the values of both."""
-    given, known = step.inputs.given, before.inputs.given if before else {}
-    measured = {key: value for key, value in given.items() if isinstance(value, MeasuredTarget)}
+    known = given(before.inputs) if before else {}
+    measured = {key: value for key, value in given(step.inputs).items() if isinstance(value, MeasuredTarget)}
     new = [value for key, value in measured.items() if known.get(key) != value]
     source = env_keys(RunInputs)["target_qps_source"]
     unknown = {name: f"the step {value.step}" for key, value in measured.items() for name in (key, source)}

@@ -13,19 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cm4vllm.campaign.exports import SearchExports
 from cm4vllm.campaign.job_checks.preflight import require_results_folder
 from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
-from cm4vllm.campaign.ledger import LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State
+from cm4vllm.campaign.ledger import LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State, only_one
 from cm4vllm.campaign.live.monitor import watched
 from cm4vllm.campaign.live.status import STATUS_FILE, JobStatus, steps_of
-from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.planning.minutes import Estimate, Minutes
-from cm4vllm.campaign.planning.step_environment import Records, StepEnvironment
-from cm4vllm.campaign.planning.step_inputs import RunStep, Shortened
+from cm4vllm.campaign.planning.step_environment import Records, RunStep, SearchExports, Shortened, StepEnvironment
 from cm4vllm.campaign.planning.step_values import CHECKS, Values
-from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, ScheduledJob, Step, StepInputs, names_of
+from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, ScheduledJob, Step, names_of, result_folder
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
@@ -52,6 +49,8 @@ R = TypeVar("R")
 _KILLED = "the command ended without reporting it: it was killed, or the machine stopped"
 _NOT_NEEDED = "no step needed it: it was not started"
 _BY_THE_SEARCH = "made by the search, which ended with it"
+#: What a job writes into its results folder again and again, beside records, which are known by their fields.
+_WRITTEN = (STATUS_FILE, "summary.html", "summary.csv", "curve.html")
 
 
 def recipes_of(run: Callable[[dict[str, Any]], dict[str, Any]], adr: Any = None) -> Recipes:
@@ -94,7 +93,9 @@ def run_schedule(
     require_results_folder(job.out, job.out / LOCK_FILE)
     writable_folder(job.out)
     with only_one(job.out / LOCK_FILE, job.out):
-        keep_files_of_others(job.out)
+        if not (job.out / LEDGER_FILE).exists():  # from then on the ledger shows that they are the job's own
+            for name in _WRITTEN:
+                make_way(job.out / name)
         execution = Execution(job, steps, environment, recipes, record, minutes)
         execution.begin()
         status = JobStatus(job.title, job.notices, execution.shown, lambda: minutes.left_s if minutes else None)
@@ -107,20 +108,6 @@ def run_schedule(
             if minutes is not None and minutes.exceeded:
                 warn(minutes.exceeded)
             return finish(execution)
-
-
-#: What a job writes into its results folder again and again, beside records, which are known by their fields.
-_WRITTEN = (STATUS_FILE, "summary.html", "summary.csv", "curve.html")
-
-
-def keep_files_of_others(out: Path) -> None:
-    """Move aside what stands under the names that a job writes, and say so, where no job has worked in the folder yet.
-
-    From then on the ledger shows that they are the job's own.
-    """
-    if not (out / LEDGER_FILE).exists():
-        for name in _WRITTEN:
-            make_way(out / name)
 
 
 class Execution:
@@ -175,7 +162,9 @@ class Execution:
             return
         inputs = self.values.inputs(step)
         if step.product is Product.SERVER:
-            self._end_server()
+            if self.server is not None:  # the next steps use another one
+                self.note_unneeded()
+                self.server.end(self.environment)
             self.server = OwnServer(step, inputs, self._attempt)
             if self.server.can_wait(self.recipes, self.environment):
                 return
@@ -184,7 +173,7 @@ class Execution:
             inputs = inputs.shorter(before)
         earlier, why = self._kept(step, inputs)
         if step.product is Product.RUN and (earlier.exports is not None or self.job.reruns(step.name)):
-            forget_answers(inputs.result_folder)
+            forget_answers(result_folder(inputs))
         if earlier.exports is not None:
             say(f"{step.name}: kept{f', {why}' if why else ': already done with the same inputs'}")
             self._good(step, State.KEPT, earlier.exports, inputs=inputs, digest=earlier.digest, why=why)
@@ -205,7 +194,7 @@ class Execution:
             return None
         return self.minutes.as_before(Shortened.of(state.last.inputs))
 
-    def _sized(self, step: Step, inputs: StepInputs, before: Shortened | None, digest: str) -> tuple[StepInputs, str]:
+    def _sized(self, step: Step, inputs: Settings, before: Shortened | None, digest: str) -> tuple[Settings, str]:
         """Return the inputs of a run, as short as the minutes of the job ask for, and their digest. Raises CmError."""
         whole = self.values.inputs(step)
         if self.minutes is None or step.product is not Product.RUN or not isinstance(whole, RunStep):
@@ -255,29 +244,22 @@ class Execution:
         if words := "; ".join(filter(None, (took, self.outlook()))):
             say(f"{step.name}: {words}")
 
-    def _end_server(self) -> None:
-        """End the server of the earlier steps, if there is one: the next steps use another server."""
-        if self.server is not None:
-            self.note_unneeded()
-            self.server.end(self.environment)
-
     def note_unneeded(self) -> None:
         """Enter the step of a server that no step needed as kept."""
         if self.server is not None and not self.server.was_needed:
             self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
 
-    def _kept(self, step: Step, inputs: StepInputs) -> tuple[KeptResult, str]:
+    def _kept(self, step: Step, inputs: Settings) -> tuple[KeptResult, str]:
         """Return the result that an earlier command left of a step, and in words why it is kept or not."""
-        known = self.file.ledger.digest(step.name)
-        left = kept_result(step, inputs, self.environment, known)
+        left = kept_result(step, inputs, self.environment, self.file.ledger.digest(step.name))
         searched = self.environment.read(SearchExports).result
-        if left.exports is not None and searched and Path(searched) == inputs.result_folder:
+        if left.exports is not None and searched and Path(searched) == result_folder(inputs):
             return left, _BY_THE_SEARCH
         if left.exports is not None and self.job.reruns(step.name):
             return KeptResult(left.digest), "asked for with --rerun"
         return left, left.why_not
 
-    def _make(self, step: Step, inputs: StepInputs, digest: str, why: str) -> None:
+    def _make(self, step: Step, inputs: Settings, digest: str, why: str) -> None:
         """Take a step by its recipe; where its client or a server that is ours ends, again. Raises CmError."""
         for note in step.notes:
             say(f"{step.name}: {note}")
@@ -300,7 +282,7 @@ class Execution:
                 )
                 self.server.replace(self.environment)
 
-    def _attempt(self, step: Step, inputs: StepInputs, digest: str = "", why: str = "") -> None:
+    def _attempt(self, step: Step, inputs: Settings, digest: str = "", why: str = "") -> None:
         """Run the recipe of a step once, and enter how it began and how it ended. Raises what the recipe raises."""
         attempt, since = self.file.ledger.attempts(step.name) + 1, time.monotonic()
         self._enter(step, State.RUNNING, inputs=inputs, digest=digest, attempt=attempt, why=why)
@@ -314,7 +296,7 @@ class Execution:
                 left = set_aside(
                     self.job.out,
                     step.name,
-                    inputs.result_folder,
+                    result_folder(inputs),
                     server_died=isinstance(error, ServerDied | ServerStuck),
                 )
                 self._enter(
@@ -359,7 +341,7 @@ class Execution:
         self.minutes.measured(step, rate, (took_s or 0.0) - record.duration_s)
 
     def _enter(
-        self, step: Step, state: State, *, inputs: StepInputs | None = None, took_s: float | None = None, **fields: Any
+        self, step: Step, state: State, *, inputs: Settings | None = None, took_s: float | None = None, **fields: Any
     ) -> None:
         took_s = None if took_s is None else round(took_s, 3)
         self.file.enter(

@@ -18,17 +18,9 @@ from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.accuracy.scorer_needs import ScoreInputs
-from cm4vllm.campaign.exports import (
-    CurveExports,
-    PointExports,
-    RunExports,
-    ScoresExports,
-    SearchExports,
-    VerdictExports,
-)
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
-from cm4vllm.campaign.planning.step_environment import StepEnvironment
-from cm4vllm.campaign.planning.steps import Product, ResultFolders, Step, StepInputs, key_of
+from cm4vllm.campaign.planning.step_environment import SearchExports, StepEnvironment
+from cm4vllm.campaign.planning.steps import Product, ResultFolders, Step, key_of
 from cm4vllm.campaign.powered_run import PowerInputs, lacks_session
 from cm4vllm.campaign.search.settings_job import SettingsJob, exports_of, inputs_digest
 from cm4vllm.common.errors import CmError
@@ -51,6 +43,7 @@ from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsReco
 from cm4vllm.results.endpoints.curves import POINT_FILE
 
 S = TypeVar("S", bound=Settings)
+Exports = Settings | Mapping[str, str]
 _CHANGED = "its inputs have changed"
 #: The files that a killed and a failed run leave beside the folder of their result.
 _LEFT = (".partial", ".failed")
@@ -65,7 +58,7 @@ class KeptResult:
     """
 
     digest: str
-    exports: Settings | None = None
+    exports: Exports | None = None
     why_not: str = ""
 
 
@@ -76,7 +69,7 @@ class Read(Protocol):
         """Return settings of this class."""
 
 
-def kept_result(step: Step, inputs: StepInputs, environment: StepEnvironment, known: str) -> KeptResult:
+def kept_result(step: Step, inputs: Settings, environment: StepEnvironment, known: str) -> KeptResult:
     """Return the result that an earlier command left of a step, whose `inputs` are its own with all values filled in.
 
     `known` is the digest of the step's earlier inputs, by the ledger.
@@ -93,23 +86,22 @@ def kept_result(step: Step, inputs: StepInputs, environment: StepEnvironment, kn
 def _run(read: Read, _known: str) -> KeptResult:
     inputs = read(RunInputs)
     settings = run_settings_of(inputs)
-    earlier = earlier_run(inputs.folder, settings)
-    if earlier.record is not None and read(PowerInputs).under_power and (why_not := lacks_session(inputs.folder)):
-        return KeptResult(settings_sha256(settings), None, why_not)
-    exports = None if earlier.record is None else RunExports(record=str(inputs.folder / RUN_FILE))
-    return KeptResult(settings_sha256(settings), exports, earlier.why_not)
+    earlier, why_not = earlier_run(inputs.folder, settings)
+    if earlier is not None and read(PowerInputs).under_power and (why := lacks_session(inputs.folder)):
+        return KeptResult(settings_sha256(settings), None, why)
+    exports = None if earlier is None else {"CM_MLPERF_RUN_RECORD": str(inputs.folder / RUN_FILE)}
+    return KeptResult(settings_sha256(settings), exports, why_not)
 
 
 def _search(read: Read, known: str) -> KeptResult:
     inputs = read(RunInputs)
     path = inputs.folder / SEARCH_FILE
-    digest = settings_sha256(settings_of(replace(inputs, user_conf="")))
 
     def exports() -> SearchExports:
         read_record(path, SearchRecord)
         return SearchExports(record=str(path))
 
-    return _of_file(path, digest, known, exports)
+    return _of_file(path, settings_sha256(settings_of(replace(inputs, user_conf=""))), known, exports)
 
 
 def _server_settings(read: Read, known: str) -> KeptResult:
@@ -119,47 +111,50 @@ def _server_settings(read: Read, known: str) -> KeptResult:
 
 
 def _scores(read: Read, known: str) -> KeptResult:
-    folder = Path(read(ResultFolders).result_dir).absolute()
-    run = read_record(folder / RUN_FILE, RunRecord)
-    log = run.files[ACCURACY_LOG]
-
-    def exports() -> Settings | None:
-        record = read_record(folder / ACCURACY_FILE, AccuracyRecord)
-        whole = record.log_sha256 == log and bool(record.files) and not altered_files(folder, record.files)
-        return ScoresExports(record=str(folder / ACCURACY_FILE)) if whole else None
-
-    return _of_file(
-        folder / ACCURACY_FILE, _digest(_content(run), log, read(ScoreInputs).nltk_data or ""), known, exports
+    path, nltk_data = Path(read(ResultFolders).result_dir).absolute() / ACCURACY_FILE, read(ScoreInputs).nltk_data or ""
+    return _of_run(
+        path, AccuracyRecord, "CM_MLPERF_ACCURACY_RECORD", known, lambda files: (files[ACCURACY_LOG], nltk_data)
     )
 
 
 def _verdict(read: Read, known: str) -> KeptResult:
-    folder = Path(read(ResultFolders).test_dir).absolute()
-    run = read_record(folder / RUN_FILE, RunRecord)
-    log = run.files[ACCURACY_LOG]
+    path = Path(read(ResultFolders).test_dir).absolute() / COMPLIANCE_FILE
+    return _of_run(path, ComplianceRecord, "CM_MLPERF_COMPLIANCE_RECORD", known, lambda files: (files,))
 
-    def exports() -> Settings | None:
-        record = read_record(folder / COMPLIANCE_FILE, ComplianceRecord)
-        files = bool(record.files) and not altered_files(folder, record.files)
-        whole = record.passed and record.log_sha256 == log and files
-        return VerdictExports(record=str(folder / COMPLIANCE_FILE)) if whole else None
 
-    return _of_file(folder / COMPLIANCE_FILE, _digest(_content(run), run.files), known, exports)
+def _of_run(
+    path: Path,
+    kind: type[AccuracyRecord] | type[ComplianceRecord],
+    key: str,
+    known: str,
+    made_from: Callable[[Mapping[str, str]], tuple[object, ...]],
+) -> KeptResult:
+    """Return the kept scores of a run, or the verdict on it, in its folder; `made_from` are parts of the digest."""
+    run = read_record(path.with_name(RUN_FILE), RunRecord)
+    log, settings = run.files[ACCURACY_LOG], run.settings
+    content = msgspec.to_builtins(settings.terms), settings.model.sha256, settings.dataset.sha256, __version__
+
+    def exports() -> dict[str, str] | None:
+        record = read_record(path, kind)
+        refused = isinstance(record, ComplianceRecord) and not record.passed
+        whole = record.log_sha256 == log and bool(record.files) and not altered_files(path.parent, record.files)
+        return {key: str(path)} if whole and not refused else None
+
+    return _of_file(path, _digest(content, *made_from(run.files)), known, exports)
 
 
 def _curve(read: Read, _known: str) -> KeptResult:
     inputs, point = read(CurveInputs), read(PointInputs)
     earlier, why_not = earlier_curve(inputs, point)
-    path = str(Path(inputs.output_dir).absolute() / CURVE_FILE)
-    return KeptResult(curve_identity(inputs, point), None if earlier is None else CurveExports(curve=path), why_not)
+    exports = {"CM_MLPERF_ENDPOINTS_CURVE": str(Path(inputs.output_dir).absolute() / CURVE_FILE)}
+    return KeptResult(curve_identity(inputs, point), None if earlier is None else exports, why_not)
 
 
 def _point(read: Read, _known: str) -> KeptResult:
     inputs = read(PointInputs)
     earlier, why_not = earlier_point(inputs)
-    path = str(Path(inputs.output_dir).absolute() / POINT_FILE)
-    exports = None if earlier is None else PointExports(record=path)
-    return KeptResult(point_setup(inputs).identity, exports, why_not)
+    exports = {"CM_MLPERF_ENDPOINTS_POINT_RECORD": str(Path(inputs.output_dir).absolute() / POINT_FILE)}
+    return KeptResult(point_setup(inputs).identity, None if earlier is None else exports, why_not)
 
 
 _KINDS: Mapping[Product | None, Callable[[Read, str], KeptResult]] = {
@@ -173,7 +168,7 @@ _KINDS: Mapping[Product | None, Callable[[Read, str], KeptResult]] = {
 }
 
 
-def _of_file(path: Path, digest: str, known: str, exports: Callable[[], Settings | None]) -> KeptResult:
+def _of_file(path: Path, digest: str, known: str, exports: Callable[[], Exports | None]) -> KeptResult:
     """Return the kept product in one file, which counts if it was made from the same inputs."""
     if not path.exists():
         return KeptResult(digest)
@@ -184,12 +179,6 @@ def _of_file(path: Path, digest: str, known: str, exports: Callable[[], Settings
     except CmError as error:
         return KeptResult(digest, None, error.what)
     return KeptResult(digest, made, "" if made else f"{path.name} is not of the run that is there now, or not whole")
-
-
-def _content(run: RunRecord) -> tuple[object, ...]:
-    """Return the inputs of a run's scores beside its log."""
-    settings = run.settings
-    return msgspec.to_builtins(settings.terms), settings.model.sha256, settings.dataset.sha256, __version__
 
 
 def _digest(*parts: Any) -> str:

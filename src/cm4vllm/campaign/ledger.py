@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.campaign.planning.steps import Duration, ResultFolders, Step
-from cm4vllm.common.errors import DiskFull, translated_os_errors
+from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
 from cm4vllm.common.files import bytes_of, opened, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import Record, now
@@ -102,12 +104,11 @@ class StepState:
 
     def after(self, entry: Entry) -> StepState:
         """Return the state once `entry` is known, too."""
-        begun = entry.state is State.RUNNING
         done = entry if entry.state is State.DONE else None
         return StepState(
             last=replace(entry, inputs=entry.inputs or self.last.inputs, tags=entry.tags or self.last.tags),
             attempts=max(self.attempts, entry.attempt),
-            begun_at=entry.at if begun else self.begun_at,
+            begun_at=entry.at if entry.state is State.RUNNING else self.begun_at,
             good=self.good or entry.state.is_good,
             digest=entry.digest if entry.state.is_good else self.digest,
             took_s=done.took_s if done else self.took_s,
@@ -301,3 +302,40 @@ def _relative(inputs: Mapping[str, str], out: Path) -> dict[str, str]:
         key: os.path.relpath(value, base) if value == base or value.startswith(f"{base}{os.sep}") else value
         for key, value in inputs.items()
     }
+
+
+def require_unlocked(lock: Path, folder: Path) -> None:
+    """Refuse a folder whose lock another command holds. Writes nothing. Raises UsageError, NotWritable."""
+    try:
+        with opened(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return
+    except BlockingIOError as error:
+        raise UsageError(
+            f"another run is writing its results to {folder}", remedy="wait for it, or choose another --output_dir"
+        ) from error
+    except OSError as error:
+        raise NotWritable(
+            f"cannot write to {folder}",
+            cause=f"{lock.name} there: {error.strerror}",
+            remedy="choose another --output_dir",
+        ) from error
+
+
+@contextmanager
+def only_one(lock: Path, folder: Path) -> Iterator[None]:
+    """Keep a second command out of `folder` while this one lasts. Raises UsageError."""
+    with translated_os_errors("lock", lock, "--output_dir"):
+        file = os.fdopen(opened_in_place(lock, os.O_RDWR | os.O_CREAT), "rb")
+    with file:
+        for left in range(3, -1, -1):  # a plan holds the lock for a moment, to see whether a run has it
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    require_unlocked(lock, folder)
+                    raise
+                time.sleep(0.1)
+        yield

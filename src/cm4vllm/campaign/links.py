@@ -18,18 +18,17 @@ from cm4vllm.assets.models import check_source
 from cm4vllm.assets.tiny.stand_ins import stand_in_named, variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
-from cm4vllm.campaign.exports import RunExports, SearchExports
 from cm4vllm.campaign.job_checks.capabilities import needs_sentences, require_runnable
-from cm4vllm.campaign.job_checks.given_datasets import require_given_datasets
 from cm4vllm.campaign.job_checks.preflight import (
+    require_given_datasets,
     require_results_folder,
     require_run_folder,
     require_server,
     with_absolute_paths,
 )
-from cm4vllm.campaign.locks import only_one
+from cm4vllm.campaign.ledger import only_one
 from cm4vllm.campaign.own_server import earlier_server
-from cm4vllm.campaign.planning.step_environment import Records, differing, values_of, with_values
+from cm4vllm.campaign.planning.step_environment import Records, SearchExports, differing, values_of, with_values
 from cm4vllm.campaign.planning.step_values import CHECKS
 from cm4vllm.campaign.planning.steps import Check, StepInputs
 from cm4vllm.campaign.powered_run import PowerInputs, make_powered_run
@@ -47,9 +46,9 @@ from cm4vllm.compliance.audit import audit_config, run_settings_of
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.run import RUN_FILE
-from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE
 from cm4vllm.report.final_table import run_table
-from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, Terms, audit, benchmark_terms, round_terms
+from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.installation.vllm_choice import Choice
 from cm4vllm.serving.launch import LaunchExports
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
@@ -104,11 +103,6 @@ class Link(Settings, frozen=True, kw_only=True):
     marks: LinkMarks = LinkMarks()
     results_dir: input_types.ResultsDir = ""
 
-    @property
-    def terms(self) -> Terms:
-        """The rules of its run. Raises UsageError."""
-        return self.run.terms
-
 
 class LinkOutputs(StepInputs, frozen=True, kw_only=True):
     """Keys that a link, or a server, that is run alone gets before its dependencies; None is left as it is."""
@@ -142,8 +136,7 @@ def completed_link(link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | N
     if ScoreInputs.of(env).results_dir:
         return {}
     changed = amendments(adr, reach, job=link).settings
-    completed = _COMPLETED[link]
-    return {**changed, **completed({**env, **changed}).env()}
+    return {**changed, **_COMPLETED[link]({**env, **changed}).env()}
 
 
 def _completed_run(link: Link) -> LinkOutputs:
@@ -161,7 +154,7 @@ def _completed_run(link: Link) -> LinkOutputs:
 
 def _splits_sentences(link: Link) -> bool:
     """Return True if the scores of a run, which are shown while its answers come, need nltk's sentence model."""
-    terms, dataset = link.terms, link.run.dataset
+    terms, dataset = link.run.terms, link.run.dataset
     if terms.mode is not Mode.ACCURACY or not needs_sentences(benchmark_terms(terms.round, terms.benchmark)):
         return False
     if dataset:
@@ -188,8 +181,7 @@ def _completed_settings_search(search: SettingsJob, assets: LinkInputs) -> LinkO
         require_run(inputs)
     folder = typed_path(runs[0].output_dir or "mlperf-search/server-settings").absolute()
     require_results_folder(folder, lock_of(folder))
-    link = Link(run=runs[0], assets=assets, launch=search.launch)
-    return replace(_assets(link), output_dir=str(folder))
+    return replace(_assets(Link(run=runs[0], assets=assets, launch=search.launch)), output_dir=str(folder))
 
 
 def completed_server(settings: LaunchSettings, inputs: LinkInputs) -> LinkOutputs:
@@ -246,7 +238,7 @@ def kept_server(tags: str, link: Link) -> LaunchExports:
     return LaunchExports(record=str(path))
 
 
-def make_run(link: Link) -> RunExports:
+def make_run(link: Link) -> Path:
     """Make the LoadGen run that a link describes, and return its record's path.
 
     A run alone is kept where its folder holds it already, keeps others out of that folder, and prints its table; in the
@@ -256,25 +248,24 @@ def make_run(link: Link) -> RunExports:
     audit_text = audit_config(inputs.compliance_test, inputs.model)
     require = partial(require_scorable, nltk_data=link.scores.nltk_data)
     if link.power.under_power:
-        path = make_powered_run(inputs, link.power, lambda run: measure(run, require, audit_config=audit_text)[1])
-        return RunExports(record=str(path))
+        return make_powered_run(inputs, link.power, lambda run: measure(run, require, audit_config=audit_text)[1])
     if link.results_dir:
-        return RunExports(record=str(measure(inputs, require, audit_config=audit_text)[1]))
+        return measure(inputs, require, audit_config=audit_text)[1]
     folder = inputs.folder
     if inputs.server_record and link.launch.api_server:
         _check_server(link)
     writable_folder(folder.parent)
     with only_one(lock_of(folder), folder):
-        earlier = earlier_run(folder, run_settings_of(inputs))
-        if earlier.record is not None:
+        earlier, why_not = earlier_run(folder, run_settings_of(inputs))
+        if earlier is not None:
             say(f"kept: {folder} holds this run, made with the same inputs")
             inputs.forget_generated_conf()
         else:
-            if earlier.why_not:
-                say(f"done again: {earlier.why_not}")
+            if why_not:
+                say(f"done again: {why_not}")
             measure(inputs, require, audit_config=audit_text)
     print(run_table(folder), flush=True)
-    return RunExports(record=str(folder / RUN_FILE))
+    return folder / RUN_FILE
 
 
 def make_search(link: Link) -> SearchExports:
@@ -285,20 +276,16 @@ def make_search(link: Link) -> SearchExports:
     """
     inputs = link.run
     if link.results_dir:
-        return _search_exports(*find_target_rate(inputs))
+        record, path = find_target_rate(inputs)
+        return SearchExports(record=str(path), result=record.result)
     folder = inputs.folder
     writable_folder(folder.parent)
     with only_one(lock_of(folder), folder):
-        earlier = earlier_search(inputs)
-        if earlier is None:
-            return _search_exports(*find_target_rate(inputs))
-    say(f"kept: {folder} holds this search, made with the same inputs")
-    say(f"search for the {earlier.scenario} rate: {earlier.words}")
-    return _search_exports(earlier, folder / SEARCH_FILE)
-
-
-def _search_exports(record: SearchRecord, path: Path) -> SearchExports:
-    return SearchExports(record=str(path), result=record.result)
+        if (earlier := earlier_search(inputs)) is not None:
+            say(f"kept: {folder} holds this search, made with the same inputs")
+            say(f"search for the {earlier.scenario} rate: {earlier.words}")
+        record = earlier or find_target_rate(inputs)[0]
+    return SearchExports(record=str(folder / SEARCH_FILE), result=record.result)
 
 
 def _check_server(link: Link) -> None:
@@ -324,7 +311,7 @@ def _require_runnable(inputs: RunInputs) -> RunInputs:
 
 def _assets(link: Link) -> LinkOutputs:
     """Return what the dependencies for model, dataset, LoadGen and server take their tags from."""
-    inputs, terms, ca = link.run, link.terms, link.launch.api_server_ca
+    inputs, terms, ca = link.run, link.run.terms, link.launch.api_server_ca
     asked, round_ = with_absolute_paths(link.assets), round_terms(inputs.round)
     launch = with_values(link.launch, values_of(asked))
     if not link.assets.server_record:
@@ -362,10 +349,6 @@ def _dataset(sources: Sources, inputs: RunInputs) -> str:
     return sources.dataset
 
 
-def _is_run_kept(inputs: RunInputs) -> bool:
-    return earlier_run(inputs.folder, run_settings_of(inputs)).record is not None
-
-
 #: What a link gets, and whether it keeps an earlier result as a whole, by the tags of its recipe.
 _COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], LinkOutputs]] = {
     "app,mlperf,inference,vllm": lambda read: _completed_run(Link.of(read)),
@@ -375,6 +358,6 @@ _COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], LinkOutputs]] = {
     ),
 }
 _IS_KEPT: Mapping[str, Callable[[RunInputs], bool]] = {
-    "app,mlperf,inference,vllm": _is_run_kept,
+    "app,mlperf,inference,vllm": lambda inputs: earlier_run(inputs.folder, run_settings_of(inputs))[0] is not None,
     "find,mlperf,inference,target-qps": lambda inputs: earlier_search(inputs) is not None,
 }

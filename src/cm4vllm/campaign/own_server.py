@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cm4vllm.campaign.planning.step_environment import Records, StepEnvironment
-from cm4vllm.campaign.planning.steps import Recipes, Step, StepInputs
+from cm4vllm.campaign.planning.steps import Recipes, Step
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import Settings
 from cm4vllm.loadgen.identity import serves_alike
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import ServerRecord
@@ -39,7 +40,7 @@ def earlier_server(folder: Path, planned: str, model_record: str) -> Path | None
 class OwnServer:
     """The server that a step of the job starts; `take` is called with that step each time that it must be started."""
 
-    def __init__(self, step: Step, inputs: StepInputs, take: Callable[[Step, StepInputs], None]) -> None:
+    def __init__(self, step: Step, inputs: Settings, take: Callable[[Step, Settings], None]) -> None:
         self.step = step
         self.was_needed = False
         self._inputs = inputs

@@ -78,8 +78,7 @@ def require_settings(settings: ClientSettings) -> None:
             )
     if not settings.run_cmd and not settings.preflight:
         raise UsageError("no command to measure was given", remedy="give it with --run_cmd, or add _preflight")
-    kept = not settings.preflight and not settings.timestamp
-    if kept:
+    if not settings.preflight and not settings.timestamp:
         require_replaceable(typed_path(settings.log_dir).absolute(), _SESSION_FOLDER)
     require_hosts(settings.as_site(simulated=settings.simulated))
 

@@ -58,22 +58,37 @@ _LONGEST_NAME = 100
 REHEARSAL_MINUTES = 15.0
 
 
-class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
-    """The flags and variations of the entry recipe, as given; `servers` holds those of servers that the job starts.
+class JobSettings(AssetInputs, frozen=True, kw_only=True):
+    """The flags that jobs of MLPerf Inference and of MLPerf Endpoints have, as given.
 
-    A value that both have goes by the job's own.
+    `servers` holds those of servers that the job starts; a value that both have goes by the job's own.
     """
+
+    execution_mode: input_types.ExecutionMode = "test"
+    submitter: input_types.Submitter = NO_SUBMITTER
+    output_dir: input_types.JobOutputDir = "mlperf-results"
+    rerun: input_types.Rerun = "no"
+    attempts: input_types.Attempts = 2
+    serve: input_types.Serve = ""
+    revision: input_types.ModelRevision = ""
+    hw_name: input_types.SystemName = ""
+    system_file: input_types.SystemFile = ""
+    vllm_index_url: input_types.VllmIndexUrl = ""
+    vllm_extra_index_url: input_types.VllmExtraIndexUrl = ""
+    vllm_wheel: input_types.VllmWheel = ""
+    servers: LaunchSettings = LaunchSettings()
+
+
+class CampaignSettings(JobSettings, frozen=True, kw_only=True):
+    """The flags and variations of the entry recipe, as given."""
 
     round: input_types.Round = default_round()
     scenario: input_types.Scenario = ""
     all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
     modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"
-    execution_mode: input_types.ExecutionMode = "test"
     division: input_types.Division = "open"
     category: input_types.Category = ""
     implementation: Annotated[str, Key("CM_MLPERF_IMPLEMENTATION")] = "vllm"
-    submitter: input_types.Submitter = NO_SUBMITTER
-    output_dir: input_types.JobOutputDir = "mlperf-results"
     livecodebench_path: input_types.ProblemsDir = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS"), _RATES] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS"), _RATES] = None
@@ -89,17 +104,8 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
     num_workers: input_types.NumWorkers = None
     max_in_flight: input_types.MaxInFlight = None
-    container: input_types.ContainerImage = ""
-    replicas: input_types.Replicas = None
-    tp_size: input_types.TpSize = None
-    pp_size: input_types.PpSize = None
-    dp_size: input_types.DpSize = None
-    max_model_len: input_types.MaxModelLen = None
     compliance: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE")] = ""
     run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
-    rerun: input_types.Rerun = "no"
-    attempts: input_types.Attempts = 2
-    serve: input_types.Serve = ""
     published_results: Annotated[str, Key("CM_MLPERF_PUBLISHED_RESULTS")] = ""
     power: input_types.Power = "no"
     power_server: input_types.PowerServer = ""
@@ -111,20 +117,13 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     num_analyzers: input_types.NumAnalyzers = 1
     power_src: input_types.PowerPrograms = ""
     published: Annotated[str, Key("CM_MLPERF_PUBLISHED")] = ""
-    revision: input_types.ModelRevision = ""
     calibration_samples: input_types.CalibrationSamples = 512
     inference_src: input_types.InferenceSource = ""
     grader_src: input_types.GraderSource = ""
     nltk_data: input_types.SentenceSource = ""
-    hw_name: input_types.SystemName = ""
-    system_file: input_types.SystemFile = ""
     rehearse_seed: input_types.RehearseSeed = 0
     rehearse_faults: input_types.RehearseFaults = ""
     accept_restarted_server: input_types.AcceptRestarted = False
-    vllm_index_url: input_types.VllmIndexUrl = ""
-    vllm_extra_index_url: input_types.VllmExtraIndexUrl = ""
-    vllm_wheel: input_types.VllmWheel = ""
-    servers: LaunchSettings = LaunchSettings()
 
     def view(self, kind: type[S]) -> S:
         """Return settings of a class that describes a part of the job, with the values that the job has for them."""
@@ -280,8 +279,25 @@ def _require_values(settings: CampaignSettings) -> None:
     if settings.device:
         _one_of("device", settings.device, DEVICES)
     require_workers(settings.num_workers)
-    _folder_name("submitter", settings.submitter)
-    _one_rate(settings)
+    name, latency = settings.submitter, settings.singlestream_target_latency
+    fits = 0 < len(name.encode()) <= _LONGEST_NAME and name[0] not in ".-"
+    if not fits or not all(letter.isalnum() or letter in "-_." for letter in name):
+        raise UsageError(
+            f"--submitter={name!r} is not usable",
+            cause="it names a folder of the submission, where the official checker allows no spaces",
+            remedy=f"use letters, digits, '-', '_' and '.', {_LONGEST_NAME} at most, first a letter or a digit",
+        )
+    if latency is not None and latency < _LEAST_LATENCY:
+        raise UsageError(
+            f"--singlestream_target_latency={latency:g} is not usable",
+            cause=f"it is in ms, and at least {_LEAST_LATENCY:g}",
+        )
+    if settings.find_target_qps and settings.server_target_qps is not None:
+        raise UsageError(
+            f"--find_target_qps cannot be given with --server_target_qps={settings.server_target_qps:g}",
+            cause="the rate is either searched for or given",
+            remedy="leave one of them out",
+        )
 
 
 def _modes(settings: CampaignSettings, sources: Sources, style: ExecutionMode) -> tuple[Mode, ...]:
@@ -332,34 +348,6 @@ def _scenarios(settings: CampaignSettings, benchmark: BenchmarkTerms, category: 
     return tuple(scenario for scenario in benchmark.scenarios if scenario in (*needed.all_of, *needed.one_of[:1]))
 
 
-def _one_rate(settings: CampaignSettings) -> None:
-    latency = settings.singlestream_target_latency
-    if latency is not None and latency < _LEAST_LATENCY:
-        raise UsageError(
-            f"--singlestream_target_latency={latency:g} is not usable",
-            cause=f"it is in ms, and at least {_LEAST_LATENCY:g}",
-        )
-    if settings.find_target_qps and settings.server_target_qps is not None:
-        raise UsageError(
-            f"--find_target_qps cannot be given with --server_target_qps={settings.server_target_qps:g}",
-            cause="the rate is either searched for or given",
-            remedy="leave one of them out",
-        )
-
-
 def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"--{flag}={value} is not supported", remedy=nearest(value, choices))
-
-
-def _folder_name(flag: str, value: str) -> None:
-    if (
-        not 0 < len(value.encode()) <= _LONGEST_NAME
-        or value[0] in ".-"
-        or not all(c.isalnum() or c in "-_." for c in value)
-    ):
-        raise UsageError(
-            f"--{flag}={value!r} is not usable",
-            cause="it names a folder of the submission, where the official checker allows no spaces",
-            remedy=f"use letters, digits, '-', '_' and '.', {_LONGEST_NAME} at most, first a letter or a digit",
-        )

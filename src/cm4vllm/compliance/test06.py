@@ -88,8 +88,7 @@ def _wrong_length(answer: LoggedAnswer) -> str:
     """Return what is wrong with the number of tokens of an answer, empty if nothing is."""
     if answer.damaged:
         return "its data is no whole number of 32-bit tokens"
-    count = len(answer.tokens)
-    if count == answer.reported:
+    if (count := len(answer.tokens)) == answer.reported:
         return ""
     wide = " (the tokens may have 64 bits)" if count == 2 * answer.reported else ""
     return f"{answer.reported} tokens were reported, it has {count}{wide}"

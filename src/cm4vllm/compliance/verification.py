@@ -153,10 +153,9 @@ def _require_same(files: Sequence[VerifiedFile], texts: Mapping[str, str], verdi
     shown = [file.shows_passed(texts[file.name]) or (file.scores and bool(verdict.accuracy_texts)) for file in files]
     agrees = all(shown) if verdict.passed else not all(shown) or bool(verdict.accuracy_texts)
     if not agrees:
-        names = ", ".join(file.name for file in files)
         lines = ", ".join(repr(line) for file in files for line in file.lines)
         raise RunFailed(
-            f"the text of {names} contradicts the verdict of the test",
+            f"the text of {', '.join(file.name for file in files)} contradicts the verdict of the test",
             cause=f"the official checkers look for {lines}; the text is:\n{''.join(texts.values())}",
             remedy="the module of the test under src/cm4vllm/compliance/ has to write the lines that the rules name",
         )

@@ -7,40 +7,42 @@ of the fit advisor, and what is missing comes from the checks that a run makes t
 import math
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored
 from cm4vllm.common import input_types
 from cm4vllm.common.checking.findings import Finding
-from cm4vllm.common.errors import ModelError
-from cm4vllm.common.programs.containers import engines
+from cm4vllm.common.errors import InstallError, ModelError, UsageError
+from cm4vllm.common.files import free_bytes
+from cm4vllm.common.programs.containers import engine_version, engines, installed_engines, missing_hook, require_ready
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
-from cm4vllm.doctor.questions import Device, Wanted, disturbances, downloads, usable_containers, usable_devices
+from cm4vllm.common.units import size_text
+from cm4vllm.engine.tools.doctor import diagnose
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.gpus.gpu import detect_gpus, silent_gpus
+from cm4vllm.hardware.gpus.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
+from cm4vllm.hardware.memory import free_memory
+from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, default_round, round_terms
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
-
-_WIDTH = 100
-#: Tokens of a prompt for which a request must have room. An assumption: the dataset decides once it is read.
-_PROMPT_TOKENS = 2048
+from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_device
 
 
-#: Machines that are named where a model is too large for this one: GPUs and GiB of each (H100, H200, B200).
-_LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
+@dataclass(frozen=True)
+class Device:
+    """A device that vLLM can use on this machine: `gpus` of `memory_bytes` each; 0 for the processors."""
 
-
-class MachineSettings(Settings, frozen=True, kw_only=True):
-    """The round whose benchmarks are listed."""
-
-    round: input_types.Round = default_round()
+    name: str
+    gpus: int
+    memory_bytes: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,80 @@ class Row:
     performance_only: bool = False
 
 
+def installation(cmind: Any, checkout: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the CM home and the programs that recipes need."""
+    return (finding for finding in diagnose(cmind, checkout) if finding.remedy)
+
+
+def usable_devices() -> tuple[list[Device], list[Finding]]:
+    """Return the devices that vLLM can use here, and for each other device the reason why not."""
+    devices, lacking = [], []
+    gpus = detect_gpus()
+    for name in DEVICES:
+        try:
+            require_device(name)
+        except UsageError as error:
+            remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
+            lacking.append(Finding(field=f"device {name}", what=error.cause or error.what, remedy=remedy))
+            continue
+        own = gpus_to_plan([gpu for gpu in gpus if name in VENDORS and gpu.vendor == VENDORS[name].name], os.environ)
+        if name == DEVICES[0]:
+            devices.append(Device(name, 0, float(free_memory())))
+        elif own:
+            devices.append(Device(name, len(own), least_memory(own)[0]))
+    return devices, lacking
+
+
+def usable_containers(devices: Iterable[Device]) -> tuple[list[str], list[Finding]]:
+    """Return the container engines that work here, with versions, and what others and GPUs in containers lack."""
+    usable, lacking = [], []
+    for engine in installed_engines():
+        try:
+            require_ready(engine)
+        except InstallError as error:
+            lacking.append(Finding(field=engine.name, what=f"{error.what}: {error.cause}", remedy=error.remedy))
+            continue
+        usable.append(f"{engine.name} {engine_version(engine)}".strip())
+        for device in devices:
+            if (hook := missing_hook(engine, device.name)) is not None:
+                text = f"{engine.name} gives no container a {VENDORS[device.name].name} GPU"
+                lacking.append(Finding(field=f"device {device.name} in containers", what=text, remedy=hook.remedy))
+    return usable, lacking
+
+
+def downloads(rows: Iterable[Row], home: Path, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield the obstacles to a download of the models that fit: their licence, room on the disk."""
+    fitting = {row.model: row for row in rows}
+    gated = [name for name, row in fitting.items() if row.gate]
+    if gated and not env.get("HF_TOKEN"):
+        notes = " ".join(dict.fromkeys(fitting[name].gate for name in gated))
+        text = f"not set; {', '.join(gated)} cannot be downloaded: {notes}"
+        yield Finding(field="HF_TOKEN", what=text, remedy="export HF_TOKEN=TOKEN")
+    free = free_bytes(home)
+    for name, row in fitting.items():
+        if row.weight_bytes > free:
+            yield Finding(
+                field="disk",
+                what=f"{size_text(free)} free in {home}; the weights of {name} need {size_text(row.weight_bytes)}",
+                remedy="free space there, or export CM_REPOS=FOLDER, a folder on another disk",
+            )
+
+
+_WIDTH = 100
+#: Tokens of a prompt for which a request must have room. An assumption: the dataset decides once it is read.
+_PROMPT_TOKENS = 2048
+
+
+#: Machines that are named where a model is too large for this one: GPUs and GiB of each (H100, H200, B200).
+_LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
+
+
+class MachineSettings(Settings, frozen=True, kw_only=True):
+    """The round whose benchmarks are listed."""
+
+    round: input_types.Round = default_round()
+
+
 def report_machine(settings: MachineSettings, home: Path, installed: Iterable[Finding]) -> dict[str, object]:
     """Print the page and return its content as plain objects. `installed` are the findings on the installation.
 
@@ -69,8 +145,8 @@ def report_machine(settings: MachineSettings, home: Path, installed: Iterable[Fi
     devices, lacking = usable_devices()
     rows = benchmark_rows(round_.name, devices)
     containers, unusable = usable_containers(devices)
-    wanted = [Wanted(row.model, row.weight_bytes, row.gate) for row in rows if row.fits]
-    missing = [*lacking, *unusable, *downloads(wanted, home, os.environ), *installed, *disturbances()]
+    wanted = downloads([row for row in rows if row.fits], home, os.environ)
+    missing = [*lacking, *unusable, *wanted, *installed, *unready(load=load_sample())]
     for line in _page(round_.name, devices, containers, rows, missing):
         say_text(line)
     return {

@@ -4,14 +4,14 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 import yaml
 
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.checking.private_words import private_words
-from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import altered_files, json_text, text_of, typed_path, write_text
 from cm4vllm.common.folders.owned_folders import forget, write_noted, write_result_file
 from cm4vllm.common.folders.ownership_notes import require_replaceable
@@ -22,11 +22,17 @@ from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.secrets.command_lines import published_words, shell_line
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
-from cm4vllm.endpoints.disclosure import point_document, system_document
+from cm4vllm.endpoints.disclosure import (
+    SUBMITTER_TEMPLATE,
+    SubmitterFile,
+    point_document,
+    read_submitter_file,
+    system_document,
+)
 from cm4vllm.endpoints.records import PointRecord
-from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE, POWER_FILE
+from cm4vllm.rules import Regions
 from cm4vllm.serving.probing.server_identities import other_content
 
 _TEMPLATE_FILE = "submitter.template.yaml"
@@ -69,7 +75,7 @@ def author_and_build(inputs: BundleInputs) -> Path:
     stated = read_submitter_file(typed_path(inputs.submitter_file).absolute() if inputs.submitter_file else None)
     forget(folder / _TEMPLATE_FILE)
     if not (folder / _TEMPLATE_FILE).exists():  # one that its user has filled in stays
-        write_noted(folder / _TEMPLATE_FILE, TEMPLATE)
+        write_noted(folder / _TEMPLATE_FILE, SUBMITTER_TEMPLATE)
     description = read_json(Path(inputs.description))
     model = read_record(Path(inputs.model_record), ModelRecord)
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
@@ -104,22 +110,18 @@ def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
     Raises SubmissionError where there is none, where they are not all of one curve, and where files of the client were
     changed or removed since the run.
     """
-    points = []
-    for path in sorted(folder.glob(f"*/{POINT_FILE}")):
-        record = read_record(path, PointRecord)
-        if record.curve is not None:
-            points.append((path.parent, record))
+    records = ((path.parent, read_record(path, PointRecord)) for path in sorted(folder.glob(f"*/{POINT_FILE}")))
+    points = [(path, record) for path, record in records if record.curve is not None]
     if not points:
         raise SubmissionError(
             f"{folder} has no point of a curve", remedy="measure them with run-mlperf,endpoints, or give another folder"
         )
     points.sort(key=lambda item: (item[1].offline == "dedicated", item[1].terms.concurrency))
-    first = points[0][1]
-    for path, record in points[1:]:
-        names = ("curve", "benchmark", "model_sha256", "dataset_sha256", "client_commit")
+    (begin, first), *others = points
+    for path, record in others:
         apart = [
-            f"{path.name} has another {name.replace('_', ' ')} than {points[0][0].name}"
-            for name in names
+            f"{path.name} has another {name.replace('_', ' ')} than {begin.name}"
+            for name in ("curve", "benchmark", "model_sha256", "dataset_sha256", "client_commit")
             if getattr(record, name) != getattr(first, name)
         ]
         if apart := apart or other_content(first.server.identities, record.server.identities):
@@ -147,14 +149,18 @@ def _author(
     warmed: str,
 ) -> None:
     """Write point.yaml, system_desc.json and system_power.json of a point; `warmed` is its warm-up in words."""
-    if record.curve is None:
-        raise CmError(f"{path} is of no curve")
-    document = point_document(record, record.curve, disclosure, warmed)
+    curve = cast(Regions, record.curve)  # read_points leaves out those of none
+    document = point_document(record, curve, disclosure, warmed)
     write_result_file(path, "point.yaml", yaml.safe_dump(document, sort_keys=False))
+    nodes = description.get("number_of_nodes", "1")
+    derived = {
+        "shortened_system_name": description["system_name"][:_SHORT_NAME].strip(),
+        "system_size": f"{nodes} node{'s' * (nodes != '1')}",
+    }
     system = system_document(
         description,
-        {**_derived_system(description), **stated.system, "node": stated.node},
-        curve=record.curve,
+        {**derived, **stated.system, "node": stated.node},
+        curve=curve,
         division=stated.division,
         framework=record.server.named,
         parallel=_parallel(record) if description.get("accelerators_per_node", "0") not in ("0", "") else {},
@@ -188,15 +194,6 @@ def _warmed(record: PointRecord, runs: Sequence[PointRecord]) -> str:
         f"none: no requests before the run; since its start the server had answered {answered:,} requests of "
         f"{len(earlier)} probes and points"
     )
-
-
-def _derived_system(description: Mapping[str, str]) -> dict[str, Any]:
-    """Return what follows from the description: a short form of the name, and the size in nodes."""
-    nodes = description.get("number_of_nodes", "1")
-    return {
-        "shortened_system_name": description["system_name"][:_SHORT_NAME].strip(),
-        "system_size": f"{nodes} node{'s' * (nodes != '1')}",
-    }
 
 
 def _parallel(record: PointRecord) -> dict[str, int]:
@@ -239,11 +236,8 @@ def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]
 
 def _without_port(argv: Sequence[str]) -> list[str]:
     """Return a command line without the port, which is another one at each start."""
-    kept = [word for word in argv if not word.startswith("--port=")]
-    if "--port" in kept:
-        place = kept.index("--port")
-        del kept[place : place + 2]
-    return kept
+    words = zip(argv, ["", *argv], strict=False)
+    return [word for word, before in words if "--port" not in (word.partition("=")[0], before)]
 
 
 def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], model: ModelRecord) -> None:
@@ -263,6 +257,5 @@ def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], mod
         "in mode `both` for a point with accuracy results. config.yaml is that of the point.",
     ]
     write_text(folder / "src" / "vllm" / "README.md", "\n".join(lines) + "\n")
-    software = [f"- {name} {version}" for name, version in sorted(record.server.packages.items())]
-    text = "\n".join(["# Software", "", f"- {record.server.named}", *software]) + "\n"
-    write_text(folder / "docs" / "README.md", text)
+    packages = "".join(f"- {name} {version}\n" for name, version in sorted(record.server.packages.items()))
+    write_text(folder / "docs" / "README.md", f"# Software\n\n- {record.server.named}\n{packages}")

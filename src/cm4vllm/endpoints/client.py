@@ -4,9 +4,8 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -83,17 +82,16 @@ def run_client(
     """
     require_unmodified(client)
     end_orphans()
-    target = folder / wanted.folder
-    settings = folder / f"{wanted.folder}.yaml"
-    log = folder / f"{wanted.folder}.log"
+    target, settings, log = (folder / f"{wanted.folder}{suffix}" for suffix in ("", ".yaml", ".log"))
     argv = [client.python, "-P", "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
     argv += ["--mode", "both" if wanted.accuracy else "perf"]
     with begun_folder(target):
         write_noted(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
         status = _followed(argv, wanted, folder, environment, alive, facts)
     faults = faults_of(target, wanted, client.commit)
-    if faults or status != 0:
-        _require_server(alive)
+    # The client may end before its server, whose end is known a little later.
+    if (faults or status != 0) and (reason := awaited_reason(alive, _NOTICED_S)) is not None:
+        raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
     if not _was_cut_short(target, wanted):
         _require_status(status, log)
     if faults:
@@ -114,8 +112,7 @@ def _followed(
 
     Returns its exit status, negative for a signal; None where its supervisor did not see it.
     """
-    log, state = folder / f"{wanted.folder}.log", folder / f"{wanted.folder}.state.json"
-    spec = folder / f"{wanted.folder}.spec.json"
+    log, state, spec = (folder / f"{wanted.folder}.{suffix}" for suffix in ("log", "state.json", "spec.json"))
     supervisor = start_supervised(argv, environment, spec=spec, log=log, state=state, grace_s=_GRACE_S, cwd=folder)
     try:
         with step(f"{wanted.samples:,} samples with {wanted.concurrency or 'all'} in flight") as shown:
@@ -142,7 +139,7 @@ def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
     The client counts a request that failed as completed, too, and scores what is left.
     """
     try:
-        summary = read_summary(folder)
+        summary = read_object(folder / SUMMARY)
         issued, completed, failed = (int(summary[f"n_samples_{name}"]) for name in ("issued", "completed", "failed"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         return [f"{SUMMARY} cannot be read: {error}"]
@@ -167,7 +164,7 @@ def _failed_requests(folder: Path, wanted: ClientRun) -> Iterator[str]:
     except CmError as error:
         yield f"{error.what}: {error.cause}"
         return
-    scored = set[str]().union(*_scored_samples(folder, wanted).values()) if failed else set[str]()
+    scored = _scored_samples(folder, wanted) if failed else set[str]()
     for run, samples in (("performance", failed.keys() - scored), ("accuracy", failed.keys() & scored)):
         if samples:
             reasons = Counter(failed[sample] for sample in samples).most_common(_REASONS)
@@ -177,7 +174,7 @@ def _failed_requests(folder: Path, wanted: ClientRun) -> Iterator[str]:
 
 def _accuracy_faults(folder: Path, wanted: ClientRun) -> list[str]:
     """Return why the accuracy run is not whole: after an interrupt the client scores what it has, and ends with 0."""
-    issued, faults = _issued_for_accuracy(folder, wanted), []
+    issued, faults = len(_scored_samples(folder, wanted)), []
     if issued != wanted.accuracy_samples:
         faults.append(f"{issued:,} of {wanted.accuracy_samples:,} samples of the accuracy run were issued")
     try:
@@ -194,21 +191,11 @@ def _accuracy_faults(folder: Path, wanted: ClientRun) -> list[str]:
     return faults + [f"the accuracy run of {name} is not complete" for name in incomplete]
 
 
-def _issued_for_accuracy(folder: Path, wanted: ClientRun) -> int:
-    """Return how many samples of its accuracy run the client issued, by its own list; 0 without one."""
-    return sum(map(len, _scored_samples(folder, wanted).values()))
-
-
-def _scored_samples(folder: Path, wanted: ClientRun) -> dict[str, Collection[str]]:
-    """Return the samples that the client issued of each dataset that is scored, by its own list; none without one."""
+def _scored_samples(folder: Path, wanted: ClientRun) -> set[str]:
+    """Return the samples that the client issued of the datasets that are scored, by its own list; none without one."""
     phases = object_of(folder / _ISSUED)
-    issued = {dataset.name: phases.get(dataset.name) for dataset in wanted.scored}
-    return {name: samples for name, samples in issued.items() if isinstance(samples, dict)}
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the client's own summary of the run in `folder`. Raises OSError, ValueError."""
-    return read_object(folder / SUMMARY)
+    issued = (phases.get(dataset.name) for dataset in wanted.scored)
+    return {sample for samples in issued if isinstance(samples, dict) for sample in samples}
 
 
 def _progress(log: Path) -> tuple[int, int]:
@@ -222,19 +209,12 @@ def _progress(log: Path) -> tuple[int, int]:
     return (int(matches[-1][0]), int(matches[-1][1])) if matches else (0, 0)
 
 
-def _require_server(alive: Callable[[], str | None]) -> None:
-    """Raise ServerDied where the server ends: its client may end first, and the end is known a little later."""
-    if (reason := awaited_reason(alive, _NOTICED_S)) is not None:
-        raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
-
-
 def _was_cut_short(folder: Path, wanted: ClientRun) -> bool:
     """Return True if the client was interrupted: it has issued fewer samples, and ends with 0, or fails to score."""
-    try:
-        issued = int(read_summary(folder)["n_samples_issued"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
-    return issued < wanted.samples or _issued_for_accuracy(folder, wanted) < wanted.accuracy_samples
+    issued = object_of(folder / SUMMARY).get("n_samples_issued")
+    return isinstance(issued, int) and (
+        issued < wanted.samples or len(_scored_samples(folder, wanted)) < wanted.accuracy_samples
+    )
 
 
 def _require_status(status: int | None, log: Path) -> None:

@@ -50,19 +50,12 @@ def client_document(run: ClientRun) -> dict[str, Any]:
 
     The model's seed of the set is no parameter of requests: it is greater than what vLLM takes (2^63 - 1).
     """
-    datasets = [_dataset(run.dataset, "performance"), *map(_accuracy, run.scored)]
-    pattern: dict[str, Any] = (
-        {"type": "max_throughput"}
-        if run.concurrency is None
-        else {"type": "concurrency", "target_concurrency": run.concurrency}
-    )
-    endpoint: dict[str, Any] = {"endpoints": list(run.endpoints), "api_type": run.api}
-    if run.key_variable:
-        endpoint["api_key"] = f"${{{run.key_variable}}}"
+    pattern: dict[str, Any] = {"type": "concurrency", "target_concurrency": run.concurrency}
+    offline = run.concurrency is None
     return {
         "name": run.folder,
         "version": "1.0",
-        "type": "offline" if run.concurrency is None else "online",
+        "type": "offline" if offline else "online",
         "model_params": {
             "name": run.model,
             "temperature": run.temperature,
@@ -72,7 +65,7 @@ def client_document(run: ClientRun) -> dict[str, Any]:
             "tokenizer_name": TOKENIZER,
             **run.parameters,
         },
-        "datasets": datasets,
+        "datasets": [_dataset(run.dataset, "performance"), *map(_accuracy, run.scored)],
         "settings": {
             "runtime": {
                 "min_duration_ms": 0,
@@ -80,24 +73,31 @@ def client_document(run: ClientRun) -> dict[str, Any]:
                 "scheduler_random_seed": run.seeds.scheduler,
                 "dataloader_random_seed": run.seeds.sample_index,
             },
-            "load_pattern": pattern,
+            "load_pattern": {"type": "max_throughput"} if offline else pattern,
             **({"client": {"num_workers": run.workers}} if run.workers else {}),
         },
-        "endpoint_config": endpoint,
+        "endpoint_config": {
+            "endpoints": list(run.endpoints),
+            "api_type": run.api,
+            **({"api_key": f"${{{run.key_variable}}}"} if run.key_variable else {}),
+        },
         "report_dir": run.folder,
     }
 
 
 def _accuracy(dataset: ClientDataset) -> dict[str, Any]:
-    scoring = {"eval_method": dataset.scorer, "ground_truth": dataset.ground_truth, "extractor": dataset.extractor}
-    given = {key: value for key, value in scoring.items() if value}
-    return {**_dataset(dataset, "accuracy"), "accuracy_config": {**given, "num_repeats": dataset.repeats}}
+    scoring = {
+        "eval_method": dataset.scorer,
+        "ground_truth": dataset.ground_truth,
+        "extractor": dataset.extractor,
+        "num_repeats": dataset.repeats,
+    }
+    return {**_dataset(dataset, "accuracy"), "accuracy_config": _given(scoring)}
 
 
 def _dataset(dataset: ClientDataset, kind: str) -> dict[str, Any]:
-    return {
-        "name": dataset.name,
-        "type": kind,
-        **({"path": dataset.path} if dataset.path else {}),
-        **({"parser": dataset.parser} if dataset.parser else {}),
-    }
+    return _given({"name": dataset.name, "type": kind, "path": dataset.path, "parser": dataset.parser})
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value}

@@ -47,7 +47,7 @@ def prepare_folder(
     if dataset is None:
         return
     rows = _rows(Path(dataset.path), samples)
-    write_noted(folder / _file_of(dataset), "".join(json.dumps(row) + "\n" for row in rows))
+    write_noted(folder / f"{dataset.name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     if dataset.sentences == UNTRAINED:
         with staged_folder(folder / _NLTK_DATA / "tokenizers" / "punkt_tab" / "english") as english:
             for name in _UNTRAINED_FILES:
@@ -85,13 +85,11 @@ def datasets_of_ours(dataset: DatasetRecord) -> tuple[ClientDataset, ClientDatas
 
     A file needs a name of its own for each use: the client keeps its columns by the name.
     """
-    performance = ClientDataset(name=dataset.name, path=_file_of(dataset), parser={"input_tokens": "input_tokens"})
+    performance = ClientDataset(
+        name=dataset.name, path=f"{dataset.name}.jsonl", parser={"input_tokens": "input_tokens"}
+    )
     scoring = {"scorer": "rouge", "ground_truth": "highlights", "extractor": "identity_extractor"}
     return performance, replace(performance, name=f"{dataset.name}-accuracy", **scoring)
-
-
-def _file_of(dataset: DatasetRecord) -> str:
-    return f"{dataset.name}.jsonl"
 
 
 def client_environment(*, hub: bool) -> dict[str, str]:

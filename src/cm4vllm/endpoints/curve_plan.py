@@ -87,8 +87,7 @@ def placed_points(curve: Regions, given: Sequence[int], count: int) -> tuple[int
     """
     if given:
         return tuple(given)
-    chosen = {curve.c_min, curve.c_max, curve.low.end, curve.medium.end}
-    return _with_gaps_halved(chosen, count)
+    return _with_gaps_halved({curve.c_min, curve.c_max, curve.low.end, curve.medium.end}, count)
 
 
 def coverage_words(curve: Regions, points: Sequence[int]) -> str:
@@ -100,10 +99,8 @@ def coverage_words(curve: Regions, points: Sequence[int]) -> str:
         for region in curve.required
         if not any(concurrency in region for concurrency in chosen)
     ]
-    if len(chosen) < rules.least_points:
-        faults.append(f"has {len(chosen)} of at least {rules.least_points} points")
-    if len(chosen) > rules.most_points:
-        faults.append(f"has {len(chosen)} of at most {rules.most_points} points")
+    if not rules.least_points <= len(chosen) <= rules.most_points:
+        faults.append(f"has {len(chosen)} points, where {rules.least_points} to {rules.most_points} are allowed")
     faults += [
         f"has a point at {concurrency}, above {curve.margin.end}"
         for concurrency in chosen
@@ -143,12 +140,11 @@ def _planned(
     rate, size = rate_at(rates, concurrency), terms.samples_of_a_pass
     least_seconds = _MARGIN * terms.least_seconds if at_full_length else _REHEARSAL_S
     of_the_seconds = math.ceil(least_seconds * rate / size)
+    # A block of the steady state has as many passes as are in flight.
+    block = math.ceil(concurrency / size)
+    passes = window.left_out * block + max(window.passes * block, of_the_seconds)
     if offline:
-        passes = max(1, of_the_seconds if at_full_length else 1)
-    else:
-        # A block of the steady state has as many passes as are in flight.
-        block = math.ceil(concurrency / size)
-        passes = window.left_out * block + max(window.passes * block, of_the_seconds)
+        passes = max(1, of_the_seconds) if at_full_length else 1
     samples = passes * size
     return PlannedPoint(
         terms=terms,

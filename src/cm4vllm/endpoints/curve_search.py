@@ -49,26 +49,21 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
 
     `point` has the records of model, dataset, server and client.
     """
-    planned = point_setup(_any_point(point))
-    folder = Path(inputs.output_dir).absolute()
-    given = given_points(inputs.points)
+    benchmark = point_setup(_any_point(point)).benchmark
+    folder, given = Path(inputs.output_dir).absolute(), given_points(inputs.points)
     probes: list[Probe] = []
 
     def probe(concurrency: int) -> Probe:
-        made = _probe(point, concurrency, folder)
-        probes.append(made)
-        return made
+        probes.append(_probe(point, concurrency, folder))
+        return probes[-1]
 
     low, high = (given[0], given[-1]) if given else (inputs.c_min or 1, inputs.c_max)
     probe(low)
-    if high:
-        probe(high)
-    else:
-        high = _highest(probe, planned.benchmark.samples)
+    high = probe(high).concurrency if high else _highest(probe, benchmark.samples)
     for between in _gaps([probe.concurrency for probe in probes]):
         probe(between)
     plan = plan_curve(
-        planned.benchmark,
+        benchmark,
         {probe.concurrency: probe.samples_per_second for probe in probes},
         c_min=low,
         c_max=high,
@@ -101,7 +96,7 @@ def earlier_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord 
 
 def _probe_change(folder: Path, probe: Probe) -> str:
     """Return in words how a probe differs from what it was when the curve was made; empty where it does not."""
-    place = folder / _probe_name(probe.concurrency)
+    place = folder / f"probe-{probe.concurrency}"
     try:
         made = read_record(place / POINT_FILE, PointRecord)
     except CmError as error:
@@ -113,10 +108,10 @@ def _probe_change(folder: Path, probe: Probe) -> str:
 
 def given_points(text: str) -> tuple[int, ...]:
     """Return the concurrencies of --points, in their order. Raises UsageError for other texts."""
-    numbers = {part.strip(): whole_number(part) for part in text.split(",") if part.strip()}
+    numbers = {part.strip(): whole_number(part) or 0 for part in text.split(",") if part.strip()}
     if wrong := [part for part, number in numbers.items() if not number]:
         raise UsageError(f"--points={text} names {wrong[0]!r}", remedy="give whole numbers of requests in flight")
-    return tuple(sorted({number for number in numbers.values() if number}))
+    return tuple(sorted(set(numbers.values())))
 
 
 def _highest(probe: Callable[[int], Probe], most: int) -> int:
@@ -151,7 +146,7 @@ def _probe(point: PointInputs, concurrency: int, folder: Path) -> Probe:
         offline="none",
         c_min=0,
         c_max=0,
-        output_dir=str(folder / _probe_name(concurrency)),
+        output_dir=str(folder / f"probe-{concurrency}"),
     )
     record, _ = measure_point(inputs)
     return Probe(
@@ -162,10 +157,6 @@ def _probe(point: PointInputs, concurrency: int, folder: Path) -> Probe:
     )
 
 
-def _probe_name(concurrency: int) -> str:
-    return f"probe-{concurrency}"
-
-
 def _any_point(point: PointInputs) -> PointInputs:
     """Return the inputs of a point at any concurrency: model, dataset, server and client are those of all points."""
     return msgspec.structs.replace(point, concurrency=1, c_min=0, c_max=0, output_dir="probe")
@@ -173,6 +164,5 @@ def _any_point(point: PointInputs) -> PointInputs:
 
 def curve_identity(inputs: CurveInputs, point: PointInputs) -> str:
     """Return the digest of all that a curve depends on."""
-    setup = point_setup(_any_point(point))
-    kept = msgspec.structs.replace(inputs, output_dir="")
-    return hashlib.sha256(setup.identity.encode() + msgspec.json.encode(kept)).hexdigest()
+    own = msgspec.json.encode(msgspec.structs.replace(inputs, output_dir=""))
+    return hashlib.sha256(point_setup(_any_point(point)).identity.encode() + own).hexdigest()

@@ -1,16 +1,20 @@
 """The files of a point that its submitter authors: point.yaml, system_desc.json and system_power.json.
 
+What only the submitter knows stands in a YAML file; a missing fact is not filled in.
+
 Each value comes from the run, the rules, or the submitter's file; a value without a source is left out, and
 the official checker then says that it is missing. Keys and words are those of the checker's models
 (submission_checker.models.file).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
-from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.bounded_documents import read_yaml
+from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState
@@ -18,7 +22,13 @@ from cm4vllm.rules import Regions
 
 #: The word for a point that fills no region, as a dedicated Offline run (rules §8.3, question C7 of the documentation).
 OFFLINE_REGION = "submitters_choice"
-_WORDS = {"Ultra Low": "low_latency", "Low": "low_concurrency", "Medium": "med_concurrency", "High": "high_concurrency"}
+_WORDS = {
+    "Ultra Low": "low_latency",
+    "Low": "low_concurrency",
+    "Medium": "med_concurrency",
+    "High": "high_concurrency",
+    "margin": "margin",
+}
 
 
 def point_document(record: PointRecord, curve: Regions, stated: Mapping[str, str], warm_up: str) -> dict[str, Any]:
@@ -65,7 +75,7 @@ def point_document(record: PointRecord, curve: Regions, stated: Mapping[str, str
         "offline": record.offline,
         "seed_set": seeds.name,
         "target_cohort": stated["target_cohort"],
-        "steady_state": _steady_state(record.steady_state),
+        "steady_state": _steady_state(record.steady_state) if record.steady_state else None,
     }
     return _given(document)
 
@@ -77,10 +87,8 @@ def region_word(record: PointRecord, curve: Regions) -> str:
         return OFFLINE_REGION
     if concurrency <= curve.c_min:
         return _WORDS[curve.ultra_low.name]
-    for region in (curve.low, curve.medium, curve.high):
-        if concurrency in region:
-            return _WORDS[region.name]
-    return "margin" if concurrency in curve.margin else OFFLINE_REGION
+    regions = (region for region in (curve.low, curve.medium, curve.high, curve.margin) if concurrency in region)
+    return next((_WORDS[region.name] for region in regions), OFFLINE_REGION)
 
 
 def system_document(
@@ -101,7 +109,7 @@ def system_document(
     """
     node = {
         "system_node_ensemble_id": 1,
-        **{key: _count(description, key) for key in _NODE_COUNTS},
+        **{key: whole_number(description.get(key, "")) for key in _NODE_COUNTS},
         "host_processor_model_name": description["host_processor_model_name"],
         **{key: description[key] for key in _NODE_TEXTS if description.get(key)},
         "accelerator_info": _accelerators(description),
@@ -121,7 +129,7 @@ def system_document(
         "system_availability_status": description["status"],
         "max_supported_concurrency": curve.c_max,
         "system_node_ensemble_count": 1,
-        "system_node_ensemble_total": _count(description, "number_of_nodes"),
+        "system_node_ensemble_total": whole_number(description.get("number_of_nodes", "")),
         "serving_framework": framework,
         "division": division,
         **parallel,
@@ -159,8 +167,7 @@ _NODE_TEXTS = (
 
 def _accelerators(description: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the accelerators of a node; none for a system that serves on its processors."""
-    count = _count(description, "accelerators_per_node")
-    if not count:
+    if not (count := whole_number(description.get("accelerators_per_node", ""))):
         return []
     return [
         _given(
@@ -176,19 +183,106 @@ def _accelerators(description: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _steady_state(steady_state: SteadyState | None) -> dict[str, Any] | None:
-    if steady_state is None:
-        return None
-    block: dict[str, Any] = msgspec.to_builtins(steady_state)
-    for own in ("figures", "blocks", "least_variation"):
-        block.pop(own)
-    return {key: value for key, value in block.items() if value is not None}
+def _steady_state(steady_state: SteadyState) -> dict[str, Any]:
+    own = ("figures", "blocks", "least_variation")
+    return _given({key: value for key, value in msgspec.to_builtins(steady_state).items() if key not in own})
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in ("", None)}
 
 
-def _count(description: Mapping[str, str], key: str) -> int | None:
-    """Return a count that the description states as a whole number."""
-    return whole_number(description.get(key, ""))
+#: The file to fill in.
+SUBMITTER_TEMPLATE = """\
+# What cannot be measured or detected of a curve of MLPerf Endpoints. Fill in what you know, remove the # before it, and
+# give the file with --submitter_file. It is published with the results: no user names, host names or addresses.
+#division: Standardized        # Standardized, Serviced or RDI; without it, RDI
+#system:                       # keys of system_desc.json (rules, section 8.2)
+#  system_availability_status: Available      # Available, Preview or RDI
+#  availability_url: https://
+#  target_availability_date: 2027-01-31       # of a Preview system
+#  shortened_system_name: at most 20 characters
+#  system_size: 1 node
+#node:                         # keys of each of its nodes
+#  driver: 580.65.06
+#  filesystem: ext4
+#  host_processor_core_count: 96
+#  host_memory_configuration: 12x 64 GB DDR5-4800
+#  host_network_card_count: "2"
+#  cooling: air
+#model:                        # keys of point.yaml
+#  model_precision: FP8
+#  link_to_model: https://
+#  link_to_model_transformation: https://
+#  model_notes: ""
+#dataset:
+#  dataset_name: CNN/DailyMail 3.0.0
+#  dataset_link: https://
+#power:                        # system_power.json (rules, appendix E); each value with its source
+#  cooling: air                # air or liquid
+#  components:                 # of one node
+#    cpu: {model: AMD EPYC 9654, count_per_node: 2,
+#          tdp_per_unit: {value_w: 360, source_type: vendor_spec, source: "https://"}}
+#    accelerator: {model: NVIDIA H100, count_per_node: 8,
+#                  tdp_per_unit: {value_w: 700, source_type: vendor_spec, source: "https://"}}
+#    scale_up_network: {method: none}
+#  scale_out: {present: false}
+"""
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The provisioned power of the system's nodes, all of one kind."""
+
+    cooling: Literal["air", "liquid"]
+    components: dict[str, Any]
+    scale_out: dict[str, Any]
+    nodes_provisioned: int | None = None
+    notes: str = ""
+
+
+class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The statements of the file; empty where it states nothing."""
+
+    division: Literal["Standardized", "Serviced", "RDI"] = "RDI"
+    system: dict[str, Any] = {}
+    node: dict[str, Any] = {}
+    model: dict[Literal["model_precision", "link_to_model", "link_to_model_transformation", "model_notes"], str] = {}
+    dataset: dict[Literal["dataset_name", "dataset_link"], str] = {}
+    power: Power | None = None
+
+    def power_document(self, system_name: str, nodes: int) -> dict[str, Any] | None:
+        """Return system_power.json; None where no power is stated."""
+        if self.power is None:
+            return None
+        node_set = {
+            "node_set_id": 1,
+            "system_node_ensemble_id": 1,
+            "nodes_provisioned": self.power.nodes_provisioned or nodes,
+            "power_method": "component_sum",
+            "components": self.power.components,
+        }
+        return _given(
+            {
+                "system_desc_id": system_name,
+                "cooling": self.power.cooling,
+                "node_sets": [node_set],
+                "scale_out": self.power.scale_out,
+                "notes": self.power.notes,
+            }
+        )
+
+
+def read_submitter_file(path: Path | None) -> SubmitterFile:
+    """Return the statements of a submitter file; none if no file is given. Raises UsageError for an invalid file."""
+    if path is None:
+        return SubmitterFile()
+    try:
+        return msgspec.convert(read_yaml(path) or {}, SubmitterFile)
+    except OSError as error:
+        raise UsageError(f"cannot read the submitter file {path}", cause=str(error.strerror)) from error
+    except ValueError as error:
+        raise UsageError(
+            f"the submitter file {path} cannot be used",
+            cause=str(error),
+            remedy="the template beside the points, submitter.template.yaml, shows its keys",
+        ) from error

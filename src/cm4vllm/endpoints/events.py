@@ -88,11 +88,10 @@ def failed_samples(path: Path) -> dict[str, str]:
         if event.event_type.startswith(_ERRORS) and sample:
             failed[sample] = _error(content)
         elif event.event_type == _COMPLETE and sample not in failed:
+            states_reasons |= bool(event.finish_reason)
             if not event.finish_reason:
                 unfinished[sample] = any(_answer(content) or ())
-                continue
-            states_reasons = True
-            if event.finish_reason not in get_args(FinishReason):
+            elif event.finish_reason not in get_args(FinishReason):
                 failed[sample] = f"the answer was cut off with the finish reason {event.finish_reason[:_SHOWN]}"
     cut_off = (sample for sample, has_text in unfinished.items() if states_reasons or not has_text)
     return failed | dict.fromkeys(cut_off, _CUT_OFF)

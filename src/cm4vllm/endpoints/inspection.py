@@ -59,8 +59,8 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
 
 def bundle_root(folder: Path) -> Path | None:
     """Return the folder of a bundle that the official checker takes; None where there is no bundle."""
-    candidates = (folder, *sorted(folder.glob("*")), *sorted(folder.glob("*/*")))
-    return next((path for path in candidates if (path / "results").is_dir()), None)
+    folders = (folder, *sorted(folder.glob("*")), *sorted(folder.glob("*/*")))
+    return next((path for path in folders if (path / "results").is_dir()), None)
 
 
 def _official(root: Path, record: str) -> OfficialReport | None:
@@ -83,12 +83,10 @@ def _lines(
         yield f"official checker: not run, {why_not}"
         return
     for severity in ("error", "warning"):
+        messages = {each.rule: each.message for each in reversed(official.results) if each.severity == severity}
         for rule, count in official.counts(severity).items():
-            message = next(
-                finding.message for finding in official.results if finding.rule == rule and finding.severity == severity
-            )
-            yield from _wrapped(f"official {severity} {rule} ({count}): {message}")
-    errors, warnings = (sum(official.counts(severity).values()) for severity in ("error", "warning"))
+            yield from _wrapped(f"official {severity} {rule} ({count}): {messages[rule]}")
+    errors, warnings = (official.counts(severity).total() for severity in ("error", "warning"))
     verdict = "passed" if official.passed else "failed"
     yield f"official checker {official.version}: {verdict}, {errors} errors, {warnings} warnings"
 

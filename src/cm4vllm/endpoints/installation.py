@@ -59,8 +59,7 @@ def provide(settings: InstallationSettings, folder: Path, recipe: Path) -> tuple
         write_record(folder / CHECKER_FILE, checker)
         return folder / CHECKER_FILE, checker.version
     source = given_path(settings.source) if settings.source else None
-    python = find_python(settings.python)
-    client = install_client(folder, recipe / "requirements-client.txt", source, python)
+    client = install_client(folder, recipe / "requirements-client.txt", source, find_python(settings.python))
     write_record(folder / CLIENT_FILE, client)
     return folder / CLIENT_FILE, client.commit[:12]
 
@@ -78,8 +77,10 @@ def install_client(folder: Path, lock: Path, source: Path | None, python: Path) 
         checked(install_pinned(own, lock, folder / "pip.log"), "the reference client's packages cannot be installed")
         words = ["--no-deps", "--no-build-isolation", "--editable", str(checkout)]
         checked(pip(own, words, folder / "pip-client.log"), "the reference client cannot be installed")
-        proof = run([own, "-P", "-m", "inference_endpoint.main", "--version"], log=folder / "proof.log")
-        checked(proof, "the installed reference client cannot be started")
+        checked(
+            run([own, "-P", "-m", "inference_endpoint.main", "--version"], log=folder / "proof.log"),
+            "the installed reference client cannot be started",
+        )
     client = ClientInstallation(python=str(own), checkout=str(checkout), commit=rules.commit)
     require_unmodified(client)
     return client
@@ -128,8 +129,7 @@ def _version_of(candidate: str) -> tuple[Path, tuple[int, int]] | None:
 
 def _of_pyenv() -> list[Path]:
     """Return the Pythons that pyenv has installed, whichever of them it selects at present."""
-    root = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser()
-    return sorted((root / "versions").glob("3.*/bin/python3"))
+    return sorted(Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser().glob("versions/3.*/bin/python3"))
 
 
 def client_checkout(folder: Path, source: Path | None, url: str, commit: str) -> Path:

@@ -29,15 +29,14 @@ def plan_lines(record: CurveRecord) -> Iterator[str]:
             f"{point.samples:,} samples in {point.passes:,} passes{', with accuracy' * point.accuracy}: "
             f"{record.foreseen_s(point) / 60:,.1f} min"
         )
-    minutes = sum(map(record.foreseen_s, plan.points)) / 60
-    probes = sorted(record.probes, key=lambda probe: probe.concurrency)
     probed = ", ".join(
-        f"{four_digits(probe.samples_per_second)} samples/s at {probe.concurrency:,}" for probe in probes
+        f"{four_digits(probe.samples_per_second)} samples/s at {probe.concurrency:,}"
+        for probe in sorted(record.probes, key=lambda probe: probe.concurrency)
     )
+    minutes = sum(map(record.foreseen_s, plan.points)) / 60
     yield f"{len(plan.points)} points: {minutes:,.0f} min expected, by the probes of {record.found_at[:10]} ({probed})"
     fixed = [point.concurrency for point in plan.points if not point.terms.offline]
-    seconds = {point.concurrency: record.foreseen_s(point) for point in plan.points}
-    yield from one_more_point(fixed, seconds)
+    yield from one_more_point(fixed, {point.concurrency: record.foreseen_s(point) for point in plan.points})
     yield from moved_ends(fixed)
 
 
@@ -48,8 +47,7 @@ def one_more_point(points: Sequence[int], seconds: Mapping[int, float] | None = 
     """
     if len(points) >= endpoints_rules().curve.most_points or (added := next_point(points)) is None:
         return
-    low = max(point for point in points if point < added)
-    high = min(point for point in points if point > added)
+    low, high = max(point for point in points if point < added), min(point for point in points if point > added)
     cost = f"; about {(seconds[low] + seconds[high]) / 120:,.1f} min" if seconds else ""
     yield (
         f"one more point (--point_count={len(points) + 1}) would lie at {added:,} and split the widest step, {low:,} "
@@ -69,24 +67,16 @@ def _moved(end: str, points: Sequence[int]) -> str:
         curve = regions(c_min=points[0], c_max=points[-1])
     except UsageError as error:
         return f"{begin} the curve would not be allowed: {error.cause}"
-    between = "; ".join(map(str, curve.required[1:]))
-    return f"{begin}: {between}; {coverage_words(curve, points) or 'each region keeps a point'}"
+    words = [*map(str, curve.required[1:]), coverage_words(curve, points) or "each region keeps a point"]
+    return f"{begin}: {'; '.join(words)}"
 
 
 def foreseen_table(record: CurveRecord, measured: Mapping[int, float]) -> str:
     """Return a table of the minutes foreseen and measured; `measured` are seconds by the number of the point."""
     rows = [_HEAD]
     for number, point in enumerate(record.plan.points, 1):
-        if (seconds := measured.get(number)) is None:
-            continue
-        foreseen = record.foreseen_s(point)
-        rows.append(
-            (
-                str(number),
-                f"{point.concurrency:,}",
-                f"{foreseen / 60:,.2f}",
-                f"{seconds / 60:,.2f}",
-                f"{seconds / foreseen - 1:+.0%}",
-            )
-        )
+        if number in measured:
+            foreseen, seconds = record.foreseen_s(point), measured[number]
+            minutes = (f"{foreseen / 60:,.2f}", f"{seconds / 60:,.2f}", f"{seconds / foreseen - 1:+.0%}")
+            rows.append((str(number), f"{point.concurrency:,}", *minutes))
     return "\n".join(columns(rows, numbers=range(len(_HEAD))))

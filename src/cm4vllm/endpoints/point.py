@@ -2,10 +2,9 @@
 
 import hashlib
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import psutil
@@ -15,6 +14,7 @@ from cm4vllm.assets.samples.bounded_tables import parquet_rows
 from cm4vllm.assets.samples.published_formats import require_file
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
+from cm4vllm.common.bounded_documents import read_object
 from cm4vllm.common.errors import CmError, DatasetError, RunFailed, UsageError
 from cm4vllm.common.files import altered_files, digests_of, given_path, sha256_of, typed_path
 from cm4vllm.common.folders.ownership_notes import Kind, note_finished, require_replaceable
@@ -22,12 +22,11 @@ from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.endpoints.client import EVENTS, ClientInstallation, read_summary, run_client
+from cm4vllm.endpoints.client import EVENTS, ClientInstallation, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
-from cm4vllm.endpoints.curve_status import curve_status
 from cm4vllm.endpoints.events import read_events
-from cm4vllm.endpoints.records import CurveRecord, PointRecord
+from cm4vllm.endpoints.records import CurveRecord, PointRecord, curve_status
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
@@ -35,7 +34,7 @@ from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
-from cm4vllm.results.endpoints.endpoints_harness import impossible_in_summary
+from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
@@ -114,8 +113,7 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     it was probed, RunFailed where it becomes one during the run or where the client's figures are those of no run, and
     the errors of the client.
     """
-    planned = point_setup(inputs)
-    target = Path(inputs.output_dir).absolute()
+    planned, target = point_setup(inputs), Path(inputs.output_dir).absolute()
     require_replaceable(target, POINT)
     folder = target.parent
     prepare_folder(
@@ -125,33 +123,26 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
         samples=planned.terms.samples_of_a_pass,
         files=_given_file(inputs, planned),
     )
-    sentences = planned.dataset is not None and planned.dataset.sentences == UNTRAINED
-    environment = client_environment(hub=not sentences)
+    environment = client_environment(hub=planned.dataset is None or planned.dataset.sentences != UNTRAINED)
     started, began = now(), time.monotonic()
-    alive = partial(death_reason, planned.server)
     curve = read_record(Path(inputs.curve), CurveRecord) if inputs.curve else None
     facts = curve_status(curve, inputs.number, folder).after if curve else None
     servers = RunServers(planned.server, target.name)
+    alive = partial(death_reason, planned.server)
     run_client(planned.client, planned.run, folder, environment, alive=alive, facts=facts)
     servers.require_same(None)
-    wall_s = round(time.monotonic() - began, 3)
-    summary = read_summary(target)
-    _require_possible(summary, target)
-    record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)
-    write_record(target / POINT_FILE, record)
-    note_finished(target)
-    _say_result(record, summary)
-    return record, target / POINT_FILE
-
-
-def _require_possible(summary: Mapping[str, Any], target: Path) -> None:
-    """Raise RunFailed where the client's figures are those of no run."""
+    wall_s, summary = round(time.monotonic() - began, 3), read_object(target / SUMMARY)
     if impossible := [str(value) for value in impossible_in_summary(summary)]:
         raise RunFailed(
             f"the client's figures in {target} are those of no run",
             cause="\n".join(impossible[:5]),
             remedy="see the client's log and the server's; the next command makes the run again",
         )
+    record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)
+    write_record(target / POINT_FILE, record)
+    note_finished(target)
+    _say_result(record, summary)
+    return record, target / POINT_FILE
 
 
 def _recorded(planned: PointSetup, target: Path, started: str, wall_s: float, duration_s: float) -> PointRecord:
@@ -209,11 +200,11 @@ def point_setup(inputs: PointInputs) -> PointSetup:
     model = read_record(Path(inputs.model_record), ModelRecord)
     server = read_record(Path(inputs.server_record), ServerRecord)
     benchmark, dataset = _benchmark(inputs, model)
-    performance, *scored_list = datasets_of_ours(dataset) if dataset else (benchmark.performance, *benchmark.scored)
-    scored = tuple(scored_list)
+    performance, *scored = datasets_of_ours(dataset) if dataset else (benchmark.performance, *benchmark.scored)
     given = given_path(inputs.dataset_file) if inputs.dataset_file and dataset is None else None
     curve = regions(c_min=inputs.c_min, c_max=inputs.c_max) if inputs.c_max else None
     dedicated = inputs.offline == "dedicated"
+    # A run of no curve has the terms of one that ends with it.
     bounds = curve or regions(c_min=1, c_max=max(inputs.concurrency, 33))
     terms = point_terms(benchmark, inputs.concurrency, bounds, offline=dedicated)
     return PointSetup(
@@ -227,7 +218,7 @@ def point_setup(inputs: PointInputs) -> PointSetup:
             model=server.model_name,
             dataset=performance,
             parameters=benchmark.parameters,
-            scored=scored if inputs.accuracy else (),
+            scored=tuple(scored) if inputs.accuracy else (),
             accuracy_samples=benchmark.accuracy_samples if inputs.accuracy else 0,
             samples=inputs.samples or inputs.passes * terms.samples_of_a_pass,
             concurrency=None if dedicated else inputs.concurrency,
@@ -275,10 +266,8 @@ def _benchmark(inputs: PointInputs, model: ModelRecord) -> tuple[EndpointsBenchm
         return benchmark, None
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord)
     samples = inputs.pass_samples or dataset.samples
-    own = msgspec.structs.replace(
-        benchmark, name=model.name, dataset=dataset.name, samples=samples, accuracy_samples=samples, parameters={}
-    )
-    return own, dataset
+    facts = {"name": model.name, "dataset": dataset.name, "samples": samples, "accuracy_samples": samples}
+    return msgspec.structs.replace(benchmark, **facts, parameters={}), dataset
 
 
 def _given_file(inputs: PointInputs, planned: PointSetup) -> dict[str, Path | None]:
@@ -336,13 +325,13 @@ def _node(planned: PointSetup) -> dict[str, int | str]:
     """Return processors, accelerators' driver and the file system of the model's files, where the server is ours."""
     if not planned.server.owned:
         return {}
-    drivers = sorted({gpu.driver for gpu in detect_gpus() if gpu.driver})
     folder = Path(planned.model.path).resolve()
     mounted = [disk for disk in psutil.disk_partitions(all=True) if folder.is_relative_to(disk.mountpoint)]
     nearest = max(mounted, key=lambda disk: len(disk.mountpoint), default=None)
     return {
         "host_processor_vcpu_count": psutil.cpu_count() or 0,
-        "driver": ", ".join(drivers) or "none: the system has no accelerator",
+        "driver": ", ".join(sorted({gpu.driver for gpu in detect_gpus() if gpu.driver}))
+        or "none: the system has no accelerator",
         **({"filesystem": nearest.fstype} if nearest else {}),
     }
 

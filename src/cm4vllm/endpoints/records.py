@@ -1,13 +1,19 @@
-"""Records of a point and of a curve, beside the client's own files."""
+"""Records of a point and of a curve, beside the client's own files; and the status of a curve under way, as data."""
 
+from pathlib import Path
 from statistics import median
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from cm4vllm.common.records import Record
+from msgspec.structs import replace
+
+from cm4vllm.common.bounded_documents import read_object
+from cm4vllm.common.records import Record, read_record
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.curve_plan import CurvePlan, PlannedPoint
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.records.server import ServerRecord
+from cm4vllm.results.endpoints.curves import POINT_FILE
+from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, times
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
 
 #: The record of a curve, in the folder of its probes.
@@ -70,3 +76,58 @@ class CurveRecord(Record, frozen=True, kw_only=True):
         Beside its run it takes the median of what it took in the probes: its first start of all takes longer.
         """
         return point.all_seconds + median(probe.overhead_s for probe in self.probes)
+
+
+class MeasuredPoint(Record, frozen=True, kw_only=True):
+    """A point that has been measured: its client's output tokens/s, and 1000 over the 90th percentile of TPOT in ms."""
+
+    number: int
+    concurrency: int
+    tokens_per_second: float
+    tokens_per_second_per_user: float | None
+    steady_state: str
+
+
+class CurveStatus(Record, frozen=True, kw_only=True):
+    """The points measured so far, and the client under way: point `number` of `count`, at `concurrency`.
+
+    `done` of `total` samples are answered, those of its accuracy run among them; both are 0 while the client starts.
+    `elapsed_s` are the seconds since its start. `foreseen_s` are those foreseen of each point, in their order.
+    """
+
+    points: tuple[MeasuredPoint, ...]
+    number: int
+    count: int
+    concurrency: int
+    foreseen_s: tuple[float, ...]
+    done: int = 0
+    total: int = 0
+    elapsed_s: float = 0.0
+
+    def after(self, done: int, total: int, elapsed_s: float) -> Self:
+        """Return the status when `done` of `total` samples are answered."""
+        return replace(self, done=done, total=total, elapsed_s=round(elapsed_s, 1))
+
+
+def curve_status(record: CurveRecord, number: int, folder: Path) -> CurveStatus:
+    """Return the status of a curve at the start of a point; `folder` has the run folders of the points before it."""
+    places = {earlier: folder / f"point-{earlier}" for earlier in range(1, number)}
+    return CurveStatus(
+        points=tuple(_measured(place, n) for n, place in places.items() if (place / POINT_FILE).is_file()),
+        number=number,
+        count=len(record.plan.points),
+        concurrency=record.plan.points[number - 1].concurrency,
+        foreseen_s=tuple(round(record.foreseen_s(point), 1) for point in record.plan.points),
+    )
+
+
+def _measured(folder: Path, number: int) -> MeasuredPoint:
+    record, summary = read_record(folder / POINT_FILE, PointRecord), read_object(folder / SUMMARY)
+    tpot = next((value for name, value, _ in times(summary, ("percentiles",)) if name == "tpot_p90"), None)
+    return MeasuredPoint(
+        number=number,
+        concurrency=record.terms.concurrency,
+        tokens_per_second=float(summary["tps"]),
+        tokens_per_second_per_user=1000 / tpot if tpot else None,
+        steady_state=record.steady_state.status if record.steady_state else "",
+    )

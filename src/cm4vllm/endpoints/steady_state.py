@@ -1,7 +1,15 @@
-"""The steady state of a point, from the client's event log: the block that point.yaml reports (rules §4.4)."""
+"""The steady state of a point, from the client's event log: the block that point.yaml reports (rules §4.4).
+
+The rules name the test for a trend in a short series (§4.4; scripts/steady_state_diagnostics.md of the reference
+client): Mann and Kendall's, corrected for autocorrelation by Hamed and Rao (1998). Its statistic is S = the sum of
+sign(x_j - x_i) over i < j; its variance is that of independent values, with ties, times a factor from the significant
+autocorrelations of the ranks of the series without its slope.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Literal
 
 import msgspec
@@ -9,13 +17,16 @@ import numpy as np
 
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.events import SampleTimes
-from cm4vllm.endpoints.trend import LEAST_VALUES, trend
 from cm4vllm.rules import PointTerms, WindowRules, endpoints_rules
 
 Status = Literal["windowable", "insufficient_duration", "insufficient_passes", "partial_dataset"]
 Verdict = Literal["STEADY STATE", "drifting_up", "drifting_down", "anomaly", "not found"]
 State = Literal["Plateau", "Drifting Up", "Drifting Down"]
 _NS, _NS_OF_MS = 1e9, 1e6
+#: With fewer values no trend is significant.
+_LEAST_VALUES = 4
+#: Autocorrelations outside of the 95 % range of independent values count.
+_SIGNIFICANT = NormalDist().inv_cdf(0.975)
 
 
 class Window(Record, frozen=True, kw_only=True):
@@ -94,15 +105,18 @@ def steady_state(samples: Sequence[SampleTimes], terms: PointTerms) -> SteadySta
             least_variation=_least_variation(series, rules),
         )
     first, last = plateau
-    window = _window(blocks, first, last, size)
+    inside = [sample for block in blocks[first : last + 1] for sample in block]
+    seconds = (inside[-1].issued_ns - inside[0].issued_ns) / _NS
     later = _later_plateau(series, plateau, rules)
     return SteadyState(
-        status="windowable" if window.duration_s >= terms.least_seconds else "insufficient_duration",
+        status="windowable" if seconds >= terms.least_seconds else "insufficient_duration",
         verdict="anomaly" if later else _shape(series[first:], rules, "STEADY STATE"),
-        window=window,
+        window=Window(
+            super_pass_start=first, super_pass_end=last, super_pass_size=size, n_samples=len(inside), duration_s=seconds
+        ),
         state=_states(series[first : last + 1], rules),
         anomaly=later,
-        figures=_figures([sample for block in blocks[first : last + 1] for sample in block], window.duration_s),
+        figures=_figures(inside, seconds),
         blocks=len(series) - rules.left_out,
         least_variation=_least_variation(series, rules),
     )
@@ -110,9 +124,7 @@ def steady_state(samples: Sequence[SampleTimes], terms: PointTerms) -> SteadySta
 
 def _gating_metrics(block: Sequence[SampleTimes]) -> dict[str, float]:
     """Return the gating metrics of a block in ns; NaN where no answer has a token after its first chunk."""
-    tpot = [value for sample in block if (value := sample.tpot_ns) is not None]
-    if not tpot:
-        return {"tpot_p50": math.nan, "tpot_p90": math.nan}
+    tpot = [value for sample in block if (value := sample.tpot_ns) is not None] or [math.nan]
     return {"tpot_p50": _percentile(tpot, 50), "tpot_p90": _percentile(tpot, 90)}
 
 
@@ -149,16 +161,47 @@ def _is_plateau(series: Sequence[dict[str, float]], rules: WindowRules) -> bool:
 
 def _states(series: Sequence[dict[str, float]], rules: WindowRules) -> dict[str, State]:
     """Return the state of each gating metric over these blocks; empty where they are too few for a test."""
-    if len(series) < LEAST_VALUES:
-        return {}
-    return {name: _state([metrics[name] for metrics in series], rules) for name in rules.gating}
+    states: dict[str, State] = {}
+    for name in rules.gating if len(series) >= _LEAST_VALUES else ():
+        p, slope = _trend([metrics[name] for metrics in series])
+        states[name] = "Plateau" if not p < rules.alpha else "Drifting Up" if slope > 0 else "Drifting Down"
+    return states
 
 
-def _state(values: Sequence[float], rules: WindowRules) -> State:
-    p, slope = trend(values)
-    if not p < rules.alpha:
-        return "Plateau"
-    return "Drifting Up" if slope > 0 else "Drifting Down"
+def _trend(values: Sequence[float]) -> tuple[float, float]:
+    """Return whether the values rise or fall: the p value of both directions together, and the median slope per value
+    (Theil and Sen).
+    """
+    series, count = np.asarray(values, dtype=float), len(values)
+    first, later = np.triu_indices(count, k=1)
+    rises = series[later] - series[first]
+    slope = float(np.median(rises / (later - first)))
+    score = int(np.count_nonzero(rises > 0) - np.count_nonzero(rises < 0))
+    ties = sum(size * (size - 1) * (2 * size + 5) for size in Counter(values).values())
+    variance = (count * (count - 1) * (2 * count + 5) - ties) / 18
+    factor = _autocorrelation_factor(series - slope * np.arange(1, count + 1))
+    if variance == 0 or score == 0:
+        return 1.0, slope
+    if factor > 0:  # in a short series that alternates it can be negative: then nothing is corrected
+        variance *= factor
+    z = (score - math.copysign(1, score)) / math.sqrt(variance)
+    return 2 * (1 - NormalDist().cdf(abs(z))), slope
+
+
+def _autocorrelation_factor(detrended: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """Return by how much the autocorrelation of a series without its slope raises or lowers the variance of S."""
+    count, ordered = len(detrended), np.sort(detrended)
+    # From 1 on; equal values share the mean of their ranks.
+    ranks = (np.searchsorted(ordered, detrended) + np.searchsorted(ordered, detrended, "right") + 1) / 2
+    centred = ranks - ranks.mean()
+    if (total := float(centred @ centred)) == 0:
+        return 1.0
+    factor = 0.0
+    for lag in range(1, count):
+        correlation = float(centred[lag:] @ centred[: count - lag]) / total
+        if abs(correlation) > _SIGNIFICANT / math.sqrt(count):
+            factor += (count - lag) * (count - lag - 1) * (count - lag - 2) * correlation
+    return 1 + 2 / (count * (count - 1) * (count - 2)) * factor
 
 
 def _variation(values: Sequence[float]) -> float:
@@ -169,10 +212,9 @@ def _variation(values: Sequence[float]) -> float:
 
 def _least_variation(series: Sequence[dict[str, float]], rules: WindowRules) -> float | None:
     """Return the least variation that a window could have, by its worst gating metric; None without room for one."""
-    starts = range(rules.left_out, len(series) - rules.passes + 1)
     worst = [
         max(_variation([metrics[name] for metrics in series[first : first + rules.passes]]) for name in rules.gating)
-        for first in starts
+        for first in range(rules.left_out, len(series) - rules.passes + 1)
     ]
     return min((value for value in worst if math.isfinite(value)), default=None)
 
@@ -191,8 +233,7 @@ def _later_plateau(series: Sequence[dict[str, float]], plateau: tuple[int, int],
         float(np.mean([metrics[rules.gating[0]] for metrics in part]))
         for part in (series[first : last + 1], rest[later[0] : later[1] + 1])
     )
-    change = after / before - 1
-    if abs(change) <= rules.variation:
+    if abs(change := after / before - 1) <= rules.variation:
         return None
     return Anomaly(super_pass=last + 1 + later[0], change_percent=100 * change)
 
@@ -203,14 +244,3 @@ def _shape(series: Sequence[dict[str, float]], rules: WindowRules, without_drift
     if "Drifting Up" in states:
         return "drifting_up"
     return "drifting_down" if "Drifting Down" in states else without_drift
-
-
-def _window(blocks: Sequence[Sequence[SampleTimes]], first: int, last: int, size: int) -> Window:
-    issued = [sample.issued_ns for block in blocks[first : last + 1] for sample in block]
-    return Window(
-        super_pass_start=first,
-        super_pass_end=last,
-        super_pass_size=size,
-        n_samples=len(issued),
-        duration_s=(issued[-1] - issued[0]) / _NS,
-    )

@@ -10,8 +10,10 @@ FromConfig).
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.records.logs.early_stopping import PERCENTILES
 from cm4vllm.rules import ExecutionMode, Mode, Terms, issues_equally
 
 #: The settings that LoadGen reads in every scenario.
@@ -63,8 +65,6 @@ _OTHERS = {
 }
 #: The settings that are for runs of compliance tests alone (compliance, audit.config of each test).
 _OF_TESTS = frozenset({"performance_issue_same", "performance_issue_unique", "accuracy_log_sampling_target"})
-#: The percentiles that LoadGen judges, in percent (loadgen/mlperf.conf, *.SCENARIO.target_latency_percentile).
-_PERCENTILES = {"SingleStream": 90.0, "MultiStream": 99.0, "Server": 99.0}
 #: The bounds of a run that 0 leaves open.
 _UNBOUNDED = frozenset({"max_duration", "max_query_count"})
 #: The settings that must be greater than 0.
@@ -117,9 +117,8 @@ def rate_in(text: str, terms: Terms) -> float:
 def _value(text: str, terms: Terms, setting: str) -> float | None:
     """Return a setting of the run: the line that names model and scenario most closely counts, the last of such."""
     values = {(line.model, line.scenario): line.value for line in _lines(text) if line.setting == setting}
-    name, scenario = terms.loadgen_name, terms.loadgen_scenario
-    order = ((name, scenario), ("*", scenario), (name, "*"), ("*", "*"))
-    return next((values[place] for place in order if place in values), None)
+    order = product((terms.loadgen_scenario, "*"), (terms.loadgen_name, "*"))
+    return next((values[name, scenario] for scenario, name in order if (name, scenario) in values), None)
 
 
 def _lines(text: str) -> Iterator[_Line]:
@@ -130,12 +129,9 @@ def _lines(text: str) -> Iterator[_Line]:
         is_setting = words[1:2] == ["="] and values and None not in values
         if not words or words[0] == "#" or (words[0].startswith("#") and (is_setting or len(words) == 1)):
             continue
-        names = words[0].rsplit(".", 2)
-        if is_setting and len(names) == 3:
-            model, scenario, setting = names
-            yield _Line(number, " ".join(words), model, scenario, setting, values[-1] or 0.0)
-        else:
-            yield _Line(number, " ".join(words))
+        names = words[0].rsplit(".", 2) if is_setting else []
+        model, scenario, setting = names if len(names) == 3 else ("", "", "")
+        yield _Line(number, " ".join(words), model, scenario, setting, (values[-1] or 0.0) if setting else 0.0)
 
 
 def _number(word: str) -> float | None:
@@ -154,21 +150,17 @@ def _why_not(line: _Line, lines: list[_Line], terms: Terms, execution: Execution
         return f"LoadGen has no scenario {line.scenario}; {nearest(line.scenario, list(_OF_SCENARIO))}"
     if line.setting in _FIXED:
         return "LoadGen takes it from its own mlperf.conf alone"
-    scenarios = list(_OF_SCENARIO) if line.scenario == "*" else [line.scenario]
-    known = _COMMON.union(*(_OF_SCENARIO[scenario] for scenario in scenarios))
+    known = _COMMON.union(*(own for name, own in _OF_SCENARIO.items() if line.scenario in (name, "*")))
     if line.setting not in known:
         of = "" if line.scenario == "*" else f" of {line.scenario}"
         return f"LoadGen has no setting {line.setting}{of}; {nearest(line.setting, sorted(known))}"
-    if line.scenario not in (terms.loadgen_scenario, "*"):
+    models, scenarios = (terms.loadgen_name, "*"), (terms.loadgen_scenario, "*")
+    if line.scenario not in scenarios:
         return ""
-    if line.model not in (terms.loadgen_name, "*"):
-        own = any(
-            other.setting == line.setting
-            and other.model in (terms.loadgen_name, "*")
-            and other.scenario in (terms.loadgen_scenario, "*")
-            for other in lines
-        )
-        return "" if own else f"LoadGen's name of this benchmark is {terms.loadgen_name}"
+    if line.model not in models:
+        own = (other for other in lines if other.model in models and other.scenario in scenarios)
+        stated = line.setting in {other.setting for other in own}
+        return "" if stated else f"LoadGen's name of this benchmark is {terms.loadgen_name}"
     return _not_usable(line.value, line.setting, terms) or _against_rules(line.value, line.setting, terms, execution)
 
 
@@ -186,29 +178,28 @@ def _not_usable(value: float, setting: str, terms: Terms) -> str:
 
 def _against_rules(value: float, setting: str, terms: Terms, execution: ExecutionMode) -> str:
     """Return what the rules have in the place of a value; empty where they allow it."""
+    rules = f"the rules of {terms.benchmark}"
     valid = execution is ExecutionMode.VALID and terms.mode is Mode.PERFORMANCE
     wanted = _fixed_values(terms, valid=valid).get(setting)
     if wanted is not None and value != wanted:
-        return f"the rules of {terms.benchmark} have {wanted:g}; a run with another is none of this benchmark"
+        return f"{rules} have {wanted:g}; a run with another is none of this benchmark"
     least = _least_values(terms).get(setting, 0) if valid else 0
     if value < least and not (value == 0 and setting in _UNBOUNDED):
-        return (
-            f"the rules of {terms.benchmark} have {least:g} at least; a rehearsal (--execution_mode=test) may have less"
-        )
+        return f"{rules} have {least:g} at least; a rehearsal (--execution_mode=test) may have less"
     return ""
 
 
 def _fixed_values(terms: Terms, *, valid: bool) -> dict[str, float | None]:
     """Return the values that the rules fix, None for those that they do not; `valid` runs have more of them."""
-    limits, paced = terms.limits, terms.paced
+    limits = terms.limits
     fixed: dict[str, float | None] = {
         "use_token_latencies": float(terms.token_latencies),
-        "target_latency_percentile": _PERCENTILES.get(terms.loadgen_scenario),
+        "target_latency_percentile": PERCENTILES.get(terms.loadgen_scenario),
         "sample_concatenate_permutation": 1.0 if issues_equally(terms.round, terms.benchmark) else None,
     }
     if limits is not None:
         fixed |= {"ttft_latency": limits.ttft_ms, "tpot_latency": limits.tpot_ms}
-    if limits is not None and paced and not terms.token_latencies:
+    if limits is not None and terms.paced and not terms.token_latencies:
         fixed["target_latency"] = limits.latency_ms
     if valid:
         loaded = "performance_sample_count_override"
@@ -218,7 +209,6 @@ def _fixed_values(terms: Terms, *, valid: bool) -> dict[str, float | None]:
 
 def _least_values(terms: Terms) -> dict[str, float]:
     """Return the least values of a valid performance run; 0 leaves what is _UNBOUNDED without a bound."""
-    queries = max(terms.user_conf.get("min_query_count", 0), terms.min_samples)
-    queries = max(queries, 1 if terms.early_stopping else terms.min_queries)
-    duration = terms.min_duration_ms
+    duration, asked = terms.min_duration_ms, terms.user_conf.get("min_query_count", 0)
+    queries = max(asked, terms.min_samples, 1 if terms.early_stopping else terms.min_queries)
     return {"min_duration": duration, "max_duration": duration, "min_query_count": queries, "max_query_count": queries}

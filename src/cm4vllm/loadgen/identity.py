@@ -19,6 +19,8 @@ from cm4vllm.serving.clusters.placement import ADDRESS_OPTIONS
 _ADDRESS = ("--port", "--host", *ADDRESS_OPTIONS)
 #: A file that a server is given counts by its content up to this size; a larger one by its name.
 _MOST_BYTES = 2**26
+#: Values that differ are quoted up to this length.
+_SHOWN = 40
 
 
 def settings_sha256(settings: RunSettings) -> str:
@@ -52,16 +54,11 @@ def differences(before: RunSettings, now: RunSettings) -> list[str]:
     apart = [name for name in {**earlier, **later} if earlier.get(name) != later.get(name)]
     if any(name.startswith("server.options.") for name in apart):
         apart = [name for name in apart if name != "server.argv"]  # it differs in these options
-    return [_difference(name, earlier.get(name), later.get(name)) for name in apart]
-
-
-#: Values are quoted up to this length.
-_SHOWN = 40
-
-
-def _difference(name: str, before: object, now: object) -> str:
-    both = [str(value) for value in (before, now)]
-    return f"{name}: {both[0]}, now {both[1]}" if max(map(len, both)) <= _SHOWN else f"{name} differs"
+    both = [(name, str(earlier.get(name)), str(later.get(name))) for name in apart]
+    return [
+        f"{name} differs" if max(len(old), len(new)) > _SHOWN else f"{name}: {old}, now {new}"
+        for name, old, new in both
+    ]
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
@@ -117,11 +114,10 @@ def server_content(server: ServerRecord, model_path: str) -> ServerRecord:
     """Return the record of a server without what no result depends on: see settings_sha256."""
     known = replace(server, access=NO_ACCESS, ca_file="", model_folder="")
     if not server.owned:
-        content = {
-            endpoint: replace(identity, process_started_s=None, unanswered={})
-            for endpoint, identity in known.identities.items()
-        }
-        return replace(known, identities=content)
+        reported = known.identities.items()
+        return replace(
+            known, identities={at: replace(each, process_started_s=None, unanswered={}) for at, each in reported}
+        )
     program, *words = server.argv or [""]
     return replace(
         known,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.hardware.readiness import MachineLimits
-from cm4vllm.loadgen.client.client_counts import SPARE
+from cm4vllm.loadgen.client.wire import SPARE
 from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.records.run import RunSettings, fewer_open_requests
 from cm4vllm.records.vllm.server_needs import SERVER_FILES_BESIDE, api_processes
@@ -136,9 +136,8 @@ class Demand:
     @property
     def server_files(self) -> int:
         """The files that each process of a server that takes connections may have open; 0 for other servers."""
-        if not self.api_processes:
-            return 0
-        return math.ceil(self.to_each_server / self.api_processes) + SERVER_FILES_BESIDE
+        count = self.api_processes
+        return math.ceil(self.to_each_server / count) + SERVER_FILES_BESIDE if count else 0
 
     @property
     def ports(self) -> int:
@@ -204,9 +203,8 @@ def needs(demand: Demand, limits: MachineLimits) -> Demand:
     It has one worker, and more where one may open fewer files than the run may need. Raises LimitTooLow.
     """
     asked = _with_workers(demand, limits)
-    for refused in (_files_refused, _ports_refused, _memory_refused, _shared_memory_refused):
-        if (error := refused(asked, limits)) is not None:
-            raise error
+    if (error := _refused(asked, limits)) is not None:
+        raise error
     return asked
 
 
@@ -228,11 +226,8 @@ def _rate(exponent: int) -> float:
 
 def _refusal(demand: Demand, limits: MachineLimits) -> str:
     """Return the limit that a run would exceed, in words; empty for none."""
-    try:
-        needs(demand, limits)
-    except LimitTooLow as error:
-        return error.what
-    return ""
+    error = _refused(_with_workers(demand, limits), limits)
+    return error.what if error else ""
 
 
 def _with_workers(demand: Demand, limits: MachineLimits) -> Demand:
@@ -241,16 +236,44 @@ def _with_workers(demand: Demand, limits: MachineLimits) -> Demand:
 
 def _least_workers(demand: Demand, limits: MachineLimits) -> int | None:
     """Return the least number of workers of which each may open the files that it may need; None where none does."""
-    files = limits.open_files
-    counts = range(1, MOST_WORKERS + 1)
+    files, counts = limits.open_files, range(1, MOST_WORKERS + 1)
     return next((n for n in counts if files is None or replace(demand, workers=n).client_files <= files), None)
 
 
-def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
-    """Return the refusal if the run may need more open files than a process may have, else None."""
-    files = limits.open_files
-    if files is None or asked.most_files <= files:
-        return None
+def _refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    """Return the refusal of a run that may need more than the machine allows; None where it has enough of all."""
+    ports, memory, shared = limits.local_ports, limits.memory_bytes, limits.shared_memory_bytes
+    if limits.open_files is not None and asked.most_files > limits.open_files:
+        return _files_refused(asked, limits, limits.open_files)
+    if ports is not None and asked.ports > ports:
+        return LimitTooLow(
+            f"{asked.title} may need {asked.ports:,} connections to a server, the system has {ports:,} local ports",
+            cause=f"/proc/sys/net/ipv4/ip_local_port_range bounds the connections to one address; {asked.words}",
+            remedy="widen it, as root: sysctl net.ipv4.ip_local_port_range='1024 65535'; or have a server that runs "
+            "already listen on a Unix socket: --api_server=unix:///PATH; or "
+            + fewer_open_requests(at_once=asked.at_once),
+        )
+    if memory is not None and asked.memory_bytes > memory:
+        return LimitTooLow(
+            f"the client of {asked.title} may need {asked.memory_bytes / 2**20:,.0f} MiB of memory, "
+            f"{memory / 2**20:,.0f} MiB are free",
+            cause=f"each process of it takes {WORKER_BYTES >> 20} MiB, each open request {STREAM_BYTES >> 10} KiB; "
+            f"{asked.words}",
+            remedy=f"free memory; or {fewer_open_requests(at_once=asked.at_once)}",
+        )
+    if shared is not None and asked.ring_buffer_bytes > shared:
+        return LimitTooLow(
+            f"the server needs {asked.ring_buffer_bytes / 2**20:,.0f} MiB of shared memory, "
+            f"{shared / 2**20:,.0f} MiB of /dev/shm are free",
+            cause="vLLM's engine and its workers, several of them here, exchange messages in it",
+            remedy="give the container more: docker run --shm-size=16g or --ipc=host; on a machine of your own, as "
+            "root: mount -o remount,size=16g /dev/shm",
+        )
+    return None
+
+
+def _files_refused(asked: Demand, limits: MachineLimits, files: int) -> LimitTooLow:
+    """Return the refusal of a run that may need more open files than the `files` that a process may have."""
     where, remedies = [], [f"raise the limit of this shell, as root: ulimit -Hn {asked.most_files}"]
     if asked.client_files > files:
         where.append(f"{asked.client_files:,} open files in {_processes(asked.workers)} of the client")
@@ -265,49 +288,4 @@ def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
         f"{asked.title} may need {' and '.join(where)}, {files:,} are allowed",
         cause=f"each open request has its own connection; {asked.words}",
         remedy="; or ".join([*remedies, fewer_open_requests(at_once=asked.at_once)]),
-    )
-
-
-def _ports_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
-    """Return the refusal if the run may need more local ports than the system has, else None."""
-    if limits.local_ports is None or asked.ports <= limits.local_ports:
-        return None
-    return LimitTooLow(
-        f"{asked.title} may need {asked.ports:,} connections to a server, the system has "
-        f"{limits.local_ports:,} local ports",
-        cause=f"/proc/sys/net/ipv4/ip_local_port_range bounds the connections to one address; {asked.words}",
-        remedy="; or ".join(
-            [
-                "widen it, as root: sysctl net.ipv4.ip_local_port_range='1024 65535'",
-                "have a server that runs already listen on a Unix socket: --api_server=unix:///PATH",
-                fewer_open_requests(at_once=asked.at_once),
-            ]
-        ),
-    )
-
-
-def _memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
-    """Return the refusal if the client may need more memory than is free, else None."""
-    free = limits.memory_bytes
-    if free is None or asked.memory_bytes <= free:
-        return None
-    return LimitTooLow(
-        f"the client of {asked.title} may need {asked.memory_bytes / 2**20:,.0f} MiB of memory, "
-        f"{free / 2**20:,.0f} MiB are free",
-        cause=f"each process of it takes {WORKER_BYTES >> 20} MiB, each open request {STREAM_BYTES >> 10} KiB; "
-        f"{asked.words}",
-        remedy=f"free memory; or {fewer_open_requests(at_once=asked.at_once)}",
-    )
-
-
-def _shared_memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
-    """Return the refusal if the server needs more of /dev/shm than is free, else None."""
-    needed, free = asked.ring_buffer_bytes, limits.shared_memory_bytes
-    if free is None or needed <= free:
-        return None
-    return LimitTooLow(
-        f"the server needs {needed / 2**20:,.0f} MiB of shared memory, {free / 2**20:,.0f} MiB of /dev/shm are free",
-        cause="vLLM's engine and its workers, several of them here, exchange messages in it",
-        remedy="give the container more: docker run --shm-size=16g or --ipc=host; on a machine of your own, as root: "
-        "mount -o remount,size=16g /dev/shm",
     )

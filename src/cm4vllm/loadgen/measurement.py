@@ -1,7 +1,6 @@
 """One measurement as a recipe asks for it: the records of model, dataset and server in, a LoadGen run out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -98,12 +97,10 @@ class RunInputs(Settings, frozen=True, kw_only=True):
 
         Empty where none is given.
         """
-        own = ""
         if self.compliance_test and audit(self.compliance_test, self.model).own_dataset:
-            own = self.compliance_dataset_record
-        elif Mode.parse(self.mode) is Mode.PERFORMANCE:
-            own = self.performance_dataset_record
-        return own or self.dataset_record
+            return self.compliance_dataset_record or self.dataset_record
+        performance = Mode.parse(self.mode) is Mode.PERFORMANCE
+        return (self.performance_dataset_record if performance else "") or self.dataset_record
 
     @property
     def terms(self) -> Terms:
@@ -133,9 +130,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
         It is beside the run's folder, which appears whole when the run has ended, and has that folder's name, so that
         runs side by side have one each; or in the working directory.
         """
-        if not self.output_dir:
-            return Path.cwd() / USER_CONF
-        return beside(self.folder, f".{USER_CONF}")
+        return beside(self.folder, f".{USER_CONF}") if self.output_dir else Path.cwd() / USER_CONF
 
     def forget_generated_conf(self) -> None:
         """Remove the user.conf that was written beside the run's folder: the run has it in its own."""
@@ -272,48 +267,35 @@ def require_given(**values: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """An earlier run in a folder: its record if the run can be kept, else the reason why it cannot.
-
-    Both are empty where there is none.
-    """
-
-    record: RunRecord | None = None
-    why_not: str = ""
-
-
-def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
+def earlier_run(folder: Path, settings: RunSettings) -> tuple[RunRecord | None, str]:
     """Return the run in `folder` if it is whole and of the same settings, and valid where it is to be a result.
 
-    Its record then has the places that model, dataset and server have now.
+    Its record then has the places that model, dataset and server have now. Else None and the reason, which is empty
+    where there is no run.
     """
     path = folder / RUN_FILE
     if not path.exists():
-        return Earlier()
+        return None, ""
     try:
         record = read_record(path, RunRecord)
     except CmError as error:
-        return Earlier(None, f"its record cannot be read: {error.cause}")
+        return None, f"its record cannot be read: {error.cause}"
     if why_not := _why_not(record, folder, settings):
-        return Earlier(None, why_not)
+        return None, why_not
     present = at_present_places(record, settings)
     if present != record:
         write_record(path, present)
-    return Earlier(present)
+    return present, ""
 
 
 def _why_not(record: RunRecord, folder: Path, settings: RunSettings) -> str:
     """Return why a finished run is not kept, in words; empty if it is."""
     if record.settings_sha256 != settings_sha256(settings):
-        changed = differences(record.settings, settings)
-        return (
-            f"its settings have changed: {'; '.join(changed[:_DIFFERENCES])}"
-            if changed
-            else ("its record was made by a version that compared other settings")
-        )
-    if changed := altered_files(folder, record.files):
-        return f"files of it have been changed or removed: {', '.join(changed)}"
+        changed = "; ".join(differences(record.settings, settings)[:_DIFFERENCES])
+        other = "its record was made by a version that compared other settings"
+        return f"its settings have changed: {changed}" if changed else other
+    if changed_files := altered_files(folder, record.files):
+        return f"files of it have been changed or removed: {', '.join(changed_files)}"
     if record.faults:
         return "; ".join(record.faults)
     # A compliance test's run is short by its audit.config, and LoadGen's verdict on its length does not apply; that of

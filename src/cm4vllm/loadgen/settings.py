@@ -1,7 +1,6 @@
 """The settings of one run, composed from the rules, the assets, the server and user.conf."""
 
 from collections.abc import Mapping
-from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
@@ -68,9 +67,8 @@ def run_settings(
     interval = _interval(terms, server) if stream_interval is None else stream_interval
     _require_usable(terms, server, interval)
     require_workers(num_workers)
-    rate, source = _rate(conf, user_conf, target_qps), target_qps_source
-    if rate != (conf.target_qps or target_qps):
-        source = "LoadGen's, by user.conf"
+    rate = _rate(conf, user_conf, target_qps)
+    source = target_qps_source if rate == (conf.target_qps or target_qps) else "LoadGen's, by user.conf"
     settings = RunSettings(
         rehearsal=conf.rehearsal,
         terms=terms,
@@ -125,8 +123,7 @@ def _require_usable(terms: Terms, server: ServerRecord, stream_interval: int) ->
             cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
             remedy="leave it out",
         )
-    asked = media_api_of(server.api)
-    if asked != (MEDIA_APIS[terms.media] if terms.media else None):
+    if media_api_of(server.api) != (MEDIA_APIS[terms.media] if terms.media else None):
         raise ServerUnsuitable(
             f"{terms.benchmark} cannot be measured with a server that is asked at {server.api.path}",
             cause=f"its samples carry {terms.media or 'text alone'}",
@@ -173,18 +170,14 @@ def longest_answer(terms: Terms, *, fixed: bool) -> int:
 
 def sampling_of(settings: RunSettings) -> Sampling:
     """Return the sampling of a run's requests: the most likely token each time, or as the benchmark has it."""
-    sampling = Sampling(
-        settings.server.model_name,
-        settings.max_tokens,
-        settings.min_tokens,
-        settings.stream_interval,
-        settings.server.api,
-    )
-    generation = settings.terms.generation
+    server, generation = settings.server, settings.terms.generation
+    lengths = (settings.max_tokens, settings.min_tokens, settings.stream_interval)
     if generation.greedy:
-        return sampling
-    return replace_fields(
-        sampling,
+        return Sampling(server.model_name, *lengths, server.api)
+    return Sampling(
+        server.model_name,
+        *lengths,
+        server.api,
         temperature=generation.temperature,
         seed=generation.seed,
         top_p=1 if generation.top_p is None else generation.top_p,

@@ -48,7 +48,8 @@ class UserConf:
         name, scenario, rate = self.terms.loadgen_name, self.terms.loadgen_scenario, self.target_qps
         one_by_one = self.terms.one_by_one
         values = {
-            f"{scenario}.target_latency": expected_latency_ms(rate) if rate is not None and one_by_one else None,
+            # The time that a query takes when so many follow one another in a second, to six digits.
+            f"{scenario}.target_latency": float(f"{1000 / rate:.6g}") if rate is not None and one_by_one else None,
             f"{scenario}.target_qps": None if one_by_one else rate,
             f"{scenario}.min_duration": self.min_duration_ms,
             f"{scenario}.min_query_count": self.min_query_count,
@@ -92,11 +93,6 @@ def rehearsal_queries(terms: Terms) -> int:
     return missing_queries(0, _REHEARSAL_OVER) if terms.paced and terms.limits is not None else 2
 
 
-def expected_latency_ms(target_qps: float) -> float:
-    """Return the time that a query takes when `target_qps` follow one another in a second, to six digits."""
-    return float(f"{1000 / target_qps:.6g}")
-
-
 def user_conf(
     terms: Terms,
     execution: ExecutionMode,
@@ -115,12 +111,15 @@ def user_conf(
     """
     if not terms.needs_rate:
         target_qps = None  # nothing depends on a rate
-    _require_positive(
-        target_qps=target_qps,
-        test_query_count=test_query_count,
-        max_test_duration=max_test_duration_s,
-        samples_of_the_dataset=dataset_samples,
-    )
+    given = {
+        "target_qps": target_qps,
+        "test_query_count": test_query_count,
+        "max_test_duration": max_test_duration_s,
+        "samples_of_the_dataset": dataset_samples,
+    }
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise UsageError(f"{name}={value} is not usable", cause="it must be greater than 0")
     if execution is ExecutionMode.VALID:
         return _valid_conf(terms, target_qps, dataset_samples)
     return _rehearsal(terms, target_qps, dataset_samples or terms.samples, test_query_count, max_test_duration_s)
@@ -212,9 +211,3 @@ def _require_qps(terms: Terms, target_qps: float | None) -> None:
             cause="LoadGen sizes an Offline run and paces a Server run by it",
             remedy="give the samples/s to aim at, as --target_qps of app,mlperf,inference,vllm",
         )
-
-
-def _require_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise UsageError(f"{name}={value} is not usable", cause="it must be greater than 0")

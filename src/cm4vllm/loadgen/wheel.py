@@ -39,8 +39,8 @@ class ProvidedLoadGen:
 def usable_wheel(settings: LoadGenSettings) -> LoadGenWheel:
     """Return the requested versions that have the round's seeds. Raises UsageError if there are none."""
     of_round = round_terms(settings.round).loadgen
-    first = _latest_version(of_round.first, settings.minimum, settings.version)
-    last = _earliest_version(of_round.last, settings.maximum, settings.version)
+    first = max(filter(None, (of_round.first, settings.minimum, settings.version)), key=_numbers)
+    last = min(filter(None, (of_round.last, settings.maximum, settings.version)), key=_numbers)
     if _numbers(first) > _numbers(last):
         asked = {"version": settings.version, "version_min": settings.minimum, "version_max": settings.maximum}
         raise UsageError(
@@ -49,7 +49,8 @@ def usable_wheel(settings: LoadGenSettings) -> LoadGenWheel:
             cause=f"the versions from {of_round.first} to {of_round.last} have the seeds of this round",
             remedy="leave the version out, or choose the round",
         )
-    return LoadGenWheel(wheel=_earliest_version(last, _latest_version(first, of_round.wheel)), first=first, last=last)
+    wheel = min(last, max(first, of_round.wheel, key=_numbers), key=_numbers)
+    return LoadGenWheel(wheel=wheel, first=first, last=last)
 
 
 def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
@@ -111,24 +112,18 @@ def _in_range(version: str, versions: LoadGenWheel) -> bool:
     return _numbers(versions.first) <= _numbers(version) <= _numbers(versions.last)
 
 
-def _latest_version(*versions: str) -> str:
-    return max(filter(None, versions), key=_numbers)
-
-
-def _earliest_version(*versions: str) -> str:
-    return min(filter(None, versions), key=_numbers)
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:3] if part.isascii() and part.isdigit())
 
 
 def _load(pythonpath: str, round_name: str) -> None:
     """Prove in a process of its own that LoadGen loads."""
-    paths = os.pathsep.join(path for path in (pythonpath, os.environ.get("PYTHONPATH", "")) if path)
+    paths = os.pathsep.join(filter(None, (pythonpath, os.environ.get("PYTHONPATH", ""))))
     done = run([sys.executable, "-P", "-c", "import mlperf_loadgen"], env={"PYTHONPATH": paths})
     if not done.ok:
-        again = (
-            f"{sys.executable} -m pip install --force-reinstall {DISTRIBUTION}=={round_terms(round_name).loadgen.wheel}"
+        wheel = f"{DISTRIBUTION}=={round_terms(round_name).loadgen.wheel}"
+        raise InstallError(
+            f"the LoadGen of round {round_name} does not load",
+            cause=done.tail(5),
+            remedy=f"{sys.executable} -m pip install --force-reinstall {wheel}",
         )
-        raise InstallError(f"the LoadGen of round {round_name} does not load", cause=done.tail(5), remedy=again)

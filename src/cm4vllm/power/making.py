@@ -242,10 +242,9 @@ def _run_client(words: Sequence[str], site: Site, folder: Path, relay: Relay, ma
     env = official_environment(folder)
     if site.debug:
         env["MLPP_DEBUG"] = "1"
-    command = [shutil.which(words[0]) or words[0], *words[1:]]
     with (folder / OUTPUT).open("wb") as log:
         client = subprocess.Popen(
-            command,
+            [shutil.which(words[0]) or words[0], *words[1:]],
             cwd=folder,
             env=env,
             stdin=subprocess.DEVNULL,

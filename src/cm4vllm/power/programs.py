@@ -42,8 +42,7 @@ def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
     if source is None:
         patterns = tuple(f"/{part}/**" for part in _PARTS)
         return fetch_checkout(folder, URL, programs.commit, patterns, title="the power programs", remedy=_REMEDY)
-    git = git_directory(source)
-    if git is None:
+    if (git := git_directory(source)) is None:
         raise SourceUnavailable(
             f"{source} is no git repository",
             cause="the programs are taken from a commit, so that nothing in them is changed",
@@ -106,10 +105,9 @@ def server_running(
 
     What it prints goes to `output`, or to where this process prints.
     """
-    words = [sys.executable, "-P", "-m", "cm4vllm.power.launched", f"{source}/{SERVER}", "-c", str(conf)]
     with output.open("wb") if output else nullcontext() as log:
         server = subprocess.Popen(
-            words,
+            [sys.executable, "-P", "-m", "cm4vllm.power.launched", f"{source}/{SERVER}", "-c", str(conf)],
             cwd=conf.parent,
             env=env,
             stdin=subprocess.DEVNULL,

@@ -97,8 +97,7 @@ def _read_conf(settings: ServerSettings) -> str:
         parser.read_string(text)
     except configparser.Error as error:
         raise UsageError("the server's configuration file cannot be read", cause=str(error)) from error
-    count = parser.get("ptd", "analyzerCount", fallback="1").strip()
-    if count != "1":
+    if (count := parser.get("ptd", "analyzerCount", fallback="1").strip()) != "1":
         raise several_analyzers(count)
     return text
 

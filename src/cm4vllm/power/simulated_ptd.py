@@ -44,7 +44,6 @@ class SimulatedAnalyzer:
         self._ranges = {"V": "Auto", "A": "Auto"}
         self._lines: list[str] = []
         self._read = 0
-        self._mark = ""
         self._stop: threading.Event | None = None
         self._sampler: threading.Thread | None = None
 
@@ -68,14 +67,14 @@ class SimulatedAnalyzer:
         """Begin a measurement with a sample every `interval_ms`; return PTDaemon's reply."""
         if self._stop is not None:
             return "Error: a measurement is in progress"
-        self._lines, self._read, self._mark, self._stop = [], 0, mark, threading.Event()
-        self._sampler = threading.Thread(target=self._take, args=(interval_ms / 1000, self._stop), daemon=True)
+        self._lines, self._read, self._stop = [], 0, threading.Event()
+        self._sampler = threading.Thread(target=self._take, args=(interval_ms / 1000, mark, self._stop), daemon=True)
         _say(f"Go with mark '{mark}'")
         self._sampler.start()
         return f"Starting untimed measurement, maximum 500000 samples at {interval_ms}ms with 0 rampup samples"
 
-    def _take(self, interval_s: float, stop: threading.Event) -> None:
-        """Add a sample at each interval, in s, until `stop` is set."""
+    def _take(self, interval_s: float, mark: str, stop: threading.Event) -> None:
+        """Add a sample of that mark at each interval, in s, until `stop` is set."""
         begin = time.monotonic()
         due = begin + min(0.1, interval_s)  # as an analyzer that is read at its own time
         while not stop.wait(max(0.0, due - time.monotonic())):
@@ -85,8 +84,8 @@ class SimulatedAnalyzer:
             with self._lock:
                 self._lines.append(f"{line},{SIMULATED}")
             with self._log.open("a", encoding="utf-8") as file:
-                file.write(f"{line},Mark,{self._mark},{SIMULATED}\n")
-            _say(f"{SIMULATED} sample {len(self._lines)} of {self._mark}: {watts:.6f} W")
+                file.write(f"{line},Mark,{mark},{SIMULATED}\n")
+            _say(f"{SIMULATED} sample {len(self._lines)} of {mark}: {watts:.6f} W")
             due += interval_s
 
     def _end(self) -> str:

@@ -122,8 +122,7 @@ def pack(
     alone. Raises SubmissionError where there is no tree, where it holds a link, and where a file of it may not be
     published; UsageError where of program and recipients one is given; NotFoundError without the program.
     """
-    files = _files(tree)
-    if not files:
+    if not (files := _files(tree)):
         raise SubmissionError(
             f"no submission in {tree}",
             cause=f"no file below {', '.join(_DIVISIONS)}",
@@ -166,8 +165,7 @@ def private_ids(tree: Path, source: Source) -> dict[str, str]:
             cause=done.output.strip()[-400:],
             remedy="give the sources of another commit: --inference_src",
         )
-    ids: dict[str, str] = json.loads(done.output)
-    return ids
+    return dict(json.loads(done.output))
 
 
 def _files(tree: Path) -> list[str]:
@@ -289,9 +287,8 @@ def encrypting(program: str, recipients: tuple[str, ...], path: Path) -> Iterato
             raise
         if status or not whole:
             messages.seek(0)
-            said = messages.read().decode(errors="replace").strip()
             raise SubmissionError(
                 f"{program} could not encrypt {path.name.removesuffix('.partial')}",
-                cause=f"{exit_in_words(status)}: {said}",
+                cause=f"{exit_in_words(status)}: {messages.read().decode(errors='replace').strip()}",
                 remedy="give a public key that it knows with --recipient",
             )

@@ -66,8 +66,7 @@ def truncate_log(log: Path) -> bool:
 
 
 def _cut(log: Path) -> bool:
-    size = log.stat().st_size
-    if size < _END_BYTES:
+    if (size := log.stat().st_size) < _END_BYTES:
         return False
     with opened(log) as file:
         start = file.read(_END_BYTES)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from cm4vllm.common.checking.private_text import KEYS, SECRETS, Private, found_in
 from cm4vllm.common.checking.private_words import PrivateWord, first_private
@@ -20,25 +21,27 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
     `words` are the private words of the campaign that made it; without them they are read from the folder beside it.
     """
     folders = {folder for layout in tree_layouts() for folder in tree.glob(f"*/*/{layout.program}")}
-    program: dict[str, bool] = {}
-    for version in (version for folder in folders for version in program_folders(folder)):
-        public = _public_digests() | published_files(version)
-        for path in version.rglob("*"):
-            if path.is_file():
-                program[path.relative_to(tree).as_posix()] = sha256_of(path) in public
-    refuse_private(tree, words_of(tree.parent) if words is None else words, program)
+    programs = {
+        f"{version.relative_to(tree).as_posix()}/": _public_digests() | published_files(version)
+        for folder in folders
+        for version in program_folders(folder)
+    }
+    refuse_private(tree, words_of(tree.parent) if words is None else words, programs)
 
 
-def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mapping[str, bool] | None = None) -> None:
+def refuse_private(
+    folder: Path, words: Collection[PrivateWord], programs: Mapping[str, frozenset[str]] = MappingProxyType({})
+) -> None:
     """Raise SubmissionError where a file below `folder`, or the name of one, holds a private word or a secret.
 
-    Every file is read. `program` are paths of the program's files, each with whether it is public already: a name or an
-    address in such a file, which is this machine's too, is an example's.
+    Every file is read. `programs` are the folders of programs in it, each with the digests of the files that are public
+    already: a name or an address in such a file, which is this machine's too, is an example's.
     """
     secrets = [word for word in words if word.kind == "secret"]
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).as_posix()
-        public = (program or {}).get(inside)
+        known = next((digests for place, digests in programs.items() if inside.startswith(place)), None)
+        public = None if known is None or not path.is_file() else sha256_of(path) in known
         sought = secrets if public else words
         if word := first_private(inside, sought):
             _refuse(f"the name of {inside}", word)

@@ -45,8 +45,7 @@ def add_program(folder: Path) -> tuple[str, list[str]]:
     this one gets a folder beside it, named by the digest of its MANIFEST. Raises SubmissionError where a version that
     is there is not what its MANIFEST lists.
     """
-    there = program_folders(folder)
-    if not there:
+    if not (there := program_folders(folder)):
         return PROGRAM_FOLDER, write_program(folder / PROGRAM_FOLDER)
     for program in there:
         _require_whole(program)

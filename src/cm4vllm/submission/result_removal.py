@@ -31,8 +31,7 @@ def remove_results(tree: Path, path: str, submitter: str = "") -> list[str]:
             for home, own in places.items()
         }
         there = ["/".join(place) for own in places.values() for place in own]
-        names = ["/".join(place) for own in chosen.values() for place in own]
-        if not names:
+        if not (names := ["/".join(place) for own in chosen.values() for place in own]):
             raise SubmissionError(
                 f"{tree} has no result {path}",
                 remedy=nearest(path, there) or f"its results: {', '.join(there) or 'none'}",

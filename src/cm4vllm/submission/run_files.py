@@ -27,6 +27,8 @@ from cm4vllm.rules import Scenario
 from cm4vllm.submission.tree_writer import TreeWriter
 
 LOGS = (DETAIL_LOG, SUMMARY_LOG)
+#: The files that state the analyzer, its wiring and the settings of the system.
+_STATED = ("analyzer_table.*", "power_settings.*")
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def measurements(run: RunRecord) -> dict[str, str]:
             remedy="give the model's own folder or hub id with --vllm_model_name, so that its checkpoint can be read",
         )
     own = model.name != settings.benchmark
-    content = {
+    return {
         "input_data_types": "int32",  # token ids, as LoadGen is handed them
         "retraining": f"not the benchmark's weights: {without_folder(model.source, model.path)}" if own else "no",
         "starting_weights_filename": (
@@ -99,18 +101,13 @@ def measurements(run: RunRecord) -> dict[str, str]:
         "weight_transformations": model.weight_transformations or "none",
         "model_sha256": model.sha256,
         "dataset_sha256": settings.dataset.source_sha256 or settings.dataset.sha256,
+        **({"notice": run.notice} if run.notice else {}),
     }
-    if run.notice:
-        content["notice"] = run.notice
-    return content
 
 
 def without_folder(source: str, path: str) -> str:
     """Return where the model comes from, without the folders of the machine."""
     return source.replace(path, Path(path).name) if path else source
-
-
-_STATED = ("analyzer_table.*", "power_settings.*")
 
 
 def copy_power(run: Path, results: Path, settings: Path) -> None:
@@ -120,22 +117,30 @@ def copy_power(run: Path, results: Path, settings: Path) -> None:
     """
     if not run.with_name(SESSION).is_dir():
         return
-    session = session_beside(run)
-    if session is None:
+    if (session := session_beside(run)) is None:
         raise SubmissionError(
             f"the power session beside {run} is of another run",
             cause=f"its {DETAIL_LOG} is another one",
             remedy="measure again with --power, or remove the folder of the session",
         )
-    _require_publishable(session)
+    require_analyzer(session)
+    if reasons := reasons_unmeasured(session):
+        raise SubmissionError(
+            f"the power session in {session.folder} is not whole", cause="\n".join(reasons), remedy="measure again"
+        )
+    if missing := [pattern for pattern in _STATED if not list(session.folder.glob(pattern))]:
+        raise SubmissionError(
+            f"the power session lacks {', '.join(missing)}",
+            cause="a submission with power states the analyzer, its wiring and the settings of the system",
+            remedy=f"put them into {session.folder}, or measure again with --power_settings and --power_wiring",
+        )
     for name in FILES:
         if name not in (f"{Phase.TESTING}/{DETAIL_LOG}", f"{Phase.TESTING}/{SUMMARY_LOG}"):  # those of the run itself
             target = results / "performance" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(session.folder / name, target)
-    for pattern in _STATED:
-        for path in session.folder.glob(pattern):
-            shutil.copyfile(path, settings / path.name)
+    for path in (path for pattern in _STATED for path in session.folder.glob(pattern)):
+        shutil.copyfile(path, settings / path.name)
 
 
 def copy_supplies(writer: TreeWriter, run: Path, target: Path) -> None:
@@ -155,20 +160,4 @@ def require_analyzer(session: PowerSession) -> None:
             "the power was simulated, and not measured",
             cause=f"{session.simulated[0]} of the power session says so",
             remedy="start the power server with SPEC's PTDaemon and an analyzer, and measure again with --power=yes",
-        )
-
-
-def _require_publishable(session: PowerSession) -> None:
-    """Raise SubmissionError for a session that is simulated or not whole."""
-    require_analyzer(session)
-    if reasons := reasons_unmeasured(session):
-        raise SubmissionError(
-            f"the power session in {session.folder} is not whole", cause="\n".join(reasons), remedy="measure again"
-        )
-    missing = [pattern for pattern in _STATED if not list(session.folder.glob(pattern))]
-    if missing:
-        raise SubmissionError(
-            f"the power session lacks {', '.join(missing)}",
-            cause="a submission with power states the analyzer, its wiring and the settings of the system",
-            remedy=f"put them into {session.folder}, or measure again with --power_settings and --power_wiring",
         )

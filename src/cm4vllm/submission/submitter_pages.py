@@ -40,10 +40,9 @@ def submitter_title(submitter: str, run: RunRecord, introduction: str = "") -> s
 def method(run: RunRecord, server_command: str, *, home: str) -> str:
     """Return how a model was made, served and measured; `home` is the path of the page on its program."""
     model, server = run.settings.model, run.settings.server
-    mapped = model.name != run.settings.benchmark
     lines = [
         f"Benchmark `{run.settings.benchmark}`, round {run.settings.round}"
-        + (f"; the model measured is `{model.name}`, mapped to it." if mapped else "."),
+        + (f"; the model measured is `{model.name}`, mapped to it." if model.name != run.settings.benchmark else "."),
         "",
         "### Server",
         "",

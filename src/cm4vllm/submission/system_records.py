@@ -102,21 +102,16 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         say(f"system description: left out, because only one of the network division has them: {', '.join(left_out)}")
     for hint in hints(description):
         say(f"system description: please check: {hint}")
-    _write_machines(folder, [facts, *others])
+    for path in folder.glob(NODE_FILES):  # of an earlier description
+        remove_record(path, MachineFacts)
+    for number, machine in enumerate([facts, *others], 1):
+        write_record(folder / (MACHINE_FILE if number == 1 else NODE_FILES.replace("*", str(number))), machine)
     write_record(folder / SOFTWARE_FILE, detect_software(server))
     write_noted(folder / SYSTEM_FILE, json_text(description))
     blank = None if settings.system_file else folder / _TEMPLATE
     if blank is not None and not blank.exists():
         write_noted(blank, template(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
-
-
-def _write_machines(folder: Path, machines: Sequence[MachineFacts]) -> None:
-    """Write the facts of each machine in place of the facts of an earlier description."""
-    for path in folder.glob(NODE_FILES):
-        remove_record(path, MachineFacts)
-    for number, machine in enumerate(machines, 1):
-        write_record(folder / (MACHINE_FILE if number == 1 else NODE_FILES.replace("*", str(number))), machine)
 
 
 def _used(server: ServerRecord, facts: MachineFacts, reports: Sequence[NodeReport]) -> list[str] | None:
@@ -236,9 +231,8 @@ def _on_cpu(server: ServerRecord) -> bool:
 
 def processes_of(server: ServerRecord) -> set[int]:
     """Return the process ids of a running server: its supervisor, the listeners at its endpoints, their children."""
-    roots = _listeners(server.endpoints) | ({server.supervisor_pid} if server.supervisor_pid else set())
     pids: set[int] = set()
-    for pid in roots:
+    for pid in _listeners(server.endpoints) | ({server.supervisor_pid} if server.supervisor_pid else set()):
         with suppress(psutil.Error):
             pids |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     return pids

@@ -116,8 +116,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
 
 def _name_versions(folder: Path, here: str) -> None:
     """Print a warning where a tree has several versions of the program."""
-    others = [path.name for path in program_folders(folder) if path.name != here]
-    if others:
+    if others := [path.name for path in program_folders(folder) if path.name != here]:
         warn(
             f"the tree holds {len(others) + 1} versions of the program, because results that it had were added by "
             f"another: {folder.name}/{here} goes with the results that are added now, the others keep "
@@ -297,8 +296,7 @@ def _system(out: Path) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise SubmissionError(f"no submission without {path}", cause=str(error), remedy=_describe(out)) from error
     keys = keys_of(str(system.get("division", ""))) if isinstance(system, dict) else keys_of("")
-    missing = [key for key in keys if not isinstance(system, dict) or not isinstance(system.get(key), str)]
-    if missing:
+    if missing := [key for key in keys if not isinstance(system, dict) or not isinstance(system.get(key), str)]:
         raise SubmissionError(f"{path} lacks {', '.join(missing)}", remedy=_describe(out))
     return {key: system[key] for key in keys}
 

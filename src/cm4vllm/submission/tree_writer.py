@@ -86,8 +86,7 @@ class TreeWriter:
 
 def refuse_other(name: str, there: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise SubmissionError where two objects differ, with the keys in which they do."""
-    keys = [key for key in {**there, **given} if there.get(key) != given.get(key)]
-    if keys:
+    if keys := [key for key in {**there, **given} if there.get(key) != given.get(key)]:
         apart = "\n".join(f"{key}: {there.get(key)!r} in the tree, {given.get(key)!r} in the results" for key in keys)
         raise SubmissionError(f"the results contradict what the tree has in {name}", cause=apart, remedy=_APART)
 

@@ -12,16 +12,10 @@ def row(question_id, kind, *, packed=False):
     if packed:
         private = base64.b64encode(zlib.compress(pickle.dumps(private))).decode()
     return {
-        "question_title": "Square",
-        "question_content": "The square of a number.",
-        "platform": "atcoder" if kind == "stdin" else "leetcode",
-        "question_id": question_id,
-        "contest_id": "own",
-        "contest_date": "2026-01-01T00:00:00",
-        "starter_code": "",
-        "difficulty": "easy",
+        **{"question_title": "Square", "question_content": "The square of a number.", "question_id": question_id},
+        **{"platform": "atcoder" if kind == "stdin" else "leetcode", "contest_id": "own", "starter_code": ""},
+        **{"contest_date": "2026-01-01T00:00:00", "difficulty": "easy", "private_test_cases": private},
         "public_test_cases": json.dumps([{"input": "2", "output": "4", "testtype": kind}]),
-        "private_test_cases": private,
         "metadata": json.dumps({"func_name": "square"} if kind == "functional" else {}),
     }
 

@@ -36,6 +36,10 @@ for line in sys.stdin:
 ENDLESS = "while True: pass"
 
 
+def grader_record(name, official):
+    return GraderRecord(name=name, script="", official=str(official), python=sys.executable, commits={}, packages="")
+
+
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A grader whose script is the stand-in."""
@@ -54,9 +58,7 @@ def own(tmp_path, monkeypatch):
         return limited(process, asked, sockets, seconds if asked["do"] == ENDLESS else 60.0)
 
     monkeypatch.setattr(judging, "_verdict", patient)
-    return GraderRecord(
-        name="own", script="own.py", official=str(official), python=sys.executable, commits={}, packages=""
-    )
+    return grader_record("own", official)
 
 
 def task(right, do="pass"):
@@ -81,15 +83,8 @@ def test_an_answer_that_prints_without_an_end_is_held(own):
 
 def test_a_verdict_without_its_token_counts_as_wrong(own):
     forged = "print(json.dumps({'right': True, 'token': TOKEN}), flush=True)"
-    stale, without, right = judge(
-        own,
-        [
-            task(True, forged.replace("TOKEN", "'0' * 32")),
-            task(True, forged.replace(", 'token': TOKEN", "")),
-            task(True),
-        ],
-        workers=1,
-    )
+    forgeries = (forged.replace("TOKEN", "'0' * 32"), forged.replace(", 'token': TOKEN", ""), "pass")
+    stale, without, right = judge(own, [task(True, forgery) for forgery in forgeries], workers=1)
     assert [verdict.right for verdict in (stale, without, right)] == [False, False, True]
     assert stale.why == without.why == "the script ended without a verdict"
 
@@ -150,24 +145,26 @@ def test_the_programs_in_the_sandboxes_call_what_the_exchange_of_messages_has():
 @pytest.fixture(scope="module")
 def sources():
     if not os.environ.get("GRADER_SOURCES"):
-        pytest.skip("GRADER_SOURCES names no folder with git directories of inference, mxeval and prm800k")
+        pytest.skip("GRADER_SOURCES names no folder with git directories of the graders' sources")
     return Path(os.environ["GRADER_SOURCES"])
 
 
 @pytest.fixture(scope="module")
-def mbxp(sources, tmp_path_factory):
-    """The official files, with the packages of this environment."""
+def ready(sources, tmp_path_factory):
+    """Make graders ready by name: the official files, with the packages of this environment."""
     if why := sandbox_lacks():
         pytest.skip(why)
-    folder = tmp_path_factory.mktemp("mbxp")
-    for origin in grader("mbxp").origins:
-        _official(origin, folder / "official" / origin.name, folder, sources)
-    return GraderRecord(
-        name="mbxp", script="", official=str(folder / "official"), python=sys.executable, commits={}, packages=""
-    )
+
+    def make(name):
+        folder = tmp_path_factory.mktemp(name)
+        for origin in grader(name).origins:
+            _official(origin, folder / "official" / origin.name, folder, sources)
+        return grader_record(name, folder / "official")
+
+    return cache(make)
 
 
-def test_the_official_script_judges_programs(mbxp):
+def test_the_official_script_judges_programs(ready):
     answers = {
         "python_next": "def next(x):\n    return x + 1\n```\nThis is the next one.",
         "python_other": "def other(x):\n    return x\n",
@@ -175,7 +172,7 @@ def test_the_official_script_judges_programs(mbxp):
         "rust_next": "fn next() {}",
     }
     rows = [{"dataset": "MBXP", "id": name, "input": "", "output": NEXT} for name in answers]
-    samples = Samples(list(answers.values()), rows, Sentences("punkt-untrained"), graders={"mbxp": mbxp})
+    samples = Samples(list(answers.values()), rows, Sentences("punkt-untrained"), graders={"mbxp": ready("mbxp")})
     scored = rouge_gsm8k_and_mbxp(samples)
     # One of the three that the script counts; rust is none of its languages.
     assert scored.values == {"mbxp": pytest.approx(100 / 3)}
@@ -209,25 +206,6 @@ def test_a_grader_is_made_ready_and_judges_as_it_should(name, sources, tmp_path)
 
 
 FORGED_NEXT = "\ndef check(candidate):\n    assert candidate(1) == 2\n    assert candidate(7) == 8\n"
-
-
-@pytest.fixture(scope="module")
-def ready(tmp_path_factory):
-    """Make graders ready by name, with the packages of this environment."""
-    if why := sandbox_lacks():
-        pytest.skip(why)
-    if not os.environ.get("GRADER_SOURCES"):
-        pytest.skip("GRADER_SOURCES names no folder with git directories of inference, mxeval and LiveCodeBench")
-
-    def make(name):
-        folder = tmp_path_factory.mktemp(name)
-        for origin in grader(name).origins:
-            _official(origin, folder / "official" / origin.name, folder, Path(os.environ["GRADER_SOURCES"]))
-        return GraderRecord(
-            name=name, script="", official=str(folder / "official"), python=sys.executable, commits={}, packages=""
-        )
-
-    return cache(make)
 
 
 def square(program, kind="stdin"):
@@ -315,10 +293,11 @@ def test_values_of_every_kind_are_compared_as_in_one_process(ready):
         "\ndef raises(candidate):\n    try:\n        candidate(1)\n    except ValueError:\n        return True\n"
         "def changes(candidate):\n    x = []\n    candidate(x)\n    return x == [1]\n"
     )
-    tasks = []
-    for program, expression in pairs:
-        tasks.append(forged_mbxp(program, f"{head}def check(candidate):\n    assert {expression}\n"))
-        tasks.append(forged_mbxp(program, f"{head}def check(candidate):\n    assert not ({expression})\n"))
+    tasks = [
+        forged_mbxp(program, f"{head}def check(candidate):\n    assert {asked}\n")
+        for program, expression in pairs
+        for asked in (expression, f"not ({expression})")
+    ]
     verdicts = judge(ready("mbxp"), tasks)
     assert [verdict.right for verdict in verdicts] == [True, False] * len(pairs), [verdict.why for verdict in verdicts]
 

@@ -1,34 +1,30 @@
 """States of a job as they were recorded or could be, for what shows them."""
 
+from msgspec.structs import replace
+
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
-from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
-from cm4vllm.endpoints.curve_status import CurveStatus, MeasuredPoint
-from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
-from cm4vllm.records.searches.rate_search import Verdict
+from cm4vllm.endpoints.records import CurveStatus, MeasuredPoint
+from cm4vllm.loadgen.process.messages import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.records.searches.rate_search import SearchStatus, TriedRate, Verdict
 
 
 def step(name, state, took_s=None, **fields):
     return StepStatus(name=name, state=State(state), took_s=took_s, **fields)
 
 
+DONE = {"checker source": 1.2, "model": 45.0, "dataset": 2.0, "server": 31.0, "system": 0.4, "Offline accuracy": 72.3}
 STEPS = (
-    step("checker source", "done", 1.2),
     step("LoadGen", "kept", 0.1),
-    step("model", "done", 45.0),
-    step("dataset", "done", 2.0),
-    step("server", "done", 31.0),
-    step("system", "done", 0.4),
-    step("Offline accuracy", "done", 72.3),
+    *(step(name, "done", took_s) for name, took_s in DONE.items()),
     step("Offline accuracy: scores", "done", 4.4),
     step("Offline rate", "left out", 0.0, why="it is run only if there is no earlier result"),
     step("Server performance", "running", 247.0),
     step("Server accuracy", "planned", expected_s=80.0),
     step("Server accuracy: scores", "planned"),
     step("submission", "planned", expected_s=3.0),
-    step("truncation", "planned"),
-    step("checkers", "planned"),
+    *(step(name, "planned") for name in ("truncation", "checkers")),
 )
 
 LATENCIES = (
@@ -39,19 +35,10 @@ LATENCIES = (
     LatencyStatus(name="answer", queries=12_340, p50_ms=4020.0, p99_ms=6100.0),
 )
 
+FIRST = {"tokens_per_second": 504.9, "tokens_per_second_per_user": 462.2, "steady_state": "insufficient_duration"}
+SECOND = {"tokens_per_second": 1412.0, "tokens_per_second_per_user": None, "steady_state": ""}
 CURVE = CurveStatus(
-    points=(
-        MeasuredPoint(
-            number=1,
-            concurrency=1,
-            tokens_per_second=504.9,
-            tokens_per_second_per_user=462.2,
-            steady_state="insufficient_duration",
-        ),
-        MeasuredPoint(
-            number=2, concurrency=3, tokens_per_second=1412.0, tokens_per_second_per_user=None, steady_state=""
-        ),
-    ),
+    points=(MeasuredPoint(number=1, concurrency=1, **FIRST), MeasuredPoint(number=2, concurrency=3, **SECOND)),
     number=3,
     count=7,
     concurrency=9,
@@ -76,17 +63,11 @@ SERVER_RUN = RunStatus(
     client=ClientStatus(workers=1, capacity_qps=1310.0, headroom=26.2),
 )
 
-ACCURACY_RUN = RunStatus(
+ACCURACY_RUN = replace(
+    SERVER_RUN,
     title="Offline accuracy",
-    elapsed_s=100.0,
-    done=5_000,
-    total=13_368,
-    in_flight=512,
-    tokens=640_000,
-    samples_per_second=51.0,
-    tokens_per_second=6500.0,
+    latencies=(),
     left=TimeLeft(seconds=167.4, low=150.2, high=190.0),
-    server=ServerStatus(running=256, waiting=256, kv_cache_usage=0.41, preemptions=0, cached_prompt_tokens=0),
     client=ClientStatus(workers=1, capacity_qps=60.0, headroom=1.2),
 )
 
@@ -99,10 +80,7 @@ SEARCH = SearchStatus(
     passing=271.0,
     failing=301.2,
     spent_s=214.0,
-    probes=(
-        TriedRate(rate=301.2, verdict=Verdict.FAILS, full_length=False),
-        TriedRate(rate=271.0, verdict=Verdict.PASSES, full_length=False),
-    ),
+    probes=(TriedRate(rate=301.2, verdict=Verdict.FAILS, full_length=False),),
 )
 
 

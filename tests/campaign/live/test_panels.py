@@ -16,26 +16,19 @@ import pytest
 from msgspec.structs import replace
 from states import ACCURACY_RUN, CURVE, SEARCH, SERVER_RUN, STEPS, status, step
 
-from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
+from cm4vllm.campaign.ledger import LOCK_FILE, LedgerFile, State
 from cm4vllm.campaign.live import monitor as module
+from cm4vllm.campaign.live import status as live
 from cm4vllm.campaign.live.job_status import StatusSettings, report_status
 from cm4vllm.campaign.live.monitor import Monitor, watched
 from cm4vllm.campaign.live.panels import Tone, view_of
-from cm4vllm.campaign.live.status import (
-    STATUS_FILE,
-    JobState,
-    JobStatus,
-    StatusRecord,
-    StepStatus,
-    job_left,
-    read_status,
-)
+from cm4vllm.campaign.live.status import STATUS_FILE, JobState, JobStatus, StatusRecord, StepStatus, job_left
 from cm4vllm.campaign.live.terminal import plain_text
-from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.common import progress
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.process.run_status import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.loadgen.process.messages import ClientStatus, LatencyStatus, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.records.searches.rate_search import SearchStatus, TriedRate
 
 STATES = {
     "server run": status(),
@@ -129,19 +122,17 @@ def test_a_status_that_is_no_longer_written_is_of_a_process_that_has_ended():
 
 
 def test_another_process_reads_the_same(tmp_path):
-    assert read_status(tmp_path) is None
+    assert live.read_status(tmp_path) is None
     write_record(tmp_path / STATUS_FILE, status())
-    assert plain_text(view_of(*read_status(tmp_path))) == plain_text(view_of(status()))
+    assert plain_text(view_of(*live.read_status(tmp_path))) == plain_text(view_of(status()))
     os.utime(tmp_path / STATUS_FILE, (1e9, 1e9))
-    assert "no sign of life for" in plain_text(view_of(*read_status(tmp_path)))
+    assert "no sign of life for" in plain_text(view_of(*live.read_status(tmp_path)))
     (tmp_path / STATUS_FILE).write_text('{"schema": 99}')
-    assert read_status(tmp_path) is None
+    assert live.read_status(tmp_path) is None
 
 
 def test_status_mlperf_shows_the_view_while_a_command_goes_on(tmp_path, capsys):
-    LedgerFile(tmp_path, "2026-01-01T00:00:00+00:00 77").append(
-        [Entry(run="", at="", step="Server performance", state=State.RUNNING)]
-    )
+    LedgerFile(tmp_path, "2026-01-01T00:00:00+00:00 77").enter("Server performance", State.RUNNING)
     write_record(tmp_path / STATUS_FILE, status())
     with (tmp_path / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -154,17 +145,8 @@ def test_status_mlperf_shows_the_view_while_a_command_goes_on(tmp_path, capsys):
 
 def test_every_field_is_documented():
     page = (Path(__file__).parents[3] / "docs/status.md").read_text()
-    kinds = [
-        StatusRecord,
-        StepStatus,
-        RunStatus,
-        TimeLeft,
-        LatencyStatus,
-        ServerStatus,
-        ClientStatus,
-        SearchStatus,
-        TriedRate,
-    ]
+    of_run = [RunStatus, TimeLeft, LatencyStatus, ServerStatus, ClientStatus]
+    kinds = [StatusRecord, StepStatus, *of_run, SearchStatus, TriedRate]
     names = {name for kind in kinds for name in kind.__struct_fields__}
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
@@ -273,11 +255,14 @@ def test_lines_that_are_printed_stay_above_the_view_and_steps_draw_no_line_of_th
                     shown.facts = SERVER_RUN
                     shown.update("1 of 2")
                     monitor._pass_on()
+                    drawn = screen_of(written())
                     progress.warn("too hot [/y]")
                     monitor._pass_on()
                 progress.say("a line")
             print("the table")
         output = written()
+    assert any(line.startswith("running   Server performance") and line.endswith("4:07") for line in drawn)
+    assert any(line.startswith("server    198 running, 12 waiting") for line in drawn)
     screen = [line for line in screen_of(output) if line]
     assert screen[-2].endswith("a line") and screen[-1] == "the table"
     assert any("WARNING: too hot [/y]" in line for line in screen)
@@ -323,20 +308,6 @@ def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, capsys, monkeypat
     with watched(JobStatus("a job", [], lambda: STEPS), tmp_path) as monitor, monitor.drawn():
         monitor._pass_on()
     assert capsys.readouterr().out == ""
-
-
-def test_what_is_drawn_is_what_the_text_says(tmp_path):
-    with (
-        terminal() as written,
-        watched(JobStatus("a job", ["NOTICE"], lambda: STEPS), tmp_path) as monitor,
-        monitor.drawn(),
-        progress.step("measuring") as shown,
-    ):
-        shown.facts = SERVER_RUN
-        monitor._pass_on()
-        screen = screen_of(written())
-    assert any(line.startswith("running   Server performance") and line.endswith("4:07") for line in screen)
-    assert any(line.startswith("server    198 running, 12 waiting") for line in screen)
 
 
 def screen_of(output: str, rows: int = 24, columns: int = 80) -> list[str]:

@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders import job_of, steps_of
 from cm4vllm.campaign.job_checks.job_notes import job_notes
-from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.step_environment import differing
 from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
-from cm4vllm.campaign.rehearsal.faults import Faults
 from cm4vllm.campaign.rehearsal.launch import SimulatedSettings, rehearsed_benchmark, require_rehearsal
-from cm4vllm.campaign.rehearsal.profile import Lengths, named_profiles, read_profile
-from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.campaign.rehearsal.profile import Faults, Lengths, named_profiles, read_profile
+from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import benchmark_names, round_names
 from cm4vllm.serving.launch_settings import LaunchSettings
@@ -123,7 +122,7 @@ def refuse(env):
 )
 def test_what_has_no_meaning_on_a_simulated_server_is_refused(key, value, words):
     refuse({"CM_MLPERF_REHEARSE": NAME, "CM_VLLM_SERVER_MAX_NUM_SEQS": "64"})
-    refuse({key: value})
+    refuse({key: value})  # without --rehearse
     with pytest.raises(UsageError, match=words):
         refuse({"CM_MLPERF_REHEARSE": NAME, key: value})
 
@@ -150,10 +149,10 @@ def test_pictures_are_not_simulated_not_even_by_a_profile_of_ones_own(tmp_path):
 
 
 def test_a_rehearsed_job_scores_nothing_makes_no_tree_and_describes_no_machine_of_its_own():
-    job = Job.of(CampaignSettings(rehearse=NAME, model="llama2-70b-99.9"))
-    names, tags = {step.name for step in schedule(job)}, {step.tags for step in schedule(job)}
-    assert {"Offline accuracy", "Server performance"} <= names
-    assert "run,simulated-vllm-server" in tags and "run,vllm-server" not in tags
-    assert not names & {"Offline accuracy: scores", "submission", "processors", "checkers", "sentence model"}
+    fields = {"rehearse": NAME, "model": "llama2-70b-99.9"}
+    job, steps = job_of(**fields), steps_of(**fields)
+    assert {"Offline accuracy", "Server performance"} <= steps.keys()
+    assert steps["server"].tags == "run,simulated-vllm-server"
+    assert not steps.keys() & {"Offline accuracy: scores", "submission", "processors", "checkers", "sentence model"}
     assert job.notices[0] == "SIMULATED" in job.no_tree
     assert any("accuracy is not scored" in note for note in job_notes(job))

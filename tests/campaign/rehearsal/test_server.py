@@ -16,8 +16,7 @@ import pytest
 
 from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
-from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
-from cm4vllm.campaign.rehearsal.profile import Profile
+from cm4vllm.campaign.rehearsal.profile import FAULT_FILE, Profile
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.serving.ports import free_port, listens

@@ -4,15 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.campaign.kept_results import kept_result
-from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.ledger import LedgerFile, State, read_ledger
 from cm4vllm.campaign.planning.step_environment import StepEnvironment
 from cm4vllm.campaign.planning.steps import Product, Step
-from cm4vllm.campaign.search.bracketing import bracket
-from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
+from cm4vllm.campaign.search.projection import FullLength
 from cm4vllm.campaign.search.search_space import Space, shown
-from cm4vllm.campaign.search.server_bench import ServerBench
+from cm4vllm.campaign.search.server_bench import ServerBench, bracket
 from cm4vllm.campaign.search.settings_job import (
     SettingsJob,
     _keep_what_was_made_from,
@@ -54,11 +53,8 @@ SYSTEM = Paged(
 
 def test_candidates_lie_on_a_logarithmic_grid_with_both_ends():
     space = Space.parse("max-num-seqs:128..1024, --max_num_batched_tokens:2048..16384,gpu-memory-utilization:0.8..0.95")
-    assert [axis.values for axis in space.axes] == [
-        (128, 256, 512, 1024),
-        (2048, 4096, 8192, 16384),
-        (0.8, 0.8718, 0.95),
-    ]
+    values = [axis.values for axis in space.axes]
+    assert values == [(128, 256, 512, 1024), (2048, 4096, 8192, 16384), (0.8, 0.8718, 0.95)]
     assert space.size == len(space.candidates({})) - 1 == 48
 
 
@@ -68,13 +64,8 @@ def test_the_server_as_it_is_comes_first_and_is_not_tried_twice():
     assert candidates[0] == {}
     assert len(candidates) == 9
     assert {"max-num-seqs": 64, "max-num-batched-tokens": 1024} not in candidates
-    corners = list(candidates[1:5])
-    assert {(corner["max-num-seqs"], corner["max-num-batched-tokens"]) for corner in corners} == {
-        (32, 512),
-        (32, 2048),
-        (128, 512),
-        (128, 2048),
-    }
+    corners = {(corner["max-num-seqs"], corner["max-num-batched-tokens"]) for corner in candidates[1:5]}
+    assert corners == {(32, 512), (32, 2048), (128, 512), (128, 2048)}
     assert shown(candidates[1]).startswith("--max-num-seqs=")
     assert shown({}) == "as without the search"
 
@@ -84,18 +75,14 @@ def test_the_server_as_it_is_comes_first_and_is_not_tried_twice():
     [
         ("max-num-sequences:1..8", "max-num-seqs"),
         ("port:1..8", "these can: max-num-seqs"),
-        ("max-num-seqs", "has no range"),
         ("max-num-seqs:8", "has no range"),
         ("max-num-batched-tokens:1048577..8", "max-num-batched-tokens:8..1048577"),
         ("max-num-seqs:8..8", "give --max_num_seqs=8 in its place"),
         ("block-size:8..8", "give --extra_args=--block-size=8 in its place"),
         ("max-num-seqs:..8", "no whole number"),
-        ("max-num-seqs:1.5..8", "no whole number"),
         ("max-num-seqs:0..8", "from 1 on"),
-        ("gpu-memory-utilization:0.5..1.5", "to 1"),
         ("gpu-memory-utilization:0.5..nan", "to 1"),
         ("max-num-seqs:1..8,max_num_seqs:2..4", "more than once"),
-        ("", "write --search="),
         (",".join(f"{name}:1..2000000" for name in ("max-num-seqs", "block-size", "max-num-batched-tokens")), "cannot"),
     ],
 )
@@ -160,7 +147,7 @@ def test_each_round_measures_fewer_candidates_for_longer_and_the_server_as_it_is
     assert rounds[0][0].start_s == 0, "the server of the trial still runs"
 
 
-@pytest.mark.parametrize("minutes", [4.0, 9.0, 40.0])
+@pytest.mark.parametrize("minutes", [4.0, 40.0])
 def test_the_budget_is_kept_and_what_is_not_tried_is_counted(minutes):
     chosen, _ = searched(minutes)
     assert sum(evaluation.took_s for evaluation in chosen.evaluations) <= 60 * minutes
@@ -169,8 +156,7 @@ def test_the_budget_is_kept_and_what_is_not_tried_is_counted(minutes):
 
 
 def test_a_candidate_that_does_not_start_is_recorded_and_dropped():
-    small = Paged(step_s=0.03, kv_tokens=5000, max_num_seqs=64, max_num_batched_tokens=512, noise=0.05)
-    chosen, _ = searched(system=small)
+    chosen, _ = searched(system=Paged(step_s=0.03, kv_tokens=5000, max_num_batched_tokens=512, noise=0.05))
     failed = [evaluation for evaluation in chosen.evaluations if evaluation.failure]
     assert {evaluation.options["max-num-batched-tokens"] for evaluation in failed} == {2048}
     assert {evaluation.round for evaluation in failed} == {0}
@@ -181,14 +167,12 @@ def test_a_candidate_that_does_not_start_is_recorded_and_dropped():
 
 
 def test_after_an_interruption_nothing_is_measured_again_and_the_same_is_found(chosen):
-    half = chosen.evaluations[:6]
-    again, bench = searched(kept={(evaluation.number, evaluation.round): evaluation for evaluation in half})
-    assert bench.measured == len(chosen.evaluations) - 6
-    assert [(evaluation.number, evaluation.round) for evaluation in again.evaluations[:6]] == [
-        (evaluation.number, evaluation.round) for evaluation in half
-    ]
-    whole = {(evaluation.number, evaluation.round): evaluation for evaluation in chosen.evaluations}
-    assert searched(kept=whole)[1].measured == 0
+    made = {(evaluation.number, evaluation.round): evaluation for evaluation in chosen.evaluations}
+    half = dict(list(made.items())[:6])
+    again, bench = searched(kept=half)
+    assert bench.measured == len(made) - 6
+    assert [(evaluation.number, evaluation.round) for evaluation in again.evaluations[:6]] == list(half)
+    assert searched(kept=made)[1].measured == 0
 
 
 # --- a paced scenario ------------------------------------------------------------------------------------------------
@@ -231,12 +215,9 @@ def test_settings_of_a_scenario_with_limits_are_chosen_by_the_rate_that_keeps_th
 
 def test_settings_that_keep_the_limits_at_no_rate_are_not_chosen():
     slow = Paged(step_s=0.05, kv_tokens=30_000, noise=0.05)
+    bench = SimulatedBench(slow, TIGHT, FullLength(60.0, 3))
     with pytest.raises(ServerUnsuitable, match="no server settings") as error:
-        halve(
-            Space.parse("max-num-seqs:8..64").candidates({}),
-            SimulatedBench(slow, TIGHT, FullLength(60.0, 3)),
-            HalvingPlan(60 * 20),
-        )
+        halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 20))
     assert "no rate was found at which a candidate keeps the limits" in error.value.cause
 
 
@@ -247,20 +228,10 @@ def test_what_a_longer_round_refuses_is_not_chosen_by_a_short_one(failed):
     kept = {}
     for number, rounds in values.items():
         for round_, value in enumerate(rounds):
-            score = Score(
-                scenario="Server", value=value or 0.43, unit="queries/s", low=value, high=1.1 * (value or 0.4)
-            )
-            kept[number, round_] = Evaluation(
-                number=number,
-                round=round_,
-                options={},
-                seconds=10.0,
-                took_s=70.0,
-                start_s=60.0,
-                scenarios=[score],
-                score=None if failed and not value else score.value,
-                failure="" if value else failed,
-            )
+            ends = {"low": value, "high": 1.1 * (value or 0.4)}
+            score = Score(scenario="Server", value=value or 0.43, unit="queries/s", **ends)
+            outcome = {"score": None if failed and not value else score.value, "failure": "" if value else failed}
+            kept[number, round_] = replace(evaluation(number, round_, 1.0), scenarios=[score], **outcome)
     kept[0, -1] = replace(kept[0, 0], round=-1)
     bench = SimulatedBench(SYSTEM, TIGHT, FullLength(60.0, 3), kept=kept)
     chosen = halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 60))
@@ -273,14 +244,9 @@ def test_what_a_longer_round_refuses_is_not_chosen_by_a_short_one(failed):
 
 
 def evaluation(number, round_, score, **fields):
-    given = {
-        "options": {"max-num-seqs": 8 * number} if number else {},
-        "seconds": 10.0,
-        "took_s": 70.0,
-        "start_s": 60.0,
-    }
+    given = {"options": {"max-num-seqs": 8 * number} if number else {}, "seconds": 10.0, "took_s": 70.0}
     scores = [] if score is None else [Score(scenario="Offline", value=score, unit="tokens/s")]
-    return Evaluation(number=number, round=round_, score=score, scenarios=scores, **{**given, **fields})
+    return Evaluation(number=number, round=round_, score=score, scenarios=scores, start_s=60.0, **given, **fields)
 
 
 MADE = [
@@ -298,27 +264,12 @@ RIVALS = rivals(MADE, 2)
 
 
 def record(**fields):
-    return SettingsRecord(
-        **{
-            "search": "max-num-seqs:8..24",
-            "minutes": 10.0,
-            "scenarios": ["Offline"],
-            "candidates": 3,
-            "untried": 0,
-            "chosen": {"max-num-seqs": 16},
-            "words": "--max-num-seqs=16",
-            "extra_args": "--block-size=16 --max-num-seqs=16",
-            "gain": 1.168,
-            "stopped": "all rounds were made",
-            "cost_s": 490.0,
-            "starts": 7,
-            "start_s": 60.0,
-            "evaluations": MADE,
-            "rivals": RIVALS,
-            "evidence": evidence_words(RIVALS, 0),
-            **fields,
-        }
-    )
+    asked = {"search": "max-num-seqs:8..24", "minutes": 10.0, "scenarios": ["Offline"], "candidates": 3, "untried": 0}
+    words = {"words": "--max-num-seqs=16", "extra_args": "--block-size=16 --max-num-seqs=16"}
+    chosen = {"chosen": {"max-num-seqs": 16}, "gain": 1.168, "stopped": "all rounds were made", **words}
+    spent = {"cost_s": 490.0, "starts": 7, "start_s": 60.0, "evaluations": MADE}
+    evidence = {"rivals": RIVALS, "evidence": evidence_words(RIVALS, 0)}
+    return SettingsRecord(**{**asked, **chosen, **spent, **evidence, **fields})
 
 
 def test_the_table_has_each_candidate_once_the_chosen_one_first_and_why_one_was_dropped():
@@ -342,9 +293,7 @@ def test_the_steps_after_it_get_the_options_chosen_with_those_given():
 
 
 def test_each_evaluation_is_an_entry_of_the_ledger_once(tmp_path):
-    LedgerFile(tmp_path, "the command").append(
-        [Entry(run="", at="2026-11-23T00:00:00+00:00", step="server settings search", state=State.RUNNING)]
-    )
+    LedgerFile(tmp_path, "the command").enter("server settings search", State.RUNNING)
     for _ in range(2):
         noted = _Noted(str(tmp_path))
         for evaluation in MADE[:3]:
@@ -411,7 +360,7 @@ def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tm
     job = SettingsJob.of(env)
     bench = ServerBench(tmp_path / "search", lambda *place: job.start(*place).record, "", [inputs], inputs)
     try:
-        made = bench.measure(1, {"max-num-seqs": 2}, 0, 8.0)
+        made = bench.measure(1, {"max-num-seqs": 2}, 0, 5.0)
         server = read_record(tmp_path / "search" / "candidate-001" / "server" / "server.json", ServerRecord)
     finally:
         bench.close()
@@ -419,26 +368,19 @@ def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tm
     assert server.simulated.title == "a test's" and server.argv[-1] == "--max-num-seqs=2"
     # Two answers at a time give 100 tokens/s at most, less where this machine is busy; 64 would give 3,200.
     assert 30 < made.scenarios[0].value <= 2 / 0.02 * 1.01
-    assert made.took_s < 8 + 30, "the server gives up what is still open when the run is ended"
+    assert made.took_s < 5 + 30, "the server gives up what is still open when the run is ended"
 
 
-@pytest.mark.parametrize("mine", ["trial/notes.txt", "server/thesis.tex", "own/a/b"])
-def test_files_of_the_user_among_candidates_of_other_inputs_are_kept(tmp_path, capsys, mine):
+@pytest.mark.parametrize("mine", ["trial/notes.txt", "own/a/b"])
+def test_candidates_of_other_inputs_are_removed_and_files_of_the_user_among_them_kept(tmp_path, capsys, mine):
     place = tmp_path / "candidate-001"
     with begun_folder(place / "trial"):
         write_text(place / "trial" / "log", "measured")
-    _keep_what_was_made_from(tmp_path, "1")  # the folder was made from nothing that is known
+    _keep_what_was_made_from(tmp_path, "1")
+    assert [path.name for path in tmp_path.iterdir()] == ["inputs.sha256"]
     write_text(place / mine, "mine")
     _keep_what_was_made_from(tmp_path, "1")
     assert (place / mine).read_text() == "mine"
     _keep_what_was_made_from(tmp_path, "2")
     assert (tmp_path / "kept-candidate-001" / mine).read_text() == "mine" and not place.exists()
     assert "kept-candidate-001" in capsys.readouterr().out
-
-
-def test_candidates_of_other_inputs_are_removed(tmp_path):
-    for place in ("trial", "round-1"):
-        with begun_folder(tmp_path / "candidate-001" / place):
-            write_text(tmp_path / "candidate-001" / place / "log", "measured")
-    _keep_what_was_made_from(tmp_path, "2")
-    assert [path.name for path in tmp_path.iterdir()] == ["inputs.sha256"]

@@ -3,9 +3,10 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
-from cm4vllm.campaign.search.explanations import cause_of, cause_words, drift_words
 from cm4vllm.campaign.search.possible_gain import evidence_words, interval_of_parts, rivals
+from cm4vllm.campaign.search.probing import cause_of, cause_words, drift_words
 from cm4vllm.records.metrics import ServerMetrics, Speed, Timing
 from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
 from cm4vllm.records.searches.settings_search import Evaluation, Score, geometric_mean
@@ -19,17 +20,9 @@ def evaluation(number, round_, *scores):
         Score(scenario=name, value=value, unit="queries/s", low=low, high=high)
         for name, (value, low, high) in zip(names, scores, strict=False)
     ]
-    return Evaluation(
-        number=number,
-        round=round_,
-        options={"max-num-seqs": 8 * number} if number else {},
-        seconds=10.0,
-        took_s=70.0,
-        start_s=60.0,
-        scenarios=made,
-        score=geometric_mean(made) if made else None,
-        failure="" if made else "out of memory",
-    )
+    outcome = {"score": geometric_mean(made) if made else None, "failure": "" if made else "out of memory"}
+    times = {"options": {"max-num-seqs": 8 * number} if number else {}, "seconds": 10.0, "took_s": 70.0}
+    return Evaluation(number=number, round=round_, start_s=60.0, scenarios=made, **outcome, **times)
 
 
 def test_the_upper_end_of_another_bracket_over_the_lower_end_of_the_chosen_one_is_the_bound():
@@ -117,36 +110,15 @@ def test_the_interval_of_five_parts_is_that_of_their_mean():
 # --- a server that is slower or faster than in the probes before
 
 
-def speed(base_ms=4.0, per_request_ms=0.1, low=80.0, high=120.0):
-    return Speed(
-        base_ms=base_ms,
-        per_request_ms=per_request_ms,
-        low=low,
-        high=high,
-        parts=10,
-        slowest=1.0,
-        slowest_from_s=330.0,
-        slowest_to_s=347.0,
-        scatter=0.02,
-    )
+def speed(base_ms=4.0, per_request_ms=0.1, low=80.0, high=120.0, slowest=1.0):
+    slow = {"slowest": slowest, "slowest_from_s": 330.0, "slowest_to_s": 347.0, "scatter": 0.02, "parts": 10}
+    return Speed(base_ms=base_ms, per_request_ms=per_request_ms, low=low, high=high, **slow)
 
 
 def probes(*speeds):
-    return [
-        ProbeRecord(
-            number=number,
-            rate=10.0,
-            planned_s=30.0,
-            took_s=20.0,
-            warm_up_s=5.0,
-            queries=100,
-            limits=[],
-            verdict=Verdict.PASSES,
-            ended_early=False,
-            speed=measured,
-        )
-        for number, measured in enumerate(speeds, 1)
-    ]
+    times = {"planned_s": 30.0, "took_s": 20.0, "warm_up_s": 5.0, "ended_early": False}
+    seen = {"rate": 10.0, "queries": 100, "limits": [], "verdict": Verdict.PASSES}
+    return [ProbeRecord(number=number, speed=measured, **times, **seen) for number, measured in enumerate(speeds, 1)]
 
 
 def test_a_server_that_was_slower_in_another_probe_is_told():
@@ -171,27 +143,11 @@ def timing(mean_ms):
 
 
 def metrics(queue=10.0, prefill=5.0, **fields):
-    return ServerMetrics(
-        **{
-            "samples": 9,
-            "interval_s": 2.0,
-            "missed": 0,
-            "running_max": 8,
-            "running_mean": 4.0,
-            "waiting_max": 3,
-            "waiting_mean": 0.5,
-            "kv_cache_usage_max": 0.2,
-            "preemptions": 0,
-            "prefix_cache_hits": 0,
-            "cached_prompt_tokens": 0,
-            "prompt_tokens": 10,
-            "generation_tokens": 10,
-            "queue": timing(queue),
-            "prefill": timing(prefill),
-            "decode": timing(200.0),
-            **fields,
-        }
-    )
+    whole = dict.fromkeys(("missed", "preemptions", "prefix_cache_hits", "cached_prompt_tokens"), 0)
+    whole |= {"samples": 9, "running_max": 8, "waiting_max": 3, "prompt_tokens": 10, "generation_tokens": 10}
+    means = {"interval_s": 2.0, "running_mean": 4.0, "waiting_mean": 0.5, "kv_cache_usage_max": 0.2}
+    times = {"queue": timing(queue), "prefill": timing(prefill), "decode": timing(200.0)}
+    return ServerMetrics(**{**whole, **means, **times, **fields})
 
 
 @pytest.mark.parametrize(
@@ -214,25 +170,13 @@ def test_the_cause_is_named(binding, ttft_ms, seen, cause):
 
 def test_what_the_metrics_do_not_tell_is_not_named():
     assert cause_words("TTFT", 10.0, None) == ""
-    without = ServerMetrics(
-        **{**{name: getattr(metrics(), name) for name in ServerMetrics.__struct_fields__}, "queue": None}
-    )
+    without = replace(metrics(), queue=None)
     assert cause_of("TTFT", 10.0, without) is None
     assert cause_words("TTFT", 10.0, without).startswith("0.5 requests waited on average")
 
 
 def test_a_server_that_lost_speed_in_a_probe_is_told_with_its_cause():
-    slower = Speed(
-        base_ms=4.0,
-        per_request_ms=0.1,
-        low=90.0,
-        high=110.0,
-        parts=10,
-        slowest=0.69,
-        slowest_from_s=330.0,
-        slowest_to_s=347.0,
-        scatter=0.02,
-    )
+    slower = speed(low=90.0, high=110.0, slowest=0.69)
     assert cause_words("TTFT", 16.0, metrics(speed=slower)).endswith(
         ", from 330 to 347 s the server generated 31 % fewer tokens/s than in most of the run with as many requests"
     )

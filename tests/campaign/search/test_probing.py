@@ -60,13 +60,12 @@ def prober(settings, folder, **conf):
     return LoadGenProber(settings, folder, at)
 
 
-@pytest.mark.parametrize("other", [{"version": "0.31.0"}, {"started": 2000.0}, {"root": "hub/other"}])
-def test_a_probe_that_was_ended_early_is_none_where_its_server_has_changed(tmp_path, server_settings, other):
+def test_a_probe_that_was_ended_early_is_none_where_its_server_has_changed(tmp_path, server_settings):
     behaviour = Behaviour(token_delay_s=0.15, pages=pages())
 
     def changes(number):
         if number == 20:
-            behaviour.pages = pages(**other)
+            behaviour.pages = pages(started=2000.0)
         return Fault.NONE
 
     behaviour.fault = changes
@@ -140,17 +139,8 @@ def inputs(tmp_path, settings, **fields):
     for name in ("model", "dataset", "server"):
         paths[f"{name}_record"] = str(tmp_path / f"{name}.json")
         write_record(tmp_path / f"{name}.json", getattr(settings, name))
-    return RunInputs(
-        **{
-            "scenario": "Server",
-            "mode": "performance",
-            "target_qps": 150.0,
-            "num_workers": 1,
-            "output_dir": str(tmp_path / "search"),
-            **paths,
-            **fields,
-        }
-    )
+    given = {"scenario": "Server", "mode": "performance", "target_qps": 150.0, "num_workers": 1}
+    return RunInputs(**{**given, "output_dir": str(tmp_path / "search"), **paths, **fields})
 
 
 def test_offline_has_no_rate_to_search_for(tmp_path, server_settings):
@@ -201,19 +191,14 @@ def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_agai
     left = tmp_path / "search" / "probe-09"
     left.mkdir(parents=True)
     with FakeVllm(Behaviour(token_delay_s=0.002)) as server:
-        asked = inputs(
-            tmp_path,
-            server_settings(server),
-            max_test_duration=5.0,
-            search_result_dir=str(result),
-            user_conf="of an earlier run",
-        )
+        places = {"search_result_dir": str(result), "user_conf": "of an earlier run"}
+        asked = inputs(tmp_path, server_settings(server), max_test_duration=5.0, **places)
         record, _ = find_target_rate(asked)
         assert record.result == str(result)
         assert not left.exists(), "a probe of an earlier search"
         before = len(server.bodies)
         following = replace(asked, output_dir=str(result), target_qps=record.rate, user_conf="")
-        made = earlier_run(result, settings_of(following)).record
+        made = earlier_run(result, settings_of(following))[0]
         assert len(server.bodies) == before
     assert made.settings.target_qps == record.rate
     assert not (result / PROBE_FILE).exists()
@@ -222,18 +207,9 @@ def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_agai
 def one_run(prober, start, plan, seen):
     """Find a rate by one full-length run, which this machine may be too busy to make valid."""
     made, _ = prober.probe(150.0, ProbePlan(5, warm_up_s=0, full_s=5, sure=True, most_late=10**6))
-    return SearchOutcome(
-        rate=made.rate,
-        confirmed=True,
-        lowest_failing=None,
-        low=made.rate,
-        high=None,
-        binding="",
-        cause="",
-        boundary=Boundary.UNKNOWN,
-        stopped="",
-        probes=[replace(made, verdict=Verdict.PASSES)],
-    )
+    words = {"binding": "", "cause": "", "stopped": "", "boundary": Boundary.UNKNOWN}
+    bracket = {"rate": made.rate, "low": made.rate, "high": None, "lowest_failing": None}
+    return SearchOutcome(confirmed=True, probes=[replace(made, verdict=Verdict.PASSES)], **bracket, **words)
 
 
 def short_plan(settings, at):

@@ -7,15 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan
-from cm4vllm.campaign.search.projection import Point, meeting_point, project, rate_interval
+from cm4vllm.campaign.search.probe_verdict import ProbePlan
+from cm4vllm.campaign.search.projection import FullLength, Point, meeting_point, project
 from cm4vllm.campaign.search.rate_search import SearchPlan, queueing_estimate, search
 from cm4vllm.common.errors import InvalidResult, ServerDied
-from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.records.logs.arrivals import arrivals
 from cm4vllm.records.logs.early_stopping import most_over
-from cm4vllm.records.searches.rate_search import Boundary, ProbeRecord, Verdict, tightest_limit
+from cm4vllm.records.searches.rate_search import Boundary, Verdict
 from cm4vllm.rules import LatencyLimits
 from simulated.prober import SimulatedProber, full_length_run_is_valid, offline_rate
 from simulated.systems import Batch, Batching, Drift, Drifting, Paged, Queue, System, step_factors
@@ -23,6 +21,7 @@ from simulated.systems import Batch, Batching, Drift, Drifting, Paged, Queue, Sy
 LIMITS = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="the test's")
 TIGHT = LatencyLimits(ttft_ms=500, tpot_ms=30, latency_ms=None, source="the test's")
 WHOLE = LatencyLimits(ttft_ms=None, tpot_ms=None, latency_ms=3000, source="the test's")
+FULL = FullLength(600.0, 3)
 SYSTEMS = {
     "whole answers": (Batching(0.02, 0.0002, 0.003, 64), WHOLE),
     "whole answers, M/D/c": (Queue(4, 0.05), WHOLE),
@@ -77,14 +76,10 @@ def test_a_limit_that_ends_probes_too_soon_to_say_where_it_is_counts():
     assert not valid(system, TIGHT, 1.04 * result.rate, 11)
 
 
-def test_the_same_seed_gives_the_same_search():
-    system, limits = SYSTEMS["noisy"]
-    assert found_by(system, limits, seed=1)[0] == found_by(system, limits, seed=1)[0]
-
-
 def test_the_limit_that_binds_is_named():
     assert search_of("M/D/c")[0].binding == "TTFT"
     assert search_of("smooth")[0].binding == "TPOT"
+    assert found_by(*SYSTEMS["smooth"], seed=3)[0] == search_of("smooth")[0], "the same seed gives the same search"
 
 
 def test_a_rate_far_beyond_the_server_costs_seconds():
@@ -181,7 +176,7 @@ def test_probes_in_which_no_query_counts_were_too_short():
 @pytest.mark.parametrize("start", [20, 500])
 def test_a_search_that_starts_far_too_high_or_too_low_comes_to_the_same(start):
     system, limits = SYSTEMS["M/D/c"]
-    prober = SimulatedProber(system, limits, FullLength(600.0, 3))
+    prober = SimulatedProber(system, limits, FULL)
     result = search(prober, start, SearchPlan(limits))
     assert result.confirmed
     assert result.rate == pytest.approx(search_of("M/D/c")[0].rate, rel=0.03)
@@ -191,13 +186,11 @@ def test_a_search_that_starts_far_too_high_or_too_low_comes_to_the_same(start):
 @pytest.mark.parametrize("start", [20, 500])
 def test_no_rate_is_tried_above_the_highest_that_the_machine_allows(start):
     system, limits = SYSTEMS["M/D/c"]
-    prober = SimulatedProber(system, limits, FullLength(600.0, 3))
-    result = search(
-        prober, start, SearchPlan(limits, highest=40.0, why_highest="20,100 open files, 20,000 are allowed")
-    )
+    prober = SimulatedProber(system, limits, FULL)
+    result = search(prober, start, SearchPlan(limits, highest=40.0, why_highest="20,000 files are allowed"))
     assert (result.rate, result.confirmed, result.lowest_failing) == (40.0, True, None)
     assert max(probe.rate for probe in result.probes) == 40.0
-    assert result.stopped == "no higher rate can be tried: 20,100 open files, 20,000 are allowed"
+    assert result.stopped == "no higher rate can be tried: 20,000 files are allowed"
     assert prober.clock_s < 1.5 * 600
 
 
@@ -222,13 +215,6 @@ def test_a_run_that_misses_a_limit_by_little_contradicts_no_probe():
     assert failed
     assert result.since == 1
     assert all(min(probe.projected.values()) > 0.9 * probe.rate for probe in failed)
-
-
-def test_a_machine_that_slows_down_does_as_much_less_from_then_on():
-    drift = Drift(at_s=10.0, factor=0.5)
-    times = np.array([0.0, 5.0, 10.0, 14.0])
-    assert drift.work(times).tolist() == [0, 5, 10, 12]
-    assert drift.times(drift.work(times)).tolist() == times.tolist()
 
 
 def test_a_run_of_whole_datasets_is_searched_for_at_its_own_length():
@@ -277,191 +263,6 @@ def test_what_is_given_up_leaves_the_kv_cache_empty():
     assert set(done) == set(numbers[::2])
 
 
-# --- the judge -------------------------------------------------------------------------------------------------------
-
-
-def judged(
-    answers,
-    *,
-    elapsed_s=60.0,
-    issued=None,
-    overdue=0,
-    oldest=None,
-    seconds=60.0,
-    rate=20.0,
-    sure=False,
-    most_late=0,
-    limits=LIMITS,
-):
-    warm_up = 0.0 if sure else 10.0
-    judge = Judge(limits, rate, ProbePlan(seconds, warm_up, full_s=600, sure=sure, most_late=most_late))
-    news = Latencies(
-        elapsed_s=elapsed_s,
-        answers=answers,
-        issued=len(answers) if issued is None else issued,
-        overdue=overdue,
-        oldest_open_s=oldest,
-    )
-    return judge, judge.take(news)
-
-
-def test_whole_answers_are_judged_by_their_limit_and_are_late_while_they_are_open():
-    slow = [
-        Timed(answer.issued_s, answer.latency_ms, 0.0, 5000.0 if place % 20 == 0 else 500.0)
-        for place, answer in enumerate(answers(1200))
-    ]
-    judge, verdict = judged(slow, elapsed_s=60.5, limits=WHOLE)
-    assert verdict is Verdict.FAILS
-    assert [(answer.name, answer.limit_ms, answer.over) for answer in judge.limits()] == [("latency", 3000, 50)]
-    assert tightest_limit(judge.limits()).name == "latency"
-    late = answers(600, seconds=30.0)
-    assert judged(late, elapsed_s=40.0, issued=800, overdue=150, oldest=30.0, limits=WHOLE)[1] is Verdict.FAILS
-    assert judged(late, elapsed_s=40.0, issued=800, overdue=0, oldest=30.0, limits=WHOLE)[1] is None
-    growing = [Timed(answer.issued_s, 1.0, 0.0, 20.0 + place) for place, answer in enumerate(answers(1200))]
-    assert judged(growing, limits=WHOLE)[0].growing
-
-
-def answers(count, ttft_ms=lambda number: 50.0, seconds=60.0, tpot_ms=lambda number: 10.0):
-    return [Timed(number * seconds / count, ttft_ms(number), tpot_ms(number), 500.0) for number in range(count)]
-
-
-def test_queries_of_the_warm_up_do_not_count():
-    judge, verdict = judged(answers(1200, lambda number: 5000.0 if number < 200 else 50.0))
-    assert judge.queries == 1000
-    assert judge.verdict() is Verdict.PASSES
-    assert verdict is None
-    assert [limit.over for limit in judge.limits()] == [0, 0]
-
-
-def test_what_is_open_is_not_forgotten():
-    """Slow answers come last: only what was issued before the oldest open query counts as known."""
-    judge, verdict = judged(answers(1200), oldest=12.0)
-    assert verdict is None
-    assert judge.queries == 40
-
-
-def test_queries_without_a_first_token_beyond_the_limit_are_late():
-    assert judged(answers(600, seconds=30.0), elapsed_s=40.0, issued=800, overdue=150, oldest=30.0)[1] is Verdict.FAILS
-
-
-@pytest.mark.parametrize(
-    ("judge", "words"),
-    [
-        (
-            lambda: judged(answers(600, seconds=30.0), elapsed_s=40.0, issued=800, overdue=150, oldest=30.0)[0],
-            "TTFT, which 150 of 600 queries exceed, 150 of them unanswered",
-        ),
-        (
-            lambda: judged(answers(1200, lambda number: 5000.0 if number % 20 == 0 else 50.0), elapsed_s=60.5)[0],
-            "TTFT, which 50 of 1,000 queries exceed",
-        ),
-        (
-            lambda: judged(answers(1200, lambda number: 20.0 + number))[0],
-            "TTFT, which rises steadily and would exceed it in a full-length run",
-        ),
-        (
-            lambda: judged(answers(1200, tpot_ms=lambda number: 300.0 if number % 20 == 0 else 10.0), elapsed_s=60.5)[
-                0
-            ],
-            "TPOT, which 50 of 1,000 queries exceed",
-        ),
-        (
-            lambda: judged(
-                answers(1200, lambda number: 5000.0 if number % 20 == 0 else 50.0, tpot_ms=lambda number: 101.0),
-                elapsed_s=60.5,
-            )[0],
-            "TTFT, which 50 of 1,000 queries exceed; TPOT, which 1,000 of 1,000 queries exceed",
-        ),
-        (lambda: judged(answers(1200), elapsed_s=60.5)[0], ""),
-    ],
-)
-def test_the_limits_that_a_probe_fails_by_are_named_with_the_queries_that_wait(judge, words):
-    assert judge().exceeded == words
-
-
-def test_a_growing_queue_does_not_pass_though_it_is_within_the_limit_so_far():
-    judge, verdict = judged(answers(1200, lambda number: 20.0 + number))
-    assert judge.growing
-    assert verdict is None
-    assert judge.verdict() is Verdict.UNDECIDED
-
-
-def test_a_probe_ends_when_what_was_issued_in_time_is_answered():
-    assert judged(answers(1200), elapsed_s=60.5)[1] is Verdict.PASSES
-    late = answers(1200, lambda number: 5000.0 if number % 50 == 0 else 50.0)  # 2 %: enough to fail, not to be sure
-    judge, verdict = judged(late, elapsed_s=60.5)
-    assert (verdict, judge.verdict()) == (Verdict.FAILS, Verdict.FAILS)
-    assert judged(late, elapsed_s=59.5, oldest=59.0)[1] is None
-
-
-def test_a_probe_that_is_certain_ends_when_half_of_its_time_is_over():
-    many = answers(3000, seconds=59.0)
-    assert judged(many, elapsed_s=59.5, oldest=59.2)[1] is Verdict.PASSES
-    assert judged(many, elapsed_s=59.5, oldest=59.2, seconds=200.0)[1] is None
-
-
-def test_queries_issued_to_keep_the_server_busy_do_not_count():
-    judge, _ = judged(answers(2400, seconds=120.0), elapsed_s=121.0)
-    assert judge.queries == 1001  # from 10 s to 60 s
-    assert judge.window.issued[-1] == 60.0
-    assert judge.window.seconds == 60.0
-
-
-def test_a_full_length_run_fails_only_where_it_could_not_pass_any_more():
-    late = answers(1200, lambda number: 5000.0 if number >= 1140 else 50.0)
-    assert judged(late)[1] is Verdict.FAILS
-    assert judged(late, sure=True, most_late=60)[1] is None
-    judge, verdict = judged(late, sure=True, most_late=59)
-    assert verdict is Verdict.FAILS
-    assert judge.window.whole
-
-
-def test_a_full_length_run_counts_all_its_queries():
-    judge, _ = judged(answers(1200, lambda number: 5000.0 if number < 5 else 50.0), sure=True, most_late=100)
-    assert (judge.queries, judge.limits()[0].over) == (1200, 5)
-
-
-# --- the interval of the true rate: as wide as what the probes point to changes with each of them
-
-
-def probe(number, rate, seconds=600.0, **projected):
-    return ProbeRecord(
-        number=number,
-        rate=rate,
-        planned_s=seconds,
-        took_s=seconds + 5,
-        warm_up_s=0,
-        queries=1000,
-        limits=[],
-        verdict=Verdict.PASSES,
-        ended_early=False,
-        projected=projected,
-    )
-
-
-def test_probes_that_agree_give_a_narrow_interval_and_those_that_do_not_a_wide_one():
-    agreed = rate_interval([probe(number, 10.0 + 0.1 * number, TTFT=10.3) for number in range(4)])
-    assert agreed.rate == pytest.approx(10.3, rel=0.001)
-    assert agreed.low == pytest.approx(agreed.high, rel=0.002)
-    edges = (9.5, 10.0, 10.5, 11.0)
-    spread = rate_interval([probe(number, 10.2, TTFT=edge) for number, edge in enumerate(edges)])
-    assert spread.low < min(edges) < spread.rate < max(edges) < spread.high
-    assert spread.probes == 4
-
-
-def test_probes_that_say_nothing_do_not_count_and_few_give_no_interval():
-    silent = [probe(number, 30.0) for number in range(5)]
-    telling = [probe(number, 10.0, TTFT=10.0 + 0.1 * number) for number in range(3)]
-    assert rate_interval([*silent, *telling]) == rate_interval(telling)
-    assert rate_interval([*silent, *telling[:2]]) is None
-
-
-def test_the_limit_that_binds_first_gives_the_interval():
-    both = rate_interval([probe(number, 10.0, TTFT=20.0, TPOT=10.0 + 0.1 * number) for number in range(4)])
-    assert both.high < 20
-    assert both.rate == pytest.approx(10.15, rel=0.01)
-
-
 # --- the run that a search predicts is the one that LoadGen makes
 
 
@@ -476,7 +277,6 @@ def test_a_rehearsal_of_a_slow_server_lasts_until_its_least_queries_are_issued()
 # --- projections from short probes, compared with full-length runs on simulated servers
 
 
-WIDE = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="the test's")
 WHOLE_RUN = LatencyLimits(ttft_ms=None, tpot_ms=None, latency_ms=4000, source="the test's")
 
 
@@ -488,12 +288,12 @@ def edge(system, limits, full, low, high):
     return low
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("name", "system", "limits", "capacity"),
     [
-        ("TTFT", Queue(4, 0.2), WIDE, 20.0),
-        ("TTFT", Batching(0.02, 0.0002, 0.003, 64), WIDE, 43.0),
+        ("TTFT", Queue(4, 0.2), LIMITS, 20.0),
+        ("TTFT", Batching(0.02, 0.0002, 0.003, 64), LIMITS, 43.0),
         ("latency", Queue(4, 0.2), WHOLE_RUN, 20.0),
         ("latency", Batching(0.02, 0.0002, 0.003, 64), WHOLE_RUN, 43.0),
         ("TPOT", Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT, 20.0),
@@ -509,7 +309,7 @@ def test_a_minute_near_the_limit_says_what_ten_minutes_can_do(seed, name, system
 
 
 def test_a_probe_far_below_the_limit_says_nothing_and_one_of_few_queries_neither():
-    full, prober = FullLength(600.0, 1), SimulatedProber(Queue(4, 0.05), WIDE, FullLength(600.0, 1))
+    full, prober = FullLength(600.0, 1), SimulatedProber(Queue(4, 0.05), LIMITS, FullLength(600.0, 1))
     _, window = prober.probe(10.0, ProbePlan(60.0, 10.0, 600.0))
     assert project(window, {"TTFT": 2000, "TPOT": 100}, full) == {}
     _, window = prober.probe(10.0, ProbePlan(4.0, 1.0, 600.0))

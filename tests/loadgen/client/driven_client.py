@@ -99,6 +99,22 @@ def drive(
         return runner.run(main())
 
 
+async def all_ended(client, ledger, count, *, stream_interval, timeout_s):
+    """Send the prompts 0 to `count`; return how many requests are left when each has ended."""
+    sampling = Sampling("tiny", 128, 2, stream_interval)
+    client.submit((key, completion_body(sampling, prompt(key)), len(prompt(key)), 0) for key in range(count))
+    async with asyncio.timeout(timeout_s):
+        while sum(number for (kind, _), number in ledger.events.items() if kind == "end") < count:
+            await asyncio.sleep(0.003)
+    await asyncio.sleep(0.05)
+    left = client.in_flight, client._servers[0].in_flight
+    client.close()
+    await asyncio.sleep(0.05)
+    exactly_once(ledger, range(count))
+    assert all(cause.isprintable() and 5 < len(cause) < 400 for cause in ledger.causes.values())
+    return left
+
+
 def exactly_once(ledger, keys):
     assert {key: ledger.events["end", key] for key in keys} == dict.fromkeys(keys, 1)
     assert all(count == 1 for count in ledger.events.values())

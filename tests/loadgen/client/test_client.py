@@ -1,15 +1,13 @@
 """The client alone, against a server on loopback."""
 
 import asyncio
-import json
 import time
 
 import pytest
 from driven_client import LIMITS, Ledger, drive, exactly_once
-from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+from fake_vllm import Behaviour, FakeVllm, Fault, answer_content, expected_tokens, http, prompt
 
 from cm4vllm.loadgen.client import client as client_module
-from cm4vllm.loadgen.client import in_flight
 from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
@@ -166,26 +164,6 @@ def test_a_server_that_restarts_between_requests_loses_none(stream_interval):
     assert len(again.bodies) == 10
 
 
-def test_headers_that_come_a_byte_at_a_time_are_no_fault():
-    with FakeVllm(Behaviour(fault=lambda n: Fault.SLOW_HEADERS)) as server:
-        _, ledger = drive(server, range(5))
-    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(5)}
-
-
-@pytest.mark.parametrize("fault", [Fault.NOT_HTTP, Fault.GARBAGE_MIDSTREAM])
-def test_what_is_no_http_fails_the_request_and_not_the_client(fault):
-    with FakeVllm(Behaviour(fault=lambda n: fault if n == 0 else Fault.NONE)) as server:
-
-        async def script(send, client):
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-            await send([1])
-            await send([2])
-
-        _, ledger = drive(server, [], script=script)
-    assert "not HTTP" in ledger.causes[1]
-    assert ledger.tokens[2] == expected_tokens(prompt(2), 128, 2)
-
-
 def test_streams_that_something_collected_and_passed_on_whole_are_counted(monkeypatch):
     with FakeVllm() as server:
         _, ledger = drive(server, range(20))
@@ -193,25 +171,7 @@ def test_streams_that_something_collected_and_passed_on_whole_are_counted(monkey
 
     def collected(_, body):
         tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
-        events = [
-            {
-                "choices": [
-                    {
-                        "index": 0,
-                        "text": "w",
-                        "token_ids": [token],
-                        "finish_reason": "stop" if place + 1 == len(tokens) else None,
-                    }
-                ]
-            }
-            for place, token in enumerate(tokens)
-        ]
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
-        lines = b"".join(
-            b"data: %b\n\n" % json.dumps(event).encode() for event in [*events, {"choices": [], "usage": usage}]
-        )
-        data = lines + b"data: [DONE]\n\n"
-        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
+        return http(answer_content(body, tokens, streamed=True))
 
     with FakeVllm(Behaviour(raw=collected)) as server, monkeypatch.context() as patch:
         patch.setattr(client_module, "AT_ONCE_S", 1.0)  # a busy machine may stop between the first token and the end
@@ -229,20 +189,6 @@ def test_streams_that_something_collected_and_passed_on_whole_are_counted(monkey
     with FakeVllm(behaviour) as server:
         client, _ = drive(server, [], script=script)
     assert client.counts.at_once == 0
-
-
-@pytest.mark.parametrize("stream_interval", [0, 1])
-def test_a_unix_socket(tmp_path, stream_interval):
-    with FakeVllm(Behaviour(unix=str(tmp_path / "vllm.sock"))) as server:
-        _, ledger = drive(server, range(20), stream_interval=stream_interval)
-    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
-
-
-@pytest.mark.parametrize("stream_interval", [0, 1])
-def test_tls(certificate, stream_interval):
-    with FakeVllm(Behaviour(certificate=str(certificate))) as server:
-        _, ledger = drive(server, range(20), stream_interval=stream_interval, ca_file=str(certificate))
-    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
 
 
 @pytest.mark.timing
@@ -286,22 +232,19 @@ def test_spare_connections_are_as_many_as_asked_for(monkeypatch):
     assert max(seen) <= 16  # half of them too old soon
 
 
-@pytest.mark.parametrize("stream_interval", [0, 16])
-def test_the_token_only_endpoint(stream_interval):
-    with FakeVllm(Behaviour(tokens_per_chunk=16)) as server:
-        _, ledger = drive(server, range(20), stream_interval=stream_interval, api=Api.GENERATE)
+@pytest.mark.parametrize("stream_interval", [0, 1, 16])
+@pytest.mark.parametrize("way", ["generate", "unix", "tls"])
+def test_every_way_to_a_server_gives_the_same_tokens(tmp_path, certificate, stream_interval, way):
+    signed = str(certificate) if way == "tls" else ""
+    behaviour = Behaviour(
+        tokens_per_chunk=stream_interval or 1, certificate=signed, unix=str(tmp_path / "s") if way == "unix" else ""
+    )
+    api = Api.GENERATE if way == "generate" else Api.COMPLETIONS
+    with FakeVllm(behaviour) as server:
+        _, ledger = drive(server, range(20), stream_interval=stream_interval, api=api, ca_file=signed)
     assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
-    assert set(server.paths) == {"/inference/v1/generate"}
-    assert server.bodies[0]["sampling_params"]["detokenize"] is False
-
-
-def test_streams_that_are_compacted_on_the_way_lose_nothing(monkeypatch):
-    monkeypatch.setattr(client_module, "COMPACT_INTERVAL_S", 0.001)
-    monkeypatch.setattr(client_module, "COMPACT_ALL_S", 0.002)
-    monkeypatch.setattr(in_flight, "PIECES_TO_COMPACT", 4)
-    with FakeVllm(Behaviour(token_delay_s=0.001, split=97)) as server:
-        _, ledger = drive(server, range(30))
-    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(30)}
+    assert set(server.paths) == {api.path}
+    assert way != "generate" or server.bodies[0]["sampling_params"]["detokenize"] is False
 
 
 @pytest.mark.parametrize("stream_interval", [0, 1])

@@ -1,46 +1,19 @@
 """Whatever a server sends, each request ends exactly once, with its own tokens or not at all, and no process ends."""
 
 import asyncio
-import gzip
 import json
 import time
 
 import pytest
 from driven_client import LIMITS, Clock, Ledger, drive, exactly_once
-from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt, stream_events
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, http, prompt, stream_events
 
-from cm4vllm.common.errors import RunFailed
 from cm4vllm.loadgen.client import client as client_module
 from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
-from cm4vllm.loadgen.process.runner import run
 
-DEEP = b"[" * 100_000 + b"]" * 100_000
 LONG_NUMBER = b"9" * 5000
-BODIES = {
-    "not UTF-8": b'{"error":{"message":"d\xe9faut"}}',
-    "deep": b'{"error":{"message":' + DEEP + b"}}",
-    "deep beside an error": b'{"error":{"message":"x"},"more":' + DEEP + b"}",
-    "choices of strings": b'{"error":{"message":"x"},"choices":["a","b"]}',
-    "choices": b'{"choices":["a"],"usage":{"completion_tokens":1}}',
-    "error that is a long number": b'{"error":' + LONG_NUMBER + b"}",
-    "long number": b'{"choices":[{"token_ids":[' + LONG_NUMBER + b"]}]}",
-    "long number of tokens": b'{"choices":[],"usage":{"completion_tokens":' + LONG_NUMBER + b"}}",
-    "half a surrogate": b'{"error":{"message":"\\ud800"}}',
-    "text": b"upstream connect error",
-    "page": b"<html><body>502 Bad Gateway</body></html>",
-    "empty": b"",
-    "nul": b"\0" * 100,
-    "gzip": gzip.compress(b'{"error":{"message":"x"}}'),
-    "not an object": b'["error"]',
-    "error that is a list": b'{"error":[[]]}',
-    "error that is null": b'{"error":null}',
-}
-
-
-def http(body, status="200 OK", head=b""):
-    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n%b\r\n%b" % (status.encode(), len(body), head, body)
 
 
 def chunked(pieces, head=b""):
@@ -86,38 +59,6 @@ def answers_of(raw, keys, *, stream_interval=1):
     assert all(cause.isprintable() and len(cause) < 400 for cause in ledger.causes.values())
     assert all(key < 500 for key in ledger.causes)
     return server, ledger
-
-
-@pytest.mark.parametrize("stream_interval", [0, 1])
-@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request", "500 Internal Server Error"])
-def test_a_body_that_cannot_be_read_fails_its_request_alone(status, stream_interval):
-    bodies = dict(enumerate(BODIES.values()))
-    _, ledger = answers_of(lambda key, body: http(bodies[key], status), bodies, stream_interval=stream_interval)
-    assert sorted(ledger.causes) == list(bodies)
-
-
-def test_an_event_that_cannot_be_read_fails_its_request_alone():
-    legal = ("empty", "error that is null")
-    bodies = dict(enumerate(body for name, body in BODIES.items() if name not in legal))
-
-    def raw(key, body):
-        events = stream_events(body, expected_tokens(body["prompt"], 128, 2), Behaviour(), Fault.NONE)
-        return chunked([*events[:1], b"data: %b\n\n" % bodies[key], *events[1:]])
-
-    _, ledger = answers_of(raw, bodies)
-    assert sorted(ledger.causes) == list(bodies)
-
-
-def test_an_error_body_in_latin_1_ends_a_run_and_does_not_hang_it(tmp_path, make_settings):
-    body = http(BODIES["not UTF-8"], "500 Internal Server Error")
-    begin = time.monotonic()
-    with (
-        FakeVllm(Behaviour(raw=lambda number, _: body if number >= 40 else None)) as server,
-        pytest.raises(RunFailed, match="requests of the .* run failed") as failure,
-    ):
-        run(make_settings(server.endpoint, "Offline", "performance", test_query_count=500), tmp_path / "run")
-    assert "HTTP status 500" in failure.value.cause
-    assert time.monotonic() - begin < 40
 
 
 # --- Framing --------------------------------------------------------------------------------------------------------
@@ -176,18 +117,6 @@ def test_what_comes_on_an_idle_connection_closes_it(unasked):
     assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(3)}
     assert len(set(ports)) == 4  # one was opened to see whether anything listens
     assert left == 0
-
-
-@pytest.mark.parametrize("interim", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"])
-def test_an_interim_answer_is_not_the_answer(interim):
-    _, ledger = answers_of(lambda key, body: interim * key + good(body), range(4))
-    assert ledger.causes == {}
-
-
-def test_an_answer_that_changes_the_protocol_fails_its_request_alone():
-    upgrade = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n\x81\x02hi"
-    _, ledger = answers_of(lambda key, body: upgrade, [1])
-    assert "another protocol" in ledger.causes[1]
 
 
 def test_an_answer_whose_length_is_not_clear_fails_its_request_alone():

@@ -16,12 +16,11 @@ from cm4vllm.records.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
 
 
-@pytest.mark.parametrize("scenario", ["Offline", "Server"])
-def test_no_answer_is_lost_and_none_is_asked_for_twice(tmp_path, make_settings, scenario):
+def test_no_answer_is_lost_and_none_is_asked_for_twice(tmp_path, make_settings):
     folder = tmp_path / "run"
     dies = Behaviour(fault=lambda number: Fault.STATUS_400 if number >= 40 else Fault.NONE)
     with FakeVllm(dies) as server:
-        settings = make_settings(server.endpoint, scenario, "accuracy", max_in_flight=4)
+        settings = make_settings(server.endpoint, "Server", "accuracy", max_in_flight=4)
         with pytest.raises(RunFailed):
             run(settings, folder, keep_answers=True)
         kept = kept_answers(file_of(folder))

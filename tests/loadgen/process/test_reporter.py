@@ -17,16 +17,22 @@ SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
 ALL_BUT_THE_FIRST = {"gpt-oss-120b"}
 
 
-#: Each benchmark in its last scenario, and in all where they differ.
-CELLS = [
-    (name, scenario)
+#: A benchmark of each convention, which the terms of a run state.
+CELLS = {
+    (of.first_token, of.first_token_reported_again, of.logged, bool(of.stops)): (name, scenario)
     for name in benchmark_names("v6.1")
     if benchmark_terms("v6.1", name).loadgen and benchmark_terms("v6.1", name).media is None
-    for scenario in [*benchmark_terms("v6.1", name).scenarios][0 if name in ALL_BUT_THE_FIRST else -1 :]
-]
+    for scenario in benchmark_terms("v6.1", name).scenarios
+    for of in [terms("v6.1", name, scenario, Mode.ACCURACY)]
+}
 
 
-@pytest.mark.parametrize(("name", "scenario"), CELLS)
+def test_the_conventions_are_those_of_the_references():
+    assert {name for (_, again, *_), (name, _) in CELLS.items() if not again} == ALL_BUT_THE_FIRST
+    assert len(CELLS) > 3
+
+
+@pytest.mark.parametrize(("name", "scenario"), CELLS.values())
 def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settings, name, scenario):
     run_terms = terms("v6.1", name, scenario, Mode.ACCURACY)
     conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=100, test_query_count=64, dataset_samples=64)

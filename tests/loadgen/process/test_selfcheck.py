@@ -4,7 +4,6 @@ import resource
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -57,15 +56,14 @@ def test_in_server_queries_come_at_the_runs_rate_and_the_added_ttft_is_measured(
     assert "times the expected load; it adds" in in_words(check, settings)
 
 
-def test_the_number_of_workers_is_the_one_that_is_asked_for(checked):
-    assert checked("Server", num_workers=2)[1].workers == 2
-
-
 def test_more_workers_are_taken_where_one_is_too_few_and_there_are_processors(checked, monkeypatch):
     monkeypatch.setattr(selfcheck, "usable_processors", lambda: 4)
     monkeypatch.setattr(selfcheck, "HEADROOM", 1e9)
     _, check = checked("Server")
     assert check.workers > 1 or not check.busiest.startswith("worker")
+    # It begins with those that the machine's limits ask for; a number that is given is the number.
+    assert checked("Server", least=3)[1].workers >= 3
+    assert checked("Server", num_workers=2)[1].workers == 2
 
 
 def test_a_run_has_its_check_in_its_record(tmp_path, make_settings):
@@ -83,10 +81,6 @@ def test_the_expected_length_is_the_middle_of_the_benchmarks_bounds(make_setting
     assert expected_tokens(replace(settings, terms=long, max_tokens=1024)) == 294
     speech = terms("v6.1", "whisper", Scenario.OFFLINE, Mode.PERFORMANCE)
     assert expected_tokens(replace(settings, terms=speech, max_tokens=200)) == 76
-
-
-def test_the_check_begins_with_the_workers_that_the_machines_limits_ask_for(checked):
-    assert checked("Server", least=3)[1].workers == 3
 
 
 def test_offline_the_server_in_memory_gets_no_more_connections_than_it_may_have(checked):
@@ -150,15 +144,11 @@ def test_the_gpus_of_all_nodes_are_numbered_through(tmp_path):
     ]
 
 
-def test_only_the_nodes_of_other_machines_are_sampled():
-    assert launcher_of(server()) is None
+def test_only_the_nodes_of_other_machines_are_sampled(tmp_path):
     assert launcher_of(server(NodeRecord(name="node1", launcher="local"))) is None
     for kind in ("ssh", "slurm"):
         launcher = launcher_of(server(*(NodeRecord(name=name, launcher=kind) for name in ("a", "b"))))
         assert launcher is not None and (launcher.name, launcher.nodes) == (kind, ("a", "b"))
-
-
-def test_a_server_of_this_machine_leaves_no_file(tmp_path: Path):
     with nodes_sampled(server(), tmp_path) as nodes:
         pass
     assert nodes.loads() == [] and not list(tmp_path.iterdir())

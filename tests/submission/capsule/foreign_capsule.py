@@ -31,23 +31,10 @@ ENVIRON = {
 def capsule(*flags, tags=TAGS, **values):
     """A capsule as a stranger may write it, with these words in its command."""
     fields = {
-        "made_from": "run records",
-        "round": "v6.1",
-        "division": "open",
-        "submitter": "Stranger",
-        "system": "box",
-        "benchmark": "llama3.1-8b",
-        "rehearsal": True,
-        "program": {},
-        "command": ["cm", "run", "script", tags, *flags],
-        "scripts": [],
-        "packages": {},
-        "contents": {},
-        "model": {"name": "llama3.1-8b"},
-        "dataset": {},
-        "server": CapsuleServer(),
-        "machine": {},
-        "results": [],
+        **{"made_from": "run records", "round": "v6.1", "division": "open", "submitter": "Stranger", "system": "box"},
+        **{"benchmark": "llama3.1-8b", "rehearsal": True, "command": ["cm", "run", "script", tags, *flags]},
+        **{"program": {}, "packages": {}, "contents": {}, "dataset": {}, "machine": {}, "scripts": [], "results": []},
+        **{"model": {"name": "llama3.1-8b"}, "server": CapsuleServer()},
     }
     return Capsule(**{**fields, **values})
 

@@ -60,34 +60,22 @@ class Grader:
     problems: tuple[str, ...] = ()
 
 
-def _known_programs() -> tuple[Known, ...]:
-    """Return a right and a wrong program of each language that evaluate_mbxp.py counts."""
-    forms = {
-        "python": ("def two():\n    return {}\n", "\ndef check(candidate):\n    assert candidate() == 2\n"),
-        "javascript": (
-            "function two() {{ return {}; }}\n",
-            "const _ = require('lodash')\nif (!_.isEqual(two(), 2)) throw 'wrong';\n",
-        ),
-        # tsc finds no types of `assert` and writes the program all the same: mxeval takes only that for compiled.
-        "typescript": (
-            "const two = (): number => {{ return {}; }};\n",
-            "import * as assert from 'assert'\nassert.deepEqual(two(), 2);\n",
-        ),
-        "php": ("<?php function two() {{ return {}; }}\n", "if (two() !== 2) { throw new Exception('wrong'); }\n"),
-        "ruby": ("def two\n  {}\nend\n", "raise 'wrong' unless two == 2\n"),
-        "cpp": (
-            "#include <bits/stdc++.h>\nint two() {{ return {}; }}\n",
-            "int main() { return two() == 2 ? 0 : 1; }\n",
-        ),
-    }
-    return tuple(
-        Known(
-            {"lang": lang, "prompt": "", "entry_point": "two", "response": body.format(number), "test_code": test},
-            right=number == 2,
-        )
-        for lang, (body, test) in forms.items()
-        for number in (2, 3)
-    )
+#: A program of each language that evaluate_mbxp.py counts, right with 2 and wrong with 3, and its test.
+_PROGRAMS = {
+    "python": ("def two():\n    return {}\n", "\ndef check(candidate):\n    assert candidate() == 2\n"),
+    "javascript": (
+        "function two() {{ return {}; }}\n",
+        "const _ = require('lodash')\nif (!_.isEqual(two(), 2)) throw 'wrong';\n",
+    ),
+    # tsc finds no types of `assert` and writes the program all the same: mxeval takes only that for compiled.
+    "typescript": (
+        "const two = (): number => {{ return {}; }};\n",
+        "import * as assert from 'assert'\nassert.deepEqual(two(), 2);\n",
+    ),
+    "php": ("<?php function two() {{ return {}; }}\n", "if (two() !== 2) { throw new Exception('wrong'); }\n"),
+    "ruby": ("def two\n  {}\nend\n", "raise 'wrong' unless two == 2\n"),
+    "cpp": ("#include <bits/stdc++.h>\nint two() {{ return {}; }}\n", "int main() { return two() == 2 ? 0 : 1; }\n"),
+}
 
 
 def _known_math(response: str, right: bool) -> Known:
@@ -192,7 +180,20 @@ GRADERS = {
                     "Dockerfile.eval names no commit: the newest, of 2023-11-10",
                 ),
             ),
-            known=_known_programs(),
+            known=tuple(
+                Known(
+                    {
+                        "lang": lang,
+                        "prompt": "",
+                        "entry_point": "two",
+                        "response": body.format(number),
+                        "test_code": test,
+                    },
+                    right=number == 2,
+                )
+                for lang, (body, test) in _PROGRAMS.items()
+                for number in (2, 3)
+            ),
             tools={
                 "C++": ("g++",),
                 "JavaScript": ("node",),

@@ -166,8 +166,7 @@ def _verdict(judging: _Process, task: Mapping[str, str], sockets: Sequence[socke
         judging.socket.sendall(data[sent:])
     for end in sockets:
         end.close()
-    line = _line(judging.output, until)
-    if line is None:
+    if (line := _line(judging.output, until)) is None:
         return Verdict(right=False, held=True, why=judging.held.why or f"no verdict within {seconds:.0f} s")
     with contextlib.suppress(ValueError, RecursionError):
         made = msgspec.json.decode(line, type=_Line)
@@ -186,8 +185,7 @@ def _line(fd: int, until: float) -> bytes | None:
         ready, _, _ = select.select([fd], [], [], max(0.0, until - time.monotonic()))
         if not ready:
             return None
-        part = os.read(fd, _CHUNK)
-        if not part:
+        if not (part := os.read(fd, _CHUNK)):
             break
         read += part
     return bytes(read)

@@ -92,9 +92,8 @@ class Sandbox:
         words += ["--proc", "/proc", "--dev", "/dev"]
         for folder in ("/dev/shm", "/tmp"):  # noqa: S108 - mounted empty inside the sandbox
             words += ["--size", str(self.limits.files_bytes), "--tmpfs", folder]
-        # This Python's folder, if it is not one of the system's.
-        system = (*_SYSTEM, str(PYTHON.parent.parent))
-        words += [word for folder in system for word in ("--ro-bind-try", folder, folder)]
+        for folder in (*_SYSTEM, str(PYTHON.parent.parent)):  # this Python's may be one of the system's
+            words += ["--ro-bind-try", folder, folder]
         for place, inside in {_LIMITED: "/limited.py", **self.read_only}.items():
             words += ["--ro-bind", str(place), inside]
         limits = (self.limits.memory_bytes, self.limits.processes, self.limits.files_bytes)

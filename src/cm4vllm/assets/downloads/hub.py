@@ -19,7 +19,6 @@ from cm4vllm.common.files import require_space, write_text
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.progress import say, step
-from cm4vllm.common.units import size_text
 
 #: The files that a hub's model needs beside its weights.
 SPARE_BYTES = 2**30
@@ -88,13 +87,12 @@ def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Pat
         for file in wanted
         if not isinstance(try_to_load_from_cache(name, file.rfilename, cache_dir=cache, revision=info.sha), str)
     ]
-    needed = sum(file.size or 0 for file in missing)
-    if needed:
+    if needed := sum(file.size or 0 for file in missing):
         require_space(cache, needed + SPARE_BYTES, f"the model {name}", "HF_HOME")
     home = cache / f"models--{name.replace('/', '--')}"
     utils: Any = importlib.import_module("huggingface_hub.utils")  # its typing hides what it exports
     utils.disable_progress_bars()
-    with _disk(home), step(f"downloading {name}, {size_text(needed)}") as progress:
+    with _disk(home), step(f"downloading {name}") as progress:
         _large(name, str(info.sha), missing, token, home / "blobs", progress.update)
         folder = Path(
             snapshot_download(name, revision=info.sha, cache_dir=cache, token=token, ignore_patterns=_LEFT_OUT)

@@ -50,8 +50,7 @@ class VerifiedDigests:
     def prove(self, name: str, digest: str) -> str:
         """Return the digest of a file, as `<kind>:<hex>`, and remember the file where it has the expected one."""
         state = self._state(name)
-        got = digest_of(self._folder / name, digest.partition(":")[0])
-        if got == digest:
+        if (got := digest_of(self._folder / name, digest.partition(":")[0])) == digest:
             self.remember(name, digest, state)
         return got
 
@@ -134,8 +133,7 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
     DownloadError, DiskFull, NotWritable.
     """
     for name, digest in wanted.items():
-        listed = manifest.digests.get(name)
-        if listed is None:
+        if (listed := manifest.digests.get(name)) is None:
             raise DownloadError(
                 f"{manifest.name} has no file {name}",
                 cause=f"its manifest lists {', '.join(sorted(manifest.digests)[:8]) or 'nothing'}",

@@ -59,8 +59,7 @@ def _row(manifest: Path, number: int, entry: Mapping[str, Any], longest_s: float
     path = (manifest.parent / name).resolve()
     if not path.is_relative_to(manifest.parent.resolve()) or not path.is_file():
         raise DatasetError(f"{manifest}: sample {number} has no clip {name}", cause="no such file", remedy=_AGAIN)
-    seconds = _seconds(path)
-    if seconds > longest_s:
+    if (seconds := _seconds(path)) > longest_s:
         raise DatasetError(
             f"{path} has {seconds:.2f} s",
             cause=f"a clip has {longest_s:g} s at most: a longer one would be cut into several",

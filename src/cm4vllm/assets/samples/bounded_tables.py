@@ -33,15 +33,8 @@ CPU_S, CPU_S_PER_MB = 30, 5
 #: A compressed file may hold so many times its size; text of token ids holds 3 to 10 times.
 MOST_COMPRESSED, SPARE_COMPRESSED = 200, 2**26
 _AGAIN = "copy or download the dataset again"
-
-
-class _Outcome(msgspec.Struct):
-    """The answer of the process: the rows, or the reason why there are none."""
-
-    rows: list[dict[str, Any]] = []
-    what: str = ""
-    cause: str = ""
-    remedy: str = ""
+#: The answer of the process: the rows, or the reason why there are none.
+_OUTCOME = tuple[list[dict[str, Any]], str, str, str]
 
 
 def rows_apart(path: Path) -> list[dict[str, Any]]:
@@ -65,7 +58,7 @@ def rows_apart(path: Path) -> list[dict[str, Any]]:
         if done.status in (-signal.SIGXCPU, -signal.SIGKILL):
             raise _too_much(path, "time" if done.status == -signal.SIGXCPU else "memory")
         try:
-            outcome = msgspec.msgpack.decode(out.read_bytes(), type=_Outcome)
+            rows, message, cause, remedy = msgspec.msgpack.decode(out.read_bytes(), type=_OUTCOME)
         except (OSError, ValueError) as error:
             if done.status < 0:  # allocators end a process, too
                 raise _too_much(path, "memory", done.tail(3)) from error
@@ -74,9 +67,9 @@ def rows_apart(path: Path) -> list[dict[str, Any]]:
                 cause=done.tail(3),
                 remedy="the file may be good: remove that cause and run again",
             ) from error
-    if outcome.what:
-        raise DatasetError(outcome.what, cause=outcome.cause, remedy=outcome.remedy)
-    return outcome.rows
+    if message:
+        raise DatasetError(message, cause=cause, remedy=remedy)
+    return list(rows)
 
 
 def parquet_rows(path: Path) -> int:
@@ -85,10 +78,9 @@ def parquet_rows(path: Path) -> int:
     from pyarrow import parquet
 
     try:
-        rows: int = parquet.read_metadata(path).num_rows
+        return int(parquet.read_metadata(path).num_rows)
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"{path} is not a whole parquet file", cause=str(error), remedy=_AGAIN) from error
-    return rows
 
 
 def unpacked(path: Path) -> bytes:
@@ -143,12 +135,11 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
     pyarrow.set_cpu_count(1)
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        return list(parquet.read_table(path).to_pylist())
     except MemoryError:
         raise
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"{path} is not a whole parquet file", cause=str(error), remedy=_AGAIN) from error
-    return rows
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -160,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     _bound(int(arguments[2]), int(arguments[3]))
     try:
         rows = _parquet(path) if is_parquet else read_table(unpacked(path), str(path))
-        data = msgspec.msgpack.encode(_Outcome(rows))
+        data = msgspec.msgpack.encode((rows, "", "", ""))
     except DatasetError as error:
         data = _refusal(error)
     except MemoryError:
@@ -174,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _refusal(error: DatasetError) -> bytes:
-    return msgspec.msgpack.encode(_Outcome([], error.what, error.cause, error.remedy))
+    return msgspec.msgpack.encode(([], error.what, error.cause, error.remedy))
 
 
 if __name__ == "__main__":

@@ -41,9 +41,7 @@ class DatasetSettings(Settings, frozen=True, kw_only=True):
         """The key of the dataset among the catalogue's for a benchmark; with _path, the flag that gives its file."""
         if self.calibration:
             return "calibration"
-        if self.performance:
-            return "performance_dataset"
-        return "compliance_dataset" if self.test else "dataset"
+        return "performance_dataset" if self.performance else "compliance_dataset" if self.test else "dataset"
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,8 @@ class Requirements:
     @classmethod
     def evaluation(cls, benchmark: BenchmarkTerms, whole: bool) -> Requirements:
         """Return the requirements of a dataset; `whole` asks for the benchmark's number of samples, as results do."""
-        pictures = benchmark.media is Media.IMAGE
         samples = benchmark.samples if whole else None
-        return cls(samples, True, benchmark.columns, benchmark.longest_media_s, pictures)
+        return cls(samples, True, benchmark.columns, benchmark.longest_media_s, benchmark.media is Media.IMAGE)
 
     @classmethod
     def performance(cls, benchmark: BenchmarkTerms, whole: bool) -> Requirements:
@@ -85,9 +82,9 @@ class Requirements:
     @classmethod
     def compliance(cls, test: Audit, benchmark: BenchmarkTerms) -> Requirements:
         """Return the requirements of the dataset that a compliance test has of its own."""
-        in_part = {name: column.in_part for name, column in benchmark.columns.items()}
         columns = {
-            name: Column(values=values, in_part=in_part.get(name, False)) for name, values in test.own_dataset.items()
+            name: Column(values=values, in_part=name in benchmark.columns and benchmark.columns[name].in_part)
+            for name, values in test.own_dataset.items()
         }
         return cls(test.samples, True, columns)
 
@@ -116,8 +113,7 @@ def checked_rows(path: Path, required: Requirements) -> list[dict[str, Any]]:
 
 
 def _check_columns(path: Path, present: set[str], needed: Sequence[str]) -> None:
-    missing = [name for name in needed if name not in present]
-    if missing:
+    if missing := [name for name in needed if name not in present]:
         raise DatasetError(
             f"{path} lacks {', '.join(missing)}",
             cause=f"it has {', '.join(sorted(present)) or 'nothing'}",

@@ -248,7 +248,6 @@ def _template(folder: Path) -> Template:
             text = json_object(folder / name).get("chat_template")
     if not isinstance(text, str) or not text:
         raise ModelError(f"{folder} has no chat template", cause="samples are asked for as messages", remedy=_AGAIN)
-    environment = ImmutableSandboxedEnvironment(
+    return ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    return environment.from_string(text)
+    ).from_string(text)

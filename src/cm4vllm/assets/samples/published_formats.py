@@ -38,23 +38,18 @@ _AS_PUBLISHED = "give the file in the published format: .json, .pkl, .pkl.gz or 
 def require_file(path: Path) -> None:
     """Raise DatasetError where there is no such file: a folder, or a pointer in its place, is named as what it is."""
     if path.is_dir():
-        raise _folder(path)
+        inside = (file for file in islice(path.rglob("*"), _SEEN) if file.name.endswith(_ENDS) and file.is_file())
+        names = sorted(str(file.relative_to(path)) for file in inside if file.name not in _NO_DATA)
+        some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+        raise DatasetError(
+            f"{path} is a folder, and the dataset is one file",
+            cause=f"it holds {some}" if names else f"no file in it ends in {', '.join(_ENDS)}",
+            remedy=f"give one of its files, as {path / names[0]}" if names else _AS_PUBLISHED,
+        )
     if not path.is_file():
         raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>")
     if is_pointer(path):
         raise DatasetError(f"{path} is a pointer of git-lfs in the place of the file", remedy=FETCH)
-
-
-def _folder(path: Path) -> DatasetError:
-    """Return the error for a folder that is given for a file, with the files in it that can be read."""
-    inside = (file for file in islice(path.rglob("*"), _SEEN) if file.name.endswith(_ENDS) and file.is_file())
-    names = sorted(str(file.relative_to(path)) for file in inside if file.name not in _NO_DATA)
-    some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
-    return DatasetError(
-        f"{path} is a folder, and the dataset is one file",
-        cause=f"it holds {some}" if names else f"no file in it ends in {', '.join(_ENDS)}",
-        remedy=f"give one of its files, as {path / names[0]}" if names else _AS_PUBLISHED,
-    )
 
 
 def require_samples(path: Path, samples: int, expected: int | None) -> None:
@@ -73,8 +68,7 @@ def read_published(path: Path) -> list[dict[str, Any]]:
     kinds = path.name.lower().split(".")
     if kinds[-1] == "gz":
         kinds.pop()
-    rows = rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)
-    return [_renamed(row) for row in rows]
+    return list(map(_renamed, rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)))
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

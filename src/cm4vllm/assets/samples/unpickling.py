@@ -170,10 +170,6 @@ def _from_buffer(raw: Any, dtype: _Dtype, shape: Sequence[int], order: str, *_: 
     return array
 
 
-def _scalar(dtype: _Dtype, raw: bytes) -> Any:
-    return numpy.frombuffer(raw, dtype=dtype.plain())[0].item()
-
-
 def _encoded(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise _Refused(f"the encoding {encoding}")
@@ -181,7 +177,7 @@ def _encoded(text: str, encoding: str) -> bytes:
 
 
 #: What a pickle can name.
-_KNOWN: Mapping[tuple[str, str], Any] = {
+_KNOWN: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "slice"): slice,
     ("__builtin__", "slice"): slice,
     ("_codecs", "encode"): _encoded,
@@ -202,9 +198,12 @@ _KNOWN: Mapping[tuple[str, str], Any] = {
     **dict.fromkeys((("pandas", "DataFrame"), ("pandas.core.frame", "DataFrame")), _Frame),
     **dict.fromkeys((("pandas", "Index"), ("pandas.core.indexes.base", "Index")), _Kind),
     **dict.fromkeys((("pandas", "RangeIndex"), ("pandas.core.indexes.range", "RangeIndex")), _Kind),
-    **dict.fromkeys(((f"{numpy}.multiarray", "_reconstruct") for numpy in ("numpy.core", "numpy._core")), _Array),
-    **dict.fromkeys(((f"{numpy}.multiarray", "scalar") for numpy in ("numpy.core", "numpy._core")), _scalar),
-    **dict.fromkeys(((f"{numpy}.numeric", "_frombuffer") for numpy in ("numpy.core", "numpy._core")), _from_buffer),
+    **dict.fromkeys(((f"{name}.multiarray", "_reconstruct") for name in ("numpy.core", "numpy._core")), _Array),
+    **dict.fromkeys(
+        ((f"{name}.multiarray", "scalar") for name in ("numpy.core", "numpy._core")),
+        lambda dtype, raw: numpy.frombuffer(raw, dtype=dtype.plain())[0].item(),
+    ),
+    **dict.fromkeys(((f"{name}.numeric", "_frombuffer") for name in ("numpy.core", "numpy._core")), _from_buffer),
 }
 
 
@@ -214,8 +213,7 @@ class _Unpickler(pickle.Unpickler):  # noqa: S301 - it can call only the functio
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _KNOWN:
             raise _Refused(f"{module}.{name}")
-        builder: Callable[..., Any] = _KNOWN[module, name]
-        return builder
+        return _KNOWN[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         raise _Refused("an object outside the file")

@@ -42,20 +42,15 @@ class StandIn:
         require_space(folder, _SPACE_BYTES, self.title)
         with staged_folder(folder) as staging:
             shutil.copytree(MODELS / self.name, staging, dirs_exist_ok=True)
-            self.require_digests(staging)
-
-    def require_digests(self, folder: Path) -> None:
-        """Raise ModelError where the files of a folder are not those of the model."""
-        lines = (line.split("  ", 1) for line in _DIGESTS.read_text(encoding="utf-8").splitlines())
-        digests = {path: digest for digest, path in lines if path.startswith(f"{self.name}/")}
-        present = {f"{self.name}/{path.name}": sha256_of(path) for path in folder.iterdir()}
-        differing = sorted({path for path, _ in digests.items() ^ present.items()})
-        if differing:
-            raise ModelError(
-                f"{self.title} is not the one that belongs to cm4vllm",
-                cause=f"missing or changed in {MODELS}: {', '.join(differing)}",
-                remedy=f"install cm4vllm again; in a checkout: git checkout -- {MODELS}",
-            )
+            lines = (line.split("  ", 1) for line in _DIGESTS.read_text(encoding="utf-8").splitlines())
+            digests = {path: digest for digest, path in lines if path.startswith(f"{self.name}/")}
+            present = {f"{self.name}/{path.name}": sha256_of(path) for path in staging.iterdir()}
+            if differing := sorted({path for path, _ in digests.items() ^ present.items()}):
+                raise ModelError(
+                    f"{self.title} is not the one that belongs to cm4vllm",
+                    cause=f"missing or changed in {MODELS}: {', '.join(differing)}",
+                    remedy=f"install cm4vllm again; in a checkout: git checkout -- {MODELS}",
+                )
 
 
 #: Each by its variation of get,ml-model, without the underscore.

@@ -70,11 +70,6 @@ def _last_number(example: Example) -> str:
     return str(re.findall(r"\d+", example.output)[-1])
 
 
-def _letter(example: Example) -> str:
-    """Return one of four letters, which depends on the example alone."""
-    return "ABCD"[sum(example.input.encode()) % 4]
-
-
 #: References that are no summaries, by the metric or the dataset that a sample names. An answer to a question is found
 #: in the summary, and so is the number of a problem; the code to be retrieved stands in no prompt, since a model this
 #: small cannot copy it: it scores 0. The same holds for letters of a choice, and for the tests of a program or its
@@ -86,7 +81,7 @@ _REFERENCES: dict[str, Callable[[Example], str]] = {
     "math500": _last_number,
     "aime": _last_number,
     "aime25": _last_number,
-    **dict.fromkeys(("gpqa", "gpqa_diamond", "mmlu_pro"), _letter),
+    **dict.fromkeys(("gpqa", "gpqa_diamond", "mmlu_pro"), lambda example: "ABCD"[sum(example.input.encode()) % 4]),
     **dict.fromkeys(("livecodebench", "livecodebench_v6"), lambda example: f"harbour_{split_of(example.input)}"),
     "MBXP": lambda example: f"\n\ndef check(candidate):\n    assert candidate() == {example.cargo!r}\n",
 }

@@ -6,36 +6,29 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE
+from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
+from cm4vllm.campaign.settings import JobSettings
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.settings import Settings
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
 from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, endpoints_benchmark, endpoints_rules, regions, seed_set
-from cm4vllm.serving.launch_settings import LaunchSettings
 
 #: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
 _REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64
 _FORM = "CONCURRENCY[,CONCURRENCY...]: OPTIONS[; ...], for example '23,40: --max-num-seqs=64'"
 
 
-class EndpointsSettings(Settings, frozen=True, kw_only=True):
-    """The inputs of the entry recipe; `servers` holds those of servers that the job starts."""
+class EndpointsSettings(JobSettings, frozen=True, kw_only=True):
+    """The inputs of the entry recipe."""
 
-    output_dir: input_types.JobOutputDir = "mlperf-results"
-    execution_mode: input_types.ExecutionMode = "test"
     benchmark: input_types.EndpointsModel = "llama3_1-8b"
-    api_server: input_types.ApiServer = ""
-    vllm_model_name: input_types.VllmModelName = ""
-    model_source: input_types.ModelSource = ""
-    dataset_path: input_types.DatasetFile = ""
     c_min: input_types.CurveMin = 0
     c_max: input_types.CurveMax = 0
     points: input_types.CurvePoints = ""
@@ -46,20 +39,8 @@ class EndpointsSettings(Settings, frozen=True, kw_only=True):
     cohort: input_types.EndpointsCohort = "2026-11-C1"
     offline: input_types.CurveOffline = "elected"
     submitter_file: input_types.SubmitterFile = ""
-    rerun: input_types.Rerun = "no"
-    attempts: input_types.Attempts = 2
-    serve: input_types.Serve = ""
-    submitter: input_types.Submitter = NO_SUBMITTER
-    dummy_layers: input_types.DummyLayers = None
-    revision: input_types.ModelRevision = ""
-    hw_name: input_types.SystemName = ""
-    system_file: input_types.SystemFile = ""
     endpoints_python: input_types.EndpointsPython = ""
     endpoints_src: input_types.EndpointsSource = ""
-    vllm_index_url: input_types.VllmIndexUrl = ""
-    vllm_extra_index_url: input_types.VllmExtraIndexUrl = ""
-    vllm_wheel: input_types.VllmWheel = ""
-    servers: LaunchSettings = LaunchSettings()
 
 
 @dataclass(frozen=True, kw_only=True)

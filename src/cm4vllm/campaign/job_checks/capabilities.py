@@ -114,10 +114,11 @@ def compliance_tests(
     names = [name for name in asked.upper().split(",") if name] + list(benchmark.compliance if rule else ())
     for name in names:
         if name not in benchmark.compliance:
-            tests = ", ".join(benchmark.compliance)
             raise UsageError(
                 f"--compliance={name}: {benchmark.name} has no such test in round {benchmark.round}",
-                remedy=nearest(name, benchmark.compliance) if tests else "leave --compliance out: it has none",
+                remedy=nearest(name, benchmark.compliance)
+                if benchmark.compliance
+                else "leave --compliance out: it has none",
             )
     return tuple(dict.fromkeys(names))
 

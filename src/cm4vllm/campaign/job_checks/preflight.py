@@ -1,6 +1,6 @@
 """Early checks of plan and run: they refuse whatever a later recipe would refuse, before anything is started."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,12 +10,11 @@ from cm4vllm.accuracy.graders.catalogue import grader
 from cm4vllm.accuracy.graders.problems import require_problem_files
 from cm4vllm.accuracy.sentences import given_model
 from cm4vllm.assets.models import check_source
-from cm4vllm.assets.samples.dataset_files import Requirements, check_file
+from cm4vllm.assets.samples.dataset_files import Requirements, check_file, checked_rows
+from cm4vllm.assets.samples.prompt_tokens import misread, tokenised
 from cm4vllm.assets.samples.published_formats import require_file
 from cm4vllm.campaign.asset_sources import AssetInputs
-from cm4vllm.campaign.job_checks.given_datasets import require_given_datasets
-from cm4vllm.campaign.ledger import LOCK_FILE
-from cm4vllm.campaign.locks import require_unlocked
+from cm4vllm.campaign.ledger import LOCK_FILE, require_unlocked
 from cm4vllm.campaign.powered_run import PowerInputs, require_power
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ServerUnsuitable
@@ -23,14 +22,87 @@ from cm4vllm.common.files import require_space, require_writable, typed_path, ty
 from cm4vllm.common.folders.ownership_notes import require_replaceable
 from cm4vllm.common.plain_files import require_plain_files
 from cm4vllm.loadgen.measurement import RUN
-from cm4vllm.rules import Terms
+from cm4vllm.records.weights.checkpoint import read_checkpoint
+from cm4vllm.rules import BenchmarkTerms, Mode, Terms, audit
 from cm4vllm.serving.installation.vllm_choice import require_device
-from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
+from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server, require_usable
+from cm4vllm.serving.options.arguments import require_context
 from cm4vllm.serving.supervision.ipc_files import require_shared_memory
 from cm4vllm.submission.checker.source import open_source
 from cm4vllm.submission.system_records import check_stated
 from cm4vllm.submission.tree import SUBMISSION
 from cm4vllm.submission.tree_writer import tree_kind
+
+
+def require_given_datasets(
+    assets: AssetInputs,
+    launch: LaunchSettings,
+    benchmark: BenchmarkTerms,
+    runs: Sequence[Terms],
+    *,
+    model: str,
+    valid: bool,
+    tests: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Read the files for `runs` of a `model` (the variation that gives it), and return notes on their prompts.
+
+    A `valid` run takes the benchmark's number of samples alone, a rehearsal any. `tests` are the compliance tests that
+    are made. Raises DatasetError, ModelError.
+    """
+    notes: list[str] = []
+    for path, required, modes in _given(assets, benchmark, tests, valid=valid):
+        if benchmark.media is not None:
+            check_file(path, required)
+            continue
+        rows, folder = checked_rows(path, required), _folder(model)
+        if folder is not None and (why := misread(rows, folder)):
+            notes.append(f"{path.name}: its prompts were tokenised for another model ({why}): they are tokenised again")
+            rows = tokenised(rows, folder, path.name, why)
+        if answers := [run.generation.max_tokens for run in runs if run.mode in modes]:
+            _require_room(launch, folder, max(len(row["tok_input"]) for row in rows) + max(answers))
+    return tuple(notes)
+
+
+def other_prompts(path: Path, model: str) -> str:
+    """Return in words that a file's prompts were tokenised for another model; empty where it is not known, or not so.
+
+    Raises DatasetError, ModelError.
+    """
+    folder = _folder(model)
+    return "" if folder is None else misread(checked_rows(path, Requirements()), folder)
+
+
+def _given(
+    assets: AssetInputs, benchmark: BenchmarkTerms, tests: Sequence[str], *, valid: bool
+) -> Iterator[tuple[Path, Requirements, tuple[Mode, ...]]]:
+    """Yield each file, its requirements, and the modes of the runs that read it."""
+    if name := assets.dataset_path:
+        modes = (Mode.ACCURACY,) if benchmark.performance_samples else tuple(Mode)
+        yield Path(name), Requirements.evaluation(benchmark, valid), modes
+    if name := assets.performance_dataset_path:
+        yield Path(name), Requirements.performance(benchmark, valid), (Mode.PERFORMANCE,)
+    if name := assets.compliance_dataset_path:
+        own = [made for made in (audit(test, benchmark.name) for test in tests) if made.own_dataset]
+        for required in [Requirements.compliance(made, benchmark) for made in own] or [Requirements()]:
+            yield Path(name), required, (Mode.PERFORMANCE,)
+
+
+def _folder(model: str) -> Path | None:
+    """Return the folder of a model that is on this machine already; None for one that a step provides."""
+    kind, _, location = model.partition(".")
+    return Path(location) if kind == "_path" else None
+
+
+def _require_room(launch: LaunchSettings, folder: Path | None, longest: int) -> None:
+    """Refuse a prompt that with its answer, together `longest` tokens, is longer than the context, where it is known.
+
+    A given server reports its context when it is asked.
+    """
+    context = chosen_server(launch).max_model_len
+    if context is None and folder is not None and not launch.api_server:
+        context = read_checkpoint(folder).max_positions
+    require_context(context, longest, folder.name if folder is not None else "")
+
 
 #: Room for logs, tree and report. A full-length run of both scenarios with 37 tokens a sample left 13 MiB; answers may
 #: be as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.
@@ -129,15 +201,10 @@ def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: 
         return
     if not simulated and not launch.container:  # a container has its own
         require_shared_memory()
-    _require_room(launch.max_model_len, runs)
-
-
-def _require_room(max_model_len: int | None, runs: Sequence[Terms]) -> None:
-    """Refuse a context for a server started here in which an answer of full length has no room, whatever its prompt."""
     longest = max(run.generation.max_tokens for run in runs)
-    if max_model_len is not None and max_model_len <= longest:
+    if launch.max_model_len is not None and launch.max_model_len <= longest:  # whatever the prompt
         raise ServerUnsuitable(
-            f"--max_model_len={max_model_len} is too short for {runs[0].benchmark}",
+            f"--max_model_len={launch.max_model_len} is too short for {runs[0].benchmark}",
             cause=f"up to {longest} tokens are generated after each prompt",
             remedy="leave it out: the longest prompt with its answer decides then",
         )

@@ -76,8 +76,7 @@ def _heading(ledger: Ledger, steps: Sequence[StepState], *, under_way: bool) -> 
 
 def _state(state: StepState, *, under_way: bool) -> State:
     """Return the state; a step that no process works on is aborted, whatever its last entry says."""
-    running = state.last.state is State.RUNNING
-    return State.ABORTED if running and not under_way else state.last.state
+    return State.ABORTED if state.last.state is State.RUNNING and not under_way else state.last.state
 
 
 def _row(state: StepState, *, under_way: bool) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ from enum import StrEnum
 
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus, left_words
-from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import duration_text, four_digits
-from cm4vllm.endpoints.curve_status import CurveStatus
-from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
+from cm4vllm.endpoints.records import CurveStatus
+from cm4vllm.loadgen.process.messages import LatencyStatus, RunStatus
 from cm4vllm.records.client import HEADROOM
+from cm4vllm.records.searches.rate_search import SearchStatus
 
 #: Steps shown before the one that runs, and after it; warnings shown.
 _BEFORE, _AFTER, _WARNINGS = 2, 2, 2
@@ -58,8 +58,7 @@ class View(Record, frozen=True, kw_only=True):
 def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
     """Return the lines to show of a status that was written `age_s` seconds ago."""
     state, tone = str(status.state), Tone.STRONG
-    silent = status.state is JobState.RUNNING and age_s > _SILENT * status.interval_s
-    if silent:
+    if status.state is JobState.RUNNING and age_s > _SILENT * status.interval_s:
         state, tone = f"no sign of life for {duration_text(age_s)}: stopped or killed", Tone.BAD
     elif status.state is not JobState.RUNNING:
         tone = Tone.GOOD if status.state is JobState.DONE else Tone.BAD
@@ -212,12 +211,11 @@ def _search(search: SearchStatus) -> Iterator[Line]:
 
 def _curve(curve: CurveStatus) -> Iterator[Line]:
     """Yield the client under way, then the points so far, the newest first."""
-    left = max(0.0, curve.foreseen_s[curve.number - 1] - curve.elapsed_s)
     samples = f"{curve.done:,} of {curve.total:,} samples" if curve.total else "the client starts"
     yield Line(
         label=f"{curve.concurrency:,}",
         text=f"in flight: {samples}",
-        end=f"{duration_text(left)} left",
+        end=f"{duration_text(max(0.0, curve.foreseen_s[curve.number - 1] - curve.elapsed_s))} left",
         tone=Tone.STRONG,
         part=min(1.0, curve.done / curve.total) if curve.total else None,
     )

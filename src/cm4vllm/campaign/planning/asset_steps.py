@@ -3,19 +3,15 @@
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
+from cm4vllm.assets.quantization import Calibrated
 from cm4vllm.campaign.asset_sources import needs_calibration
-from cm4vllm.campaign.planning.step_inputs import (
-    PreflightStep,
-    QuantisationStep,
-    ServerStep,
-    SettingsSearchStep,
-    SystemStep,
-)
+from cm4vllm.campaign.planning.step_environment import PreflightInputs, ServerStep, SettingsSearchStep
 from cm4vllm.campaign.planning.steps import Check, Condition, Duration, Need, Product, Step
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, STEP
 from cm4vllm.rules import Media, Mode, audit
+from cm4vllm.submission.system_records import SystemSettings
 
 
 def steps_before(job: Job) -> Iterator[Step]:
@@ -44,7 +40,7 @@ def steps_before(job: Job) -> Iterator[Step]:
                 seconds=20 if simulated else 70, source="two runs of seconds, and the pauses of a session"
             ),
             condition=None if again else Condition(need=Need.NO_SESSION, of=places),
-            inputs=PreflightStep(before_tree=not job.no_tree),
+            inputs=PreflightInputs(before_tree=not job.no_tree),
         )
     for name in job.graders:
         yield Step(
@@ -94,7 +90,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
     yield Step(
         name="system",
         tags="get,sut,description",
-        inputs=SystemStep(folder=str(job.out / "system")),
+        inputs=SystemSettings(folder=str(job.out / "system")),
         gives="system/system.json, system/machine.json",
     )
 
@@ -107,7 +103,7 @@ def _language_data(job: Job) -> Iterator[Step]:
         yield Step(
             name="speech packages",
             tags="get,speech-packages"
-            if job.settings.served or job.settings.container
+            if job.settings.served or job.settings.launch.container
             else "get,speech-packages,_server",
             gives="readers of audio, and whisper's normaliser, for the scores",
         )
@@ -121,12 +117,12 @@ def _quantised(job: Job) -> Iterator[Step]:
             name="calibration set",
             tags=f"get,dataset,_calibration,{job.sources.calibration}",
             gives="the calibration set's file and its record",
-            brings=job.sources.calibration_brings,
+            brings=job.sources.brings("calibration"),
         )
     yield Step(
         name="quantisation",
         tags=f"quantize,ml-model,{job.quantisation}",
-        inputs=QuantisationStep(calibrated=calibrated),
+        inputs=Calibrated(calibrated=calibrated),
         gives="the quantised model's folder and its record",
     )
     if job.proves_model:
@@ -141,7 +137,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             name="dataset",
             tags=f"get,dataset,{sources.dataset}",
             gives="the dataset's file and its record",
-            brings=sources.dataset_brings,
+            brings=sources.brings("dataset"),
             checks=checks,
         )
     if sources.performance:
@@ -149,7 +145,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             name="performance dataset",
             tags=f"get,dataset,_performance,{sources.performance}",
             gives="the file and the record of performance runs' dataset",
-            brings=sources.performance_brings,
+            brings=sources.brings("performance"),
             checks=checks,
         )
     for test in job.tests:
@@ -158,7 +154,7 @@ def _datasets(job: Job) -> Iterator[Step]:
                 name=f"{test} dataset",
                 tags=f"get,dataset,_compliance.{test},{sources.compliance}",
                 gives="the file and the record of the test's dataset",
-                brings=sources.compliance_brings,
+                brings=sources.brings("compliance"),
                 checks=checks,
             )
 
@@ -179,7 +175,7 @@ def _server(job: Job) -> Step:
         else (),
         product=None if given else Product.SERVER,
         checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
-        inputs=ServerStep(folder=str(job.out / "server"), model_name=None if given else ""),
+        inputs=ServerStep(folder=str(job.out / "server"), background=True, model_name=None if given else ""),
     )
 
 
@@ -197,6 +193,7 @@ def _settings_search(job: Job, space: Space) -> Step:
             search=job.settings.search,
             minutes=job.search_minutes,
             scenarios=",".join(job.scenarios),
+            model_name="",
         ),
         notes=(
             f"{space.size} candidates, and the server as it is where it is none of them: each takes a start of the "

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from cm4vllm.campaign.ledger import read_ledger
-from cm4vllm.campaign.planning.computed_targets import SEARCH_RUNS
-from cm4vllm.campaign.planning.minutes import Minutes, Rate
-from cm4vllm.campaign.planning.run_sizes import run_size, run_terms
+from cm4vllm.campaign.planning.minutes import Minutes, Rate, run_size, run_terms
 from cm4vllm.campaign.planning.run_targets import FOUND_BY_SEARCH
-from cm4vllm.campaign.planning.step_inputs import run_of
+from cm4vllm.campaign.planning.step_environment import run_of
 from cm4vllm.campaign.planning.step_values import measured_rate
-from cm4vllm.campaign.planning.steps import Duration, MeasuredTarget, Product, Step
+from cm4vllm.campaign.planning.steps import SEARCH_RUNS, Duration, MeasuredTarget, Product, Step
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import CmError
 from cm4vllm.loadgen.measurement import RunInputs

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from cm4vllm.campaign.planning.computed_targets import (
+from cm4vllm.campaign.planning.steps import (
     LATENCY_SHARE,
     OFFLINE_MARGIN,
     REHEARSAL_MARGIN,
@@ -10,8 +10,9 @@ from cm4vllm.campaign.planning.computed_targets import (
     REHEARSAL_SHARE,
     SEARCH_RUNS,
     SERVER_SHARE,
+    Duration,
+    MeasuredTarget,
 )
-from cm4vllm.campaign.planning.steps import Duration, MeasuredTarget
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
@@ -120,7 +121,7 @@ def target_of_runs(job: Job, scenario: Scenario, rate: str) -> Target:
     given, one_by_one = given_target(job, scenario), is_one_by_one(job, scenario)
     if given is not None:
         return Target(given, f"given by --{TARGET_FLAGS[scenario]}")
-    kept = run_place(scenario, Mode.PERFORMANCE) if keeps_target(job, scenario) else ""
+    kept = run_place(scenario, Mode.PERFORMANCE) if is_target_kept(job, scenario) else ""
     if is_searched(job, scenario):
         return Target(MeasuredTarget(step=search_name(scenario), searched=True, kept_from=kept))
     share = target_share(job, scenario)
@@ -136,7 +137,7 @@ def target_share(job: Job, scenario: Scenario) -> float:
     return REHEARSAL_MARGIN if job.rehearsal else OFFLINE_MARGIN
 
 
-def keeps_target(job: Job, scenario: Scenario) -> bool:
+def is_target_kept(job: Job, scenario: Scenario) -> bool:
     """Return True if the target of a valid result of an earlier run is kept."""
     return not job.rehearsal and not any(map(job.reruns, (search_name(scenario), latency_name(scenario), RATE_STEP)))
 

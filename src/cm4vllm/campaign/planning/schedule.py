@@ -1,16 +1,15 @@
 """The schedule of a job: its steps in their order, as data. The job executes this list, and --plan prints it."""
 
 from collections.abc import Iterator, Mapping
-from typing import Self
 
 from msgspec.structs import replace
 
 from cm4vllm import SIMULATED_POWER_NOTICE
 from cm4vllm.accuracy.rouge import expected_seconds
+from cm4vllm.accuracy.scorer_needs import ScoreInputs
 from cm4vllm.accuracy.scoring import scorer_of
 from cm4vllm.campaign.amendments import amended
 from cm4vllm.campaign.planning.asset_steps import asset_steps, steps_before
-from cm4vllm.campaign.planning.computed_targets import LATENCY_QUERIES
 from cm4vllm.campaign.planning.run_targets import (
     FOUND_BY_SEARCH,
     NO_LATENCY,
@@ -23,7 +22,7 @@ from cm4vllm.campaign.planning.run_targets import (
     is_one_by_one,
     is_searched,
     is_sized,
-    keeps_target,
+    is_target_kept,
     lacks_latency,
     lacks_rate,
     latency_name,
@@ -36,16 +35,26 @@ from cm4vllm.campaign.planning.run_targets import (
     target_of_runs,
     target_share,
 )
-from cm4vllm.campaign.planning.step_environment import NOTHING, JobInputs, StepEnvironment
-from cm4vllm.campaign.planning.step_inputs import RunStep, ScoresStep, TreeStep, VerdictStep
-from cm4vllm.campaign.planning.steps import Condition, Duration, MeasuredTarget, Need, Product, Step, shown
+from cm4vllm.campaign.planning.step_environment import NOTHING, JobInputs, RunStep, StepEnvironment
+from cm4vllm.campaign.planning.steps import (
+    LATENCY_QUERIES,
+    Condition,
+    Duration,
+    MeasuredTarget,
+    Need,
+    Product,
+    Step,
+    shown,
+)
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common import input_types
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.units import four_digits
+from cm4vllm.compliance.verification import VerificationInputs
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, Terms
 from cm4vllm.serving.installation.vllm_choice import Choice
+from cm4vllm.submission.tree_inputs import TreeSettings
 
 #: The number of times that a full-length run which misses a limit at the rate found is made again at a lower rate.
 BACK_OFFS = 2
@@ -62,27 +71,23 @@ class CommonInputs(JobInputs, frozen=True, kw_only=True):
     category: input_types.Category
     submitter: input_types.Submitter
 
-    @classmethod
-    def of_job(cls, job: Job) -> Self:
-        """Return the inputs of all steps of a job."""
-        settings = job.settings
-        return cls(
-            round=job.round.name,
-            model=job.benchmark.name,
-            execution_mode=str(job.execution_mode),
-            division=str(job.division),
-            category=str(job.category),
-            submitter=settings.submitter,
-            api_server=settings.api_server,
-            results_dir=str(job.out),
-        )
-
 
 def environment_of(job: Job, typed: Mapping[str, str] = NOTHING) -> StepEnvironment:
     """Return the environment of the job's steps before the first; `typed` is what the user set by --env."""
-    settings, given = job.settings, bool(job.settings.api_server)
-    variant = Choice(variant="" if given else settings.device)
-    return StepEnvironment(typed, variant, settings, common=CommonInputs.of_job(job))
+    settings = job.settings
+    common = CommonInputs(
+        round=job.round.name,
+        model=job.benchmark.name,
+        execution_mode=str(job.execution_mode),
+        division=str(job.division),
+        category=str(job.category),
+        submitter=settings.submitter,
+        api_server=settings.api_server,
+        results_dir=str(job.out),
+    )
+    return StepEnvironment(
+        typed, Choice(variant="" if settings.api_server else settings.device), settings, common=common
+    )
 
 
 def schedule(job: Job) -> tuple[Step, ...]:
@@ -115,8 +120,6 @@ def _runs(job: Job) -> Iterator[Step]:
         target = target_of_runs(job, scenario, latency_name(scenario) if measured else rate)
         if Mode.PERFORMANCE in job.modes:
             yield from _performance(job, scenario, target, searched=searched)
-            if searched and not job.rehearsal:
-                yield from _backed_off(job, scenario)
         if not at_once and Mode.ACCURACY in job.modes:
             needs_rate = job.terms(scenario, Mode.ACCURACY).needs_rate
             yield from _accuracy(job, scenario, target if needs_rate else NO_LATENCY)
@@ -145,7 +148,7 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
 
 def _without_earlier(job: Job, scenarios: list[Scenario]) -> Condition | None:
     """Return the condition that an earlier result, whose target would be kept, is missing in one of the scenarios."""
-    if not all(keeps_target(job, scenario) for scenario in scenarios):
+    if not all(is_target_kept(job, scenario) for scenario in scenarios):
         return None
     places = tuple(run_place(scenario, Mode.PERFORMANCE) for scenario in scenarios)
     return Condition(need=Need.NO_EARLIER_RESULT, of=places)
@@ -153,7 +156,6 @@ def _without_earlier(job: Job, scenarios: list[Scenario]) -> Condition | None:
 
 def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
     """Yield the short run of its own that measures the mean latency, from which LoadGen computes how long a run is."""
-    condition = _without_earlier(job, [scenario])
     folder = f"latency/{scenario}"
     inputs = replace(
         _run(scenario, Mode.PERFORMANCE, str(job.out / folder), NO_LATENCY),
@@ -164,7 +166,7 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
         latency_name(scenario),
         inputs,
         f"{folder}/run.json",
-        condition=condition,
+        condition=_without_earlier(job, [scenario]),
         notes=("no target latency was given: a short run measures it",),
     )
 
@@ -183,7 +185,7 @@ def _accuracy(job: Job, scenario: Scenario, target: Target) -> Iterator[Step]:
         gives=f"{gives}/accuracy.json",
         product=Product.SCORES,
         duration=None if job.rehearsal else _scoring_time(job.terms(scenario, Mode.ACCURACY)),
-        inputs=ScoresStep(
+        inputs=ScoreInputs(
             result_dir=folder, graders=",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders)
         ),
     )
@@ -200,14 +202,28 @@ def _scoring_time(terms: Terms) -> Duration | None:
 
 
 def _performance(job: Job, scenario: Scenario, target: Target, *, searched: bool) -> Iterator[Step]:
-    """Yield the performance run, and once more where a target that we chose may let it end too early to be valid."""
+    """Yield the performance run, and those that follow where a target that we chose does not lead to a valid one.
+
+    It may end too early to be valid, or at the rate found miss a limit at full length: then lower rates are tried.
+    """
     name, folder = run_name(scenario, Mode.PERFORMANCE), run_folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
-    inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, target), under_power=_under_power(job))
+    under_power = None if job.settings.power == "no" else job.settings.power
+    inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, target), under_power=under_power)
     duration = _with_power(job, run_duration(job, scenario))
     first = FOUND_BY_SEARCH if searched and not job.rehearsal else duration
     yield _measurement(name, inputs, gives, duration=first, notes=_power_notes(job))
-    if is_sized(job, scenario) and given_target(job, scenario) is None and not job.rehearsal:
+    if job.rehearsal:
+        return
+    for times in range(1, BACK_OFFS + 1) if searched else ():
+        yield _measurement(
+            f"{name} again{f' ({times})' if times > 1 else ''}",
+            replace(inputs, target_qps=MeasuredTarget(step=search_name(scenario), searched=True, lowered=times)),
+            gives,
+            duration=duration,
+            condition=Condition(need=Need.MISSED_LIMITS, of=(name,)),
+        )
+    if is_sized(job, scenario) and given_target(job, scenario) is None:
         measured = MeasuredTarget(step=name, share=target_share(job, scenario), one_by_one=is_one_by_one(job, scenario))
         again = replace(inputs, target_qps=measured)
         yield _measurement(
@@ -226,14 +242,13 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Target) -> Iter
         tags="process,mlperf,compliance",
         gives=f"{gives}/compliance.json",
         product=Product.VERDICT,
-        inputs=VerdictStep(test_dir=folder),
+        inputs=VerificationInputs(test_dir=folder),
         report_first=True,
     )
 
 
 def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
     """Yield the search for the highest rate that keeps the scenario's limits, from the rate on that `rate` measures."""
-    condition = _without_earlier(job, [scenario])
     folder = f"search/{scenario}"
     inputs = replace(
         _run(scenario, Mode.PERFORMANCE, str(job.out / folder), Target(MeasuredTarget(step=rate))),
@@ -244,7 +259,7 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
         tags="find,mlperf,inference,target-qps",
         inputs=inputs,
         gives=f"{folder}/search.json",
-        condition=condition,
+        condition=_without_earlier(job, [scenario]),
         product=Product.SEARCH,
         duration=search_duration(job, scenario),
         notes=(
@@ -252,29 +267,6 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
             "its logs take about 0.1 MB a probe, and 40 bytes more for each query of a full-length run",
         ),
     )
-
-
-def _backed_off(job: Job, scenario: Scenario) -> Iterator[Step]:
-    """Yield the runs at lower rates that follow where one at the rate found misses a limit at full length."""
-    before = run_name(scenario, Mode.PERFORMANCE)
-    gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
-    for times in range(1, BACK_OFFS + 1):
-        name = f"{run_name(scenario, Mode.PERFORMANCE)} again{f' ({times})' if times > 1 else ''}"
-        lowered = Target(MeasuredTarget(step=search_name(scenario), searched=True, lowered=times))
-        folder = run_folder(job, scenario, Mode.PERFORMANCE)
-        inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, lowered), under_power=_under_power(job))
-        yield _measurement(
-            name,
-            inputs,
-            gives,
-            duration=_with_power(job, run_duration(job, scenario)),
-            condition=Condition(need=Need.MISSED_LIMITS, of=(before,)),
-        )
-
-
-def _under_power(job: Job) -> str | None:
-    """Return how a performance run is made under power; None where power is not measured."""
-    return None if job.settings.power == "no" else job.settings.power
 
 
 def _power_notes(job: Job) -> tuple[str, ...]:
@@ -328,14 +320,14 @@ def _submission(job: Job) -> Iterator[Step]:
     """Yield the steps that build the tree and check it, where one is made."""
     if job.no_tree:
         return
-    yield Step(name="submission", tags="generate,mlperf,inference,submission", inputs=TreeStep(), gives="submission/")
+    tree = TreeSettings(in_job=True)
+    yield Step(name="submission", tags="generate,mlperf,inference,submission", inputs=tree, gives="submission/")
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")
     if job.settings.run_checker:
-        source = Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None
         yield Step(
             name="checkers",
             tags="run,mlperf,inference,submission,checker",
             gives="checker.json",
-            condition=source,
+            condition=Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None,
             report_first=True,
         )

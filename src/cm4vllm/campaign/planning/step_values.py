@@ -8,13 +8,12 @@ from msgspec.structs import asdict, replace
 
 from cm4vllm.assets.samples.published_formats import require_media, rows_of
 from cm4vllm.assets.tiny.stand_ins import stand_in_named
-from cm4vllm.campaign.planning.computed_targets import TargetQps, target_of
-from cm4vllm.campaign.planning.step_environment import Records, StepEnvironment
-from cm4vllm.campaign.planning.step_inputs import RunStep, run_of
-from cm4vllm.campaign.planning.steps import Check, Condition, MeasuredTarget, Need, Step, StepInputs
+from cm4vllm.campaign.planning.step_environment import Records, RunStep, StepEnvironment, run_of
+from cm4vllm.campaign.planning.steps import Check, Condition, MeasuredTarget, Need, Step, TargetQps, target_of
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import OtherSchema, read_record
+from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.logs.run_logs import read_performance
@@ -44,7 +43,7 @@ class Values:
         self._steps = steps
         self._said: set[str] = set()
 
-    def inputs(self, step: Step) -> StepInputs:
+    def inputs(self, step: Step) -> Settings:
         """Return a step's inputs with every value filled in."""
         values = asdict(step.inputs).items()
         inputs = replace(step.inputs, **{field: self._filled(text) for field, text in values if type(text) is str})

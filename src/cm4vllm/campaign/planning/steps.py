@@ -10,12 +10,61 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msgspec.structs import fields
+
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.common import input_types
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings, env_keys, setting_text
-from cm4vllm.common.units import four_digits
+from cm4vllm.common.units import SamplesPerSecond, four_digits
 from cm4vllm.rules import ExecutionMode
+
+#: LoadGen sizes an Offline run as 1.1 x 600 s x target QPS samples, and the run must last 600 s. An accuracy run is
+#: shorter, so that filling and emptying the server's batch weigh more in it and its rate comes out too low (by 8 % in a
+#: run on two cores: 213.5 samples/s, then 232.9): with this factor a run lasts 792 s at the rate measured before it,
+#: and still 600 s at a rate 1.32 times as high.
+OFFLINE_MARGIN = 1.2
+#: In a rehearsal, whose accuracy run takes a second or two: up to 1.9 times the rate measured in it was seen after it.
+REHEARSAL_MARGIN = 2.0
+
+#: The share of the Offline rate that a scenario with queries at their own times is asked for where its rate is not
+#: searched for. It is a safe choice, not the highest rate that keeps the latency limits.
+SERVER_SHARE = 0.2
+#: In a rehearsal: the rate of its short Offline accuracy run is up to 1.9 times too low (see REHEARSAL_MARGIN), so that
+#: this is about the same share of what the server carries.
+REHEARSAL_SHARE = 0.4
+#: The most that a search for that rate takes: in full-length runs, and in a rehearsal in seconds.
+SEARCH_RUNS, REHEARSAL_SEARCH_S = 2.5, 75.0
+
+#: Where each query follows the answer before it, LoadGen plans as many as take 1,200 s at the expected latency, rounds
+#: them up to whole passes over the dataset, and issues all of them; a run that ends before 600 s is not valid. With
+#: this share of the rate measured before it a run lasts 900 s or a pass, and still 600 s where the server turns out to
+#: be 1.5 times as fast.
+LATENCY_SHARE = 0.75
+#: Queries of the run that measures the mean latency: as many as LoadGen needs to estimate its 90th percentile.
+LATENCY_QUERIES = 64
+
+
+@dataclass(frozen=True)
+class TargetQps:
+    """A target rate in queries/s (samples/s in Offline) and where it comes from, in words."""
+
+    value: float
+    source: str
+
+
+def target_of(rate: SamplesPerSecond, share: float, step: str, *, one_by_one: bool = False) -> TargetQps:
+    """Return `share` of the `rate` that `step` measured as a target QPS.
+
+    The words name a latency where queries come one by one.
+    """
+    source = (
+        f"{1 / share:.3g} x the mean latency of {step}, {four_digits(1000 / rate)} ms"
+        if one_by_one
+        else f"{share} x the {rate} of {step}"
+    )
+    return TargetQps(float(f"{rate * share:.3g}"), source)
+
 
 #: The recipes that steps run, by the names that `--adr` changes them by; the public recipes' names where they have one.
 RECIPES = {
@@ -183,31 +232,40 @@ class ResultFolders(Settings, frozen=True, kw_only=True):
         return Path(given) if given else None
 
 
-class StepInputs(Record, frozen=True, kw_only=True):
-    """The inputs of a step's recipe, beside those of the whole job; none here, the others are subclasses.
+class StepInputs(Settings, frozen=True, kw_only=True):
+    """Inputs of a step beyond what the settings of its recipe can hold, `READ_BY`, whose keys its fields have.
 
-    A field is written under the key that it has in the recipe's own settings, `READ_BY`; None is left out. `<<<KEY>>>`
-    in a text stands for what an earlier step exports under that key.
+    A field whose default is None can take a value of the job away, or be a target that only the run can give.
     """
 
     READ_BY: ClassVar[tuple[type[Settings], ...]] = ()
 
-    @property
-    def result_folder(self) -> Path | None:
-        """The folder of the step's result, None for a step without one."""
-        return ResultFolders.of(self.env()).folder
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The values that are given, by the keys that the recipe reads them from."""
-        keys = {field: key for settings in self.READ_BY for field, key in env_keys(settings).items()}
-        values = {keys[field]: getattr(self, field) for field in self.__struct_fields__}
-        return {key: value for key, value in values.items() if value is not None}
-
     def env(self) -> dict[str, str]:
-        """Return the inputs as the recipe reads them, without a target that only the run can give."""
-        known = {key: value for key, value in self.given.items() if not isinstance(value, MeasuredTarget)}
-        return {key: setting_text(value) for key, value in known.items()}
+        """Return the inputs that are given as the recipe reads them."""
+        return env_of(self)
+
+
+def given(inputs: Settings) -> dict[str, Any]:
+    """Return the values that the inputs of a step give, by the keys that its recipe reads: those that are no defaults.
+
+    They are beside those of the whole job. `<<<KEY>>>` in a text stands for what an earlier step exports under KEY.
+    """
+    read_by = inputs.READ_BY if isinstance(inputs, StepInputs) else (type(inputs),)
+    keys = {field: key for settings in read_by for field, key in env_keys(settings).items()}
+    defaults = {field.name: field.default for field in fields(inputs)}
+    values = {field: getattr(inputs, field) for field in keys if field in defaults}
+    return {keys[field]: value for field, value in values.items() if value != defaults[field]}
+
+
+def env_of(inputs: Settings) -> dict[str, str]:
+    """Return the inputs of a step as its recipe reads them, without a target that only the run can give."""
+    known = {key: value for key, value in given(inputs).items() if not isinstance(value, MeasuredTarget)}
+    return {key: setting_text(value) for key, value in known.items()}
+
+
+def result_folder(inputs: Settings) -> Path | None:
+    """Return the folder of the result of a step with these inputs, None for a step without one."""
+    return ResultFolders.of(env_of(inputs)).folder
 
 
 @dataclass(frozen=True)
@@ -232,7 +290,7 @@ class Step(Record, frozen=True, kw_only=True):
 
     name: str
     tags: str
-    inputs: StepInputs = StepInputs()
+    inputs: Settings = Settings()
     amended: tuple[StepInput, ...] = ()
     gives: str = ""
     brings: tuple[Brings, ...] = ()
@@ -254,9 +312,9 @@ class Step(Record, frozen=True, kw_only=True):
         """The step's name as --rerun takes it: server.performance."""
         return key_of(self.name)
 
-    def env(self, inputs: StepInputs | None = None) -> dict[str, str]:
+    def env(self, inputs: Settings | None = None) -> dict[str, str]:
         """Return the inputs as the recipe reads them; `inputs` are the step's own with all values filled in."""
-        return (inputs or self.inputs).env() | {amendment.key: amendment.value for amendment in self.amended}
+        return env_of(inputs or self.inputs) | {amendment.key: amendment.value for amendment in self.amended}
 
 
 def point_name(number: int) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.rehearsal.faults import Faults
-from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
+from cm4vllm.campaign.rehearsal.profile import Faults, Profile, read_profile
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
@@ -103,8 +102,6 @@ def _require_possible(settings: SimulatedSettings) -> None:
 def _planned(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
     name = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else profile.benchmark
     part = ServerSettings(device="simulated", model=name, name=name, port=settings.port, api=api)
-    sequences = settings.max_num_seqs or profile.server.max_num_seqs
-    tokens = settings.max_num_batched_tokens or profile.server.max_num_batched_tokens
     words = [
         sys.executable,
         "-P",
@@ -114,8 +111,8 @@ def _planned(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned
         f"--api={api}",
         "--port={port}",
         f"--seed={settings.seed}",
-        f"--max-num-seqs={sequences}",
-        f"--max-num-batched-tokens={tokens}",
+        f"--max-num-seqs={settings.max_num_seqs or profile.server.max_num_seqs}",
+        f"--max-num-batched-tokens={settings.max_num_batched_tokens or profile.server.max_num_batched_tokens}",
         *([f"--faults={settings.faults}"] if settings.faults else []),
         *shlex.split(settings.searched),
     ]

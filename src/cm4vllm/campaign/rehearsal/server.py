@@ -22,9 +22,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
-from cm4vllm.campaign.rehearsal.faults import FAULT_FILE, Faults, Kind
 from cm4vllm.campaign.rehearsal.metrics import Counts, metrics_page
-from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
+from cm4vllm.campaign.rehearsal.profile import FAULT_FILE, Faults, Kind, Profile, read_profile
 from cm4vllm.common.settings import GREATEST
 from cm4vllm.records.server import Api
 

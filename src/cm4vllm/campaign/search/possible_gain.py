@@ -87,7 +87,6 @@ def _rival(rounds: Mapping[int, Round], round_: int, number: int, chosen: int) -
     ]
     known = [ratio for ratio, _ in bounds if ratio is not None]
     most = statistics.geometric_mean(known) if known and len(known) == len(bounds) else None
-    why = [words for ratio, words in bounds if (ratio is None) is (most is None)]
     return Rival(
         number=number,
         round=round_,
@@ -95,7 +94,7 @@ def _rival(rounds: Mapping[int, Round], round_: int, number: int, chosen: int) -
         ratio=round((evaluation.score or 0.0) / (best.score or 1.0), 4),
         most=None if most is None else round(most, 4),
         standing=_standing(most),
-        why="; ".join(why),
+        why="; ".join([words for ratio, words in bounds if (ratio is None) is (most is None)]),
     )
 
 

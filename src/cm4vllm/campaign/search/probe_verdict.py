@@ -234,8 +234,7 @@ class Judge:
 
 def _value(answer: Timed, name: str) -> float | None:
     """Return what a limit of this name limits, in ms; None for the TPOT of an answer of one token."""
-    values = {"TTFT": answer.ttft_ms, "TPOT": answer.tpot_ms, "latency": answer.latency_ms}
-    return values[name]
+    return {"TTFT": answer.ttft_ms, "TPOT": answer.tpot_ms, "latency": answer.latency_ms}[name]
 
 
 def probe_record(

@@ -6,19 +6,17 @@ A full-length run of a search is LoadGen's run by the rules, with the settings o
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from cm4vllm.campaign.planning.computed_targets import REHEARSAL_SEARCH_S
-from cm4vllm.campaign.search.explanations import cause_words, drift_words
-from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.planning.steps import REHEARSAL_SEARCH_S
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
-from cm4vllm.campaign.search.projection import Window
+from cm4vllm.campaign.search.projection import FullLength, Window
 from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_estimate, search
-from cm4vllm.campaign.search.search_status import search_status
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import discard, staged_folder
@@ -32,11 +30,21 @@ from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.process.process_monitor import RunStopped
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
+from cm4vllm.records.client import HEADROOM
+from cm4vllm.records.doubts import headroom
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import read_performance
-from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.metrics import ServerMetrics, Speed
 from cm4vllm.records.run import RunRecord, RunSettings
-from cm4vllm.records.searches.rate_search import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
+from cm4vllm.records.searches.rate_search import (
+    SEARCH_FILE,
+    ProbeRecord,
+    SearchOutcome,
+    SearchRecord,
+    SearchStatus,
+    Verdict,
+)
+from cm4vllm.results.judgement.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
 from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.probing.server_metrics import look
 from cm4vllm.serving.probing.server_requests import sites_of
@@ -78,14 +86,22 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     settings = _settings(inputs)
     at = partial(full_length_settings, inputs)
     plan = plan_of(settings, at)
-    _remove_earlier(folder)
+    remove_record(folder / SEARCH_FILE, SearchRecord)
+    for left in folder.glob("probe-*"):  # of an earlier search: they would be taken for probes of this one
+        discard(left)
     start = queueing_estimate(inputs.target_qps or 0.0, plan.limits)
     say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
     with step(f"search for the {settings.scenario} rate") as shown:
         ended: list[ProbeRecord] = []
 
         def begun(number: int, rate: float, plan: ProbePlan) -> None:
-            shown.facts = search_status(str(settings.scenario), ended, number, rate, plan)
+            shown.facts = SearchStatus(
+                scenario=str(settings.scenario),
+                number=number,
+                rate=rate,
+                planned_s=round(plan.seconds, 1),
+                full_length=plan.sure,
+            ).after(ended)
 
         def seen(probe: ProbeRecord) -> None:
             ended.append(probe)
@@ -165,7 +181,6 @@ class LoadGenProber:
         judge = Judge(require_searchable(self._settings.terms), rate, plan)
         least_ms = round(1000 * _LONGER * plan.seconds)
         part = settings_of_part(self._settings, rate, least_ms, source=f"probe {self._number} of a search")
-        settings = self._at(rate) if plan.sure else part
         verdicts: list[Verdict] = []
         begin = time.monotonic()
 
@@ -174,10 +189,13 @@ class LoadGenProber:
                 verdicts.append(verdict)
             return bool(verdicts)
 
-        metrics, made = run_or_part(settings, folder, take, self._pythonpath)
+        metrics, made = run_or_part(self._at(rate) if plan.sure else part, folder, take, self._pythonpath)
         verdict = verdicts[0] if verdicts else None
         if plan.sure and made is not None:
-            verdict = Verdict.PASSES if self._has_passed(folder, judge) else Verdict.FAILS
+            passed = read_performance(folder).valid
+            if self._settings.rehearsal:  # which may be too short to be valid
+                passed = all(limit.p99_ms is not None and limit.p99_ms <= limit.limit_ms for limit in judge.limits())
+            verdict = Verdict.PASSES if passed else Verdict.FAILS
         record = probe_record(
             self._number,
             rate,
@@ -197,12 +215,6 @@ class LoadGenProber:
         if _issues_whole_datasets(folder):
             self.full = dataclasses.replace(self.full, whole=self._settings.samples)
         return record, judge.window
-
-    def _has_passed(self, folder: Path, judge: Judge) -> bool:
-        """Return True if a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
-        if not self._settings.rehearsal:
-            return read_performance(folder).valid
-        return all(limit.p99_ms is not None and limit.p99_ms <= limit.limit_ms for limit in judge.limits())
 
 
 def run_or_part(
@@ -237,13 +249,6 @@ def full_length_settings(inputs: RunInputs, rate: float) -> RunSettings:
 
 def _probe_folder(number: int) -> str:
     return f"probe-{number:02d}"
-
-
-def _remove_earlier(folder: Path) -> None:
-    """Remove the probes of an earlier search, which would be taken for probes of this one."""
-    remove_record(folder / SEARCH_FILE, SearchRecord)
-    for probe in folder.glob("probe-*"):
-        discard(probe)
 
 
 def _hand_over(run_folder: Path, inputs: RunInputs) -> str:
@@ -311,3 +316,75 @@ def _say(probe: ProbeRecord) -> None:
         f"probe {probe.number}: {probe.rate:g} queries/s {probe.verdict} after {probe.took_s:.0f} s{early}; "
         f"{probe.queries:,} queries, {shares}" + (f"; it fails by {probe.failed_by}" if probe.failed_by else "")
     )
+
+
+#: The ratio of the times of a step in two probes above which the difference is more than noise.
+DRIFT = 1.12
+#: Probes are compared whose numbers of running requests overlap, or are so near to each other, as a factor.
+NEAR = 1.25
+
+
+def cause_of(binding: str, ttft_ms: float | None, metrics: ServerMetrics, run: RunRecord | None = None) -> Cause | None:
+    """Return the cause that bound a probe whose tightest limit is `binding`; None where the metrics show none.
+
+    `ttft_ms` is the mean that the client saw, `run` the record of a probe that was not ended early: it alone tells how
+    much more the client could carry.
+    """
+    room = headroom(run) if run is not None else None
+    if room is not None and room < HEADROOM:
+        return Cause.CLIENT
+    if metrics.preemptions or (metrics.kv_cache_usage_max >= FULL and metrics.waiting_mean >= 1):
+        return Cause.KV_CACHE
+    if binding != "TTFT":
+        return Cause.DECODE if metrics.decode else None
+    if metrics.queue is None or metrics.prefill is None:
+        return None
+    engine_ms = metrics.queue.mean_ms + metrics.prefill.mean_ms
+    if ttft_ms is not None and ttft_ms >= UNEXPLAINED * engine_ms + UNEXPLAINED_MS:
+        return Cause.HOST
+    return Cause.QUEUE if metrics.queue.mean_ms >= metrics.prefill.mean_ms else Cause.PREFILL
+
+
+def cause_words(
+    binding: str, ttft_ms: float | None, metrics: ServerMetrics | None, run: RunRecord | None = None
+) -> str:
+    """Return the cause with its numbers, empty for a server without metrics."""
+    if metrics is None:
+        return ""
+    cause = cause_of(binding, ttft_ms, metrics, run)
+    numbers = ", ".join(_numbers(metrics))
+    return f"{cause}: {numbers}" if cause else numbers
+
+
+def _numbers(metrics: ServerMetrics) -> Iterator[str]:
+    yield f"{metrics.waiting_mean:g} requests waited on average, up to {metrics.waiting_max}"
+    yield f"KV cache up to {100 * metrics.kv_cache_usage_max:.0f} % used, {metrics.preemptions} preemptions"
+    for name in ("queue", "prefill", "decode"):
+        if (timing := getattr(metrics, name)) is not None:
+            yield f"mean time in {name} {timing.mean_ms:,.1f} ms"
+    if metrics.speed is not None and metrics.speed.slowed:
+        yield metrics.speed.words
+
+
+def drift_words(probes: Sequence[ProbeRecord]) -> str:
+    """Return by how much the server's speed differed between probes of the same load; empty where it hardly did."""
+    worst, words = DRIFT, ""
+    for probe, other in combinations(probes, 2):
+        if probe.speed is None or other.speed is None or (running := _common(probe.speed, other.speed)) is None:
+            continue
+        (fast_ms, fast), (slow_ms, slow) = sorted(
+            [(probe.speed.step_ms(running), probe.number), (other.speed.step_ms(running), other.number)]
+        )
+        if slow_ms >= worst * fast_ms > 0:
+            worst = slow_ms / fast_ms
+            words = (
+                f"the server's speed changed during the search: with {running:.0f} requests a step took {fast_ms:.1f} "
+                f"ms in probe {fast} and {slow_ms:.1f} ms in probe {slow}"
+            )
+    return words
+
+
+def _common(speed: Speed, other: Speed) -> float | None:
+    """Return the number of requests at which two speeds are compared: the middle of the common range, or of the gap."""
+    begin, end = max(speed.low, other.low), min(speed.high, other.high)
+    return (begin + end) / 2 if begin <= NEAR * end else None

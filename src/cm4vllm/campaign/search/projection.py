@@ -23,14 +23,59 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.common.student import student_t
-from cm4vllm.records.logs.arrivals import Times
+from cm4vllm.records.logs.arrivals import Times, arrivals
+from cm4vllm.records.logs.early_stopping import PERCENTILE, most_over
 from cm4vllm.records.searches.rate_search import Interval, ProbeRecord
+
+
+@dataclass(frozen=True)
+class FullLength:
+    """A run of at least `seconds`, by LoadGen's seed of the schedule.
+
+    `whole` is the size of the dataset where LoadGen issues whole datasets only, 1 elsewhere; `least` is the number of
+    queries that it has at least.
+    """
+
+    seconds: float
+    seed: int
+    whole: int = 1
+    least: int = 1
+
+    def queries(self, rate: float) -> int:
+        reached = int(np.searchsorted(_unit(self.seed, self.seconds * rate), self.seconds * rate)) + 1
+        return -(-max(reached, self.least) // self.whole) * self.whole
+
+    def duration(self, rate: float) -> float:
+        """Return for how many seconds such a run issues queries."""
+        return max(self.seconds, self.queries(rate) / rate)
+
+    def arrivals(self, rate: float) -> Times:
+        """Return when its queries are issued, in s."""
+        queries = self.queries(rate)
+        return _unit(self.seed, queries)[:queries] / rate
+
+    def most_late(self, rate: float) -> int:
+        """Return how many of its queries may be over a limit: 1 % where it is too short for LoadGen's test."""
+        queries = self.queries(rate)
+        most = most_over(queries)
+        return most if most >= 0 else int((1 - PERCENTILE) * queries)
+
+
+def _unit(seed: int, queries: float) -> Times:
+    """Return a schedule of 1 query/s with more than so many queries."""
+    return _of_size(seed, 2 ** math.ceil(math.log2(max(queries, 1) * 1.1 + 500)))
+
+
+@lru_cache(maxsize=4)
+def _of_size(seed: int, queries: int) -> Times:
+    return arrivals(1.0, seed, queries)
+
 
 #: Queries from which on a probe says anything.
 _LEAST_QUERIES = 50
@@ -122,9 +167,8 @@ def meeting_point(points: Sequence[Point]) -> float:
         weight = time**_TIME_POWER / (1 + ((x - here) / _NEAR_RATE) ** 2 + (off / _NEAR_EDGE) ** 2)
         weight /= weight.sum()
         mean_x, mean_off = float(weight @ x), float(weight @ off)
-        squares = float(weight @ (x - mean_x) ** 2)
         slope = (float(weight @ ((x - mean_x) * (off - mean_off))) - _TRUSTED_SPREAD**2) / (
-            squares + _TRUSTED_SPREAD**2
+            float(weight @ (x - mean_x) ** 2) + _TRUSTED_SPREAD**2
         )
         here = mean_x - mean_off / min(-0.5, max(-5.0, slope))
     return math.exp(here)
@@ -171,8 +215,7 @@ def _ttft_edge(window: Window, limit: float, full: FullLength) -> float | None:
     capacity = _boundary(above, window.rate / 2, window.rate * _FURTHEST)
 
     def keeps(rate: float) -> bool:
-        waits = _waits(full.arrivals(rate), capacity)
-        return largest_but(waits, full.most_late(rate)) + base <= limit
+        return largest_but(_waits(full.arrivals(rate), capacity), full.most_late(rate)) + base <= limit
 
     return _boundary(keeps, capacity * 0.3, capacity * 1.3)
 

@@ -14,10 +14,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.planning.computed_targets import SEARCH_RUNS
-from cm4vllm.campaign.search.full_length import FullLength
+from cm4vllm.campaign.planning.steps import SEARCH_RUNS
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
-from cm4vllm.campaign.search.projection import Window, predicted_rate, project, rate_interval
+from cm4vllm.campaign.search.projection import FullLength, Window, predicted_rate, project, rate_interval
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.records.searches.rate_search import Boundary, ProbeRecord, SearchOutcome, Verdict
 from cm4vllm.rules import LatencyLimits
@@ -236,7 +235,10 @@ class _Search:
 
         What other probes say of another limit does not count there.
         """
-        blind = min((probe.rate for probe in self._probes if _is_blind(probe)), default=math.inf)
+        blind = min(
+            (probe.rate for probe in self._probes if probe.verdict is Verdict.FAILS and not probe.projected),
+            default=math.inf,
+        )
         if rate < blind:
             return rate
         below = [probe.rate for probe in self._probes if probe.rate < blind and probe.verdict is not Verdict.FAILS]
@@ -306,10 +308,6 @@ class _Search:
             remedy="a smaller model or more servers may keep the limits\n"
             "or give --server_target_qps of run-mlperf,inference, to run at a fixed rate instead",
         )
-
-
-def _is_blind(probe: ProbeRecord) -> bool:
-    return probe.verdict is Verdict.FAILS and not probe.projected
 
 
 def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:

@@ -133,10 +133,9 @@ def inputs_digest(job: SettingsJob) -> str:
     ]
     keys = sorted({*env_keys(ServerSettings).values(), "CM_VLLM_SERVER_PRESET", "CM_VLLM_SERVER_REPLICAS"})
     given = differing(job.launch)
-    server = {key: given.get(key, "") for key in keys}
     machine = [simulated.simulation_of(job.simulated)] if inputs.rehearse else []
     asked = (inputs.search, inputs.most_minutes, inputs.scenarios)
-    parts = (__version__, *asked, model.sha256, datasets, server, *machine)
+    parts = (__version__, *asked, model.sha256, datasets, {key: given.get(key, "") for key in keys}, *machine)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
@@ -208,8 +207,7 @@ def _runs(job: SettingsJob) -> tuple[list[RunInputs], RunInputs]:
         for scenario in benchmark_terms(first.round, first.model).scenarios
         if terms(first.round, first.model, scenario, Mode.PERFORMANCE).at_once
     )
-    ordered = sorted(asked, key=lambda run: run.scenario != str(at_once))
-    return ordered, job.runs([str(at_once)])[0]
+    return sorted(asked, key=lambda run: run.scenario != str(at_once)), job.runs([str(at_once)])[0]
 
 
 def _as_it_is(space: Space, job: SettingsJob, folder: Path) -> Candidate:

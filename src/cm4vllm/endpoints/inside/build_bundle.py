@@ -50,8 +50,9 @@ def _power(folder: Path) -> dict[str, Any] | None:
         return None
     names = "system_power.json", "system_desc.json", "performance/result_summary.json"
     power, system, summary = (json.loads((folder / name).read_text(encoding="utf-8")) for name in names)
-    point = safe_load((folder / "point.yaml").read_text(encoding="utf-8"))
-    figures: dict[str, Any] = derive_point_power(power, point, system, summary)
+    figures: dict[str, Any] = derive_point_power(
+        power, safe_load((folder / "point.yaml").read_text(encoding="utf-8")), system, summary
+    )
     return figures
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.format.dependency import is_no
 from cm4vllm.engine.format.inputs import REQUIRED
-from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.versions import VERSION_KEYS
 from cm4vllm.engine.run.environment import as_text
@@ -246,6 +246,15 @@ def _variations_for(key: str, script: ScriptMeta) -> list[str]:
         for name, raw in script.variations.items()
         if "#" not in name and "," not in name and any(str(each).endswith(suffix) for each in raw.get("env") or {})
     ]
+
+
+def typed_command(folder: str, words: Sequence[str]) -> tuple[ScriptMeta, dict[str, Any], dict[str, Any]]:
+    """Return the script in a folder, the words of its command as cm reads them, and the keys of its own flags."""
+    from cmind import cli
+
+    script = load_script(folder, "cm4vllm")
+    typed: dict[str, Any] = cli.parse(["run", "script", *words])["cm_input"]
+    return script, typed, mapped_inputs(script, typed)[1]
 
 
 def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

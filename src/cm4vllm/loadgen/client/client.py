@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
-from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.connection import STEP_S, Address, Connection, Server
 from cm4vllm.loadgen.client.in_flight import Completion, InFlightRequest, Request, Sink
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
+from cm4vllm.loadgen.client.worker_messages import Counts
 from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason
 from cm4vllm.serving.probing.media_apis import FORM
@@ -223,9 +223,9 @@ class Client:
 
     async def _connect_and_send(self, request: InFlightRequest, server: Server) -> None:
         """Open a connection to a server and send a request on it; report what fails."""
-        in_steps = self._max_in_flight is not None  # else requests, and so connections, come at the run's rate
         try:
-            connection = await self._connect(server, in_steps=in_steps)
+            # Without a bound requests, and so connections, come at the run's rate.
+            connection = await self._connect(server, in_steps=self._max_in_flight is not None)
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             request.connection_failed(f"cannot connect to the server: {reason}", answered=False)
@@ -319,12 +319,10 @@ class Client:
 
     def _check_servers(self) -> None:
         """Drop connections that servers have closed, and fail the open requests when nothing arrives any more."""
-        pause = min(self._stall_s / 4, 15.0)
-        self._check_timer = self._loop.call_later(pause, self._check_servers)
+        self._check_timer = self._loop.call_later(min(self._stall_s / 4, 15.0), self._check_servers)
         for server in self._servers:
             server.drop_older(self._loop.time() - REUSE_WITHIN_S)
-        missing = self._stall_in_words()
-        if missing:
+        if missing := self._stall_in_words():
             for request in list(self._open):
                 request.abandon(f"the server sent {missing} for {self._stall_s:g} s")
 

@@ -7,6 +7,7 @@ Where each token comes alone they are read by a poller, together with those of o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 import ssl
@@ -161,8 +162,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def retry_after_s(self) -> float:
-        """The seconds after which the server asks to be asked again; 0 where it names none."""
-        return _retry_after_s(self._headers.get(_RETRY_AFTER, b"").decode("latin-1").strip())
+        """The seconds, or those to the date, after which the server asks to be asked again; 0 where it names none."""
+        named = self._headers.get(_RETRY_AFTER, b"").decode("latin-1").strip()
+        with contextlib.suppress(ValueError):
+            return max(0.0, float(named))
+        with contextlib.suppress(ValueError, OverflowError):
+            return max(0.0, parsedate_to_datetime(named).timestamp() - time.time())
+        return 0.0
 
     @property
     def encoding(self) -> str:
@@ -292,8 +298,7 @@ class Connection(asyncio.Protocol):
         if unframed:
             handler.response_ended(self, self._parser.get_status_code(), cut=True)
         else:
-            closed = error is None or isinstance(error, ConnectionError)
-            kept = self._kept and closed and not self._answered
+            kept = self._kept and not self._answered and isinstance(error, ConnectionError | None)
             handler.connection_failed(_cause(error), answered=self._answered, kept=kept)
 
     def _stop_polling(self) -> bool:
@@ -348,18 +353,6 @@ class Server:
         """Close the connections that are idle since before `oldest`, and forget those that are closed."""
         while self.idle and (self.idle[0].idle_since < oldest or not self.idle[0].open):
             self.idle.popleft().close()
-
-
-def _retry_after_s(named: str) -> float:
-    """Return the seconds of a Retry-After header, which names them or a date; 0 for anything else."""
-    try:
-        return max(0.0, float(named))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(named).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def _cause(error: Exception | None) -> str:

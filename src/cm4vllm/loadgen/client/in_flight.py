@@ -7,10 +7,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.connection import Connection, Server
 from cm4vllm.loadgen.client.text_tokens import EMPTY, Encoded, Texts
 from cm4vllm.loadgen.client.wire import most_bytes
+from cm4vllm.loadgen.client.worker_messages import Counts
 from cm4vllm.serving.answers.event_stream import AnswerError, cleaned, refusal_words
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason

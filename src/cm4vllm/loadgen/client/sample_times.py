@@ -134,5 +134,4 @@ class _Events:
 
     def array(self, fields: list[tuple[str, str]]) -> Any:
         """Return the records as an array with these fields."""
-        data = b"".join([*self._pieces[:-1], memoryview(self._pieces[-1])[: self._at]])
-        return np.frombuffer(data, np.dtype(fields))
+        return np.frombuffer(b"".join([*self._pieces[:-1], memoryview(self._pieces[-1])[: self._at]]), np.dtype(fields))

@@ -130,9 +130,8 @@ class Texts:
             return
         # The token that ends an answer is in no text; some servers count it, some do not.
         more = tokens - count - (answer.finish_reason == "stop" and tokens > count)
-        first = len(self._ids(answer.first))
         self._counts = self._counts.plus(
-            TextCounts.of_answer(tokens, count, more=more, first=first, unsent=answer.unsent)
+            TextCounts.of_answer(tokens, count, more=more, first=len(self._ids(answer.first)), unsent=answer.unsent)
         )
 
     def _keep(self, answer: TextAnswer) -> None:

@@ -1,4 +1,4 @@
-"""Requests for completions: their parameters, their bodies, and how many bytes an answer may have."""
+"""Requests for completions: parameters, bodies, connections, and how many bytes an answer may have."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +13,10 @@ from cm4vllm.serving.probing.text_servers import text_body
 #: Bytes of an answer at most, beside those of its prompt and tokens, and for each of these: vLLM sends about 250 for a
 #: token that comes alone. A server that never ends an answer must not fill the memory.
 _MOST_BYTES, _BYTES_OF_A_TOKEN = 1 << 20, 1 << 12
+#: Connections to each server that are kept open for requests to come, where each has to leave at once: as many as may
+#: be issued while another one is opened (a few ms with TLS, at thousands of queries/s). While they are renewed, up to
+#: twice as many.
+SPARE = 16
 
 
 @dataclass(frozen=True)

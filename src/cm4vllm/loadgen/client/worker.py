@@ -22,11 +22,11 @@ import uvloop
 
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.loadgen.client.client import Client
-from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.client.connection import Address, resolve
 from cm4vllm.loadgen.client.in_flight import Completion, Request
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
+from cm4vllm.loadgen.client.wire import SPARE
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.serving.answers.stated import FinishReason
 
@@ -92,10 +92,9 @@ def _end_with_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
 async def _resolve(settings: WorkerSettings, link: _Link) -> list[Address]:
     """Return the addresses of all servers; report one that cannot be reached, and return an empty list."""
     addresses = []
-    headers = settings.access.headers()
     for endpoint in settings.endpoints:
         try:
-            addresses.append(await resolve(endpoint, settings.ca_file, headers))
+            addresses.append(await resolve(endpoint, settings.ca_file, settings.access.headers()))
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             await link.send_record(Kind.UNREACHABLE, msgspec.json.encode((endpoint, reason)))
@@ -207,8 +206,7 @@ class _RecordSink:
         """Report a failed query with its cause, without secrets."""
         # The answer of a server may repeat the key.
         text = self._access.without_secrets(cause).encode(errors="replace")
-        kind = Kind.FAILED_LATE if first_token_seen else Kind.FAILED
-        self._link.write(HEADER.pack(key, kind, len(text)) + text)
+        self._link.write(HEADER.pack(key, Kind.FAILED_LATE if first_token_seen else Kind.FAILED, len(text)) + text)
 
 
 def _record(key: int, tokens: array[int] | Encoded | int, reason: FinishReason) -> tuple[bytes, ...]:

@@ -6,16 +6,19 @@ UTF-8. Numbers are the machine's own, unaligned.
 """
 
 import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import msgspec
 
-from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.text_tokens import TextSettings
 from cm4vllm.records.access import Access
 from cm4vllm.records.client import ProcessRecord, TextCounts
 from cm4vllm.records.server import Api
-from cm4vllm.serving.answers.stated import AnswerLimits
+from cm4vllm.serving.answers.event_stream import cleaned
+from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 
 #: Key, offset and length of the body, tokens of the prompt, time of issue (time.monotonic_ns).
 REQUEST = struct.Struct("=QQIIq")
@@ -25,6 +28,8 @@ HEADER = struct.Struct("=QIi")
 
 #: The number of tokens before the labels of an answer.
 COUNT = struct.Struct("=i")
+#: Different names of models in the answers of a run that are kept, and the name of all others.
+_MOST_NAMES, OTHER_NAMES = 8, "other names"
 
 
 class Kind(IntEnum):
@@ -76,9 +81,82 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     text: TextSettings | None = None
 
 
+@dataclass(slots=True)
+class Counts:
+    """Counts of the client so far; `at_length` of the completed answers ended with finish_reason `length`.
+
+    `server_prompt_tokens` and `cached_prompt_tokens` are stated by the server. `least_more` and `most_more` are by how
+    many more tokens it counted a prompt than were sent, at least and at most; None where it counts none. `models`
+    counts answers by the names of the model in them. `first_tokens` came with the first event of their answers.
+    """
+
+    requests: int = 0
+    completed: int = 0
+    failed: int = 0
+    retries: int = 0
+    connections: int = 0
+    longest_connect_s: float = 0.0
+    prompt_tokens: int = 0
+    server_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    least_more: int | None = None
+    most_more: int | None = None
+    completion_tokens: int = 0
+    first_tokens: int = 0
+    at_once: int = 0
+    at_length: int = 0
+    models: dict[str, int] = field(default_factory=dict)
+
+    def take(self, stated: Stated, prompt_tokens: int, first_tokens: int) -> None:
+        """Count what a server states about an answer to a prompt of `prompt_tokens`."""
+        self.cached_prompt_tokens += stated.cached_tokens
+        self.first_tokens += first_tokens
+        if stated.prompt_tokens >= 0:
+            self.server_prompt_tokens += stated.prompt_tokens
+            more = stated.prompt_tokens - prompt_tokens
+            if self.least_more is None or self.most_more is None:
+                self.least_more = self.most_more = more
+            elif not self.least_more <= more <= self.most_more:
+                self.least_more, self.most_more = min(self.least_more, more), max(self.most_more, more)
+        for name in stated.models:
+            known = name in self.models or len(self.models) < _MOST_NAMES
+            key = cleaned(name) if known else OTHER_NAMES
+            self.models[key] = self.models.get(key, 0) + 1
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Counts and measurements of a worker in the whole run."""
 
     counts: Counts
     process: ProcessRecord
     text: TextCounts | None = None
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Return the counts of several clients as those of one."""
+    clients = list(counts)
+    least = [each.least_more for each in clients if each.least_more is not None]
+    most = [each.most_more for each in clients if each.most_more is not None]
+    return Counts(
+        **{name: sum(getattr(each, name) for each in clients) for name in _SUMMED},
+        least_more=min(least, default=None),
+        most_more=max(most, default=None),
+        longest_connect_s=max((each.longest_connect_s for each in clients), default=0.0),
+        models=dict(sum((Counter(each.models) for each in clients), Counter())),
+    )
+
+
+_SUMMED = (
+    "requests",
+    "completed",
+    "failed",
+    "retries",
+    "connections",
+    "prompt_tokens",
+    "server_prompt_tokens",
+    "cached_prompt_tokens",
+    "completion_tokens",
+    "first_tokens",
+    "at_once",
+    "at_length",
+)

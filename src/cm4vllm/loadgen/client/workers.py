@@ -66,10 +66,9 @@ class Receiver(Protocol):
 def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]:
     """Return the settings of each of `workers` workers for a run. Raises ModelError."""
     server = settings.server
-    # A server need not keep a parameter that it does not take.
-    least = 0 if server.dialect and "min_tokens" in server.dialect.left_out else settings.min_tokens
     limits = AnswerLimits(
-        min_tokens=least,
+        # A server need not keep a parameter that it does not take.
+        min_tokens=0 if server.dialect and "min_tokens" in server.dialect.left_out else settings.min_tokens,
         max_tokens=settings.max_tokens,
         max_model_len=server.max_model_len,
         empty=settings.logs_answers,
@@ -265,13 +264,13 @@ class Workers:
         """Report a worker that ended before its counts came, with its exit status."""
         if worker.sent_stats or self._closing or self._error is not None:
             return
-        status = worker.process.wait()
-        error = RunFailed(
-            f"{worker.name} of the client ended unexpectedly: {exit_in_words(status)}",
-            cause=f"{worker.issued - worker.ended} of its queries were open",
-            remedy="its last output is in the run's console.log",
+        self._fail(
+            RunFailed(
+                f"{worker.name} of the client ended unexpectedly: {exit_in_words(worker.process.wait())}",
+                cause=f"{worker.issued - worker.ended} of its queries were open",
+                remedy="its last output is in the run's console.log",
+            )
         )
-        self._fail(error)
 
     def _fail(self, error: CmError) -> None:
         """Report an error: to the run where it has begun, else to the start that waits."""

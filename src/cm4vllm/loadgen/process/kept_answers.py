@@ -256,5 +256,4 @@ def _answer(line: bytes) -> _Line | None:
 
 
 def _digest(sample: int, answer: Answer) -> str:
-    head = b"%d %d %d " % (sample, answer.at_length, answer.tokens)
-    return hashlib.sha256(head + answer.data).hexdigest()[:16]
+    return hashlib.sha256(b"%d %d %d %b" % (sample, answer.at_length, answer.tokens, answer.data)).hexdigest()[:16]

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.loadgen.client.sample_times import SampleTimes
-from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.loadgen.process.run_status import LatencyStatus
+from cm4vllm.loadgen.process.messages import Latencies, LatencyStatus, Timed
 from cm4vllm.records.logs.early_stopping import PERCENTILE, missing_queries, most_over
 from cm4vllm.records.sample_times import Rows
 from cm4vllm.rules import LatencyLimits

@@ -8,8 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cm4vllm.common.student import student_t
-from cm4vllm.loadgen.process.messages import Progress
-from cm4vllm.loadgen.process.run_status import ClientStatus, RunStatus, ServerStatus, TimeLeft
+from cm4vllm.loadgen.process.messages import ClientStatus, Progress, RunStatus, ServerStatus, TimeLeft
 from cm4vllm.records.client import SelfCheck
 from cm4vllm.records.doubts import times_the_load
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
@@ -21,6 +20,7 @@ from cm4vllm.serving.probing.server_metrics import MetricsWatch
 RATE_S = 10.0
 #: Parts of a run whose rates say how much the rate varies.
 _PARTS = 6
+_BEGIN = Progress(done=0, waiting=0, total=None, elapsed_s=0.0, tokens=0)
 #: LoadGen writes what it generated, and its settings, within the first so many bytes of its log.
 _LOG_BYTES = 2**18
 _ENTRY = re.compile(
@@ -83,13 +83,9 @@ class LiveStatus:
             self._marks.append((news.elapsed_s, news.done))
             if len(self._marks) > 40 * _PARTS:  # thin them out: what counts is spread over the whole run
                 self._marks = [*self._marks[:-1:2], self._marks[-1]]
-        before = (
-            self._recent[0]
-            if len(self._recent) > 1
-            else Progress(done=0, waiting=0, total=None, elapsed_s=0.0, tokens=0)
-        )
-        took = news.elapsed_s - before.elapsed_s
-        rate = (news.done - before.done) / took if took > 0 else 0.0  # samples/s
+        before = self._recent[0] if len(self._recent) > 1 else _BEGIN
+        took = (news.elapsed_s - before.elapsed_s) or math.inf
+        rate = (news.done - before.done) / took  # samples/s
         total = news.total or (self._plan.samples if self._plan else None)
         return RunStatus(
             title=self._settings.title,
@@ -99,7 +95,7 @@ class LiveStatus:
             in_flight=news.waiting,
             tokens=news.tokens,
             samples_per_second=round(rate, 3),
-            tokens_per_second=round((news.tokens - before.tokens) / took if took > 0 else 0.0, 1),
+            tokens_per_second=round((news.tokens - before.tokens) / took, 1),
             left=self._time_left(news, total, rate),
             latencies=news.latencies,
             server=self._server(),
@@ -125,8 +121,7 @@ class LiveStatus:
 
     def _server(self) -> ServerStatus | None:
         """Return the server's present state by its metrics, None before the first sample."""
-        samples = self._watch.samples
-        if not samples:
+        if not (samples := self._watch.samples):
             return None
         first, last = samples[0], samples[-1]
         return ServerStatus(
@@ -139,8 +134,7 @@ class LiveStatus:
 
     def _client(self, elapsed_s: float, news: Progress | None) -> ClientStatus | None:
         """Return how many times the present load the client could carry, None before the self-check."""
-        check = self._check
-        if check is None:
+        if (check := self._check) is None:
             return None
         room = times_the_load(check, self._settings, news.done, news.tokens, elapsed_s) if news else None
         return ClientStatus(

@@ -1,8 +1,8 @@
-"""A server in memory for the self-check: `python -m cm4vllm.loadgen.process.loopback`, its settings on standard input.
+"""A server in memory for the self-check: `python -m cm4vllm.loadgen.process.loopback TOKENS INTERVAL STEP_S`.
 
-It answers any completion at once with tokens made beforehand, in vLLM's format: a whole answer in one piece, a stream
-as an engine sends it, a chunk to every stream at each step. It listens on a free port of 127.0.0.1, prints the port,
-and ends when its standard input is closed, or with its parent.
+It answers any completion at once with TOKENS tokens made beforehand, in vLLM's format: a whole answer in one piece
+where INTERVAL is 0, else a stream as an engine sends it, a chunk of INTERVAL tokens to every stream every STEP_S s. It
+listens on a free port of 127.0.0.1, prints the port, and ends when its standard input is closed, or with its parent.
 """
 
 import asyncio
@@ -28,33 +28,23 @@ _STREAM_HEAD = (
 )
 
 
-class LoopbackSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens` an answer, `interval` of them a chunk (0: whole answers), `step_s` seconds between two chunks."""
-
-    tokens: int
-    interval: int
-    step_s: float
-
-
 def main(argv: Sequence[str]) -> int:
     """Serve until standard input is closed; return the process's exit code."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=LoopbackSettings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings))
+        runner.run(_serve(int(argv[1]), int(argv[2]), float(argv[3])))
     return 0
 
 
-async def _serve(settings: LoopbackSettings) -> None:
+async def _serve(tokens: int, interval: int, step_s: float) -> None:
     """Serve answers from memory until standard input is closed."""
-    loop = asyncio.get_running_loop()
-    engine = _Engine(settings)
+    loop, engine = asyncio.get_running_loop(), _Engine(tokens, interval, step_s)
     server = await loop.create_server(lambda: _Talk(engine), "127.0.0.1", 0, backlog=4096)
     over = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), over.set)
-    if settings.interval:
-        loop.call_later(settings.step_s, engine.step)
+    if interval:
+        loop.call_later(step_s, engine.step)
     gc.freeze()
     gc.disable()
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -64,23 +54,23 @@ async def _serve(settings: LoopbackSettings) -> None:
 class _Engine:
     """Makes the answers, and sends the next chunk of each stream at every step."""
 
-    def __init__(self, settings: LoopbackSettings) -> None:
-        self._settings = settings
+    def __init__(self, tokens: int, interval: int, step_s: float) -> None:
+        self._tokens, self._interval, self._step_s = tokens, interval, step_s
         self._streams: list[tuple[asyncio.Transport, Sequence[bytes], int]] = []
         self._loop = asyncio.get_running_loop()
 
     def answer(self, transport: asyncio.Transport, prompt_tokens: int) -> None:
         """Answer a request: whole at once, or as a stream with a chunk at each step."""
-        if not self._settings.interval:
-            transport.write(_whole_answer(self._settings.tokens, prompt_tokens))
+        if not self._interval:
+            transport.write(_whole_answer(self._tokens, prompt_tokens))
             return
-        chunks = _chunks(self._settings.tokens, self._settings.interval, prompt_tokens)
+        chunks = _chunks(self._tokens, self._interval, prompt_tokens)
         transport.write(_STREAM_HEAD + chunks[0])
         self._streams.append((transport, chunks, 1))
 
     def step(self) -> None:
         """Send the next chunk of every open stream, and take the next step after its time."""
-        self._loop.call_later(self._settings.step_s, self.step)
+        self._loop.call_later(self._step_s, self.step)
         streams, self._streams = self._streams, []
         for transport, chunks, at in streams:
             transport.write(chunks[at])

@@ -39,8 +39,8 @@ class MachineMeter:
         """Begin to measure the load of this machine beside that of the server and the client."""
         self._supervisors = tuple(server.supervisors)
         # Ray starts the workers, not the server: their processes are not known here. Nor are those of other nodes.
-        elsewhere = any(node.launcher != "local" for node in server.nodes)
-        self._knows_server = server.owned and not uses_ray(server.options) and not elsewhere
+        here = all(node.launcher == "local" for node in server.nodes)
+        self._knows_server = server.owned and not uses_ray(server.options) and here
         self._begin = time.monotonic()
         self._first = machine_sample(self._begin)
         self._own = self._own_s()
@@ -96,13 +96,9 @@ class NodeSamples:
 
     def write_gpus(self, path: Path) -> None:
         """Write the samples of the GPUs of all nodes into one file; no file without samples."""
-        looks = [read_machine_samples(file) for file in self.files]
-        samples = [
-            GpusSample(at_s=several[0].at_s, gpus=gpus)
-            for several in zip(*looks, strict=False)
-            if (gpus := _number_gpus([sample.gpus for sample in several]))
-        ]
-        if samples:
+        together = zip(*map(read_machine_samples, self.files), strict=False)
+        numbered = [(several[0].at_s, _number_gpus([sample.gpus for sample in several])) for several in together]
+        if samples := [GpusSample(at_s=at_s, gpus=gpus) for at_s, gpus in numbered if gpus]:
             write_sample_file(path, samples)
 
 
@@ -112,8 +108,7 @@ def nodes_sampled(server: ServerRecord, folder: Path, launcher: Launcher | None 
 
     `launcher` takes the place of the one that started the server.
     """
-    launcher = launcher or launcher_of(server)
-    if launcher is None:
+    if (launcher := launcher or launcher_of(server)) is None:
         yield NodeSamples()
         return
     program = node_program("cm4vllm.hardware.machine_samples")
@@ -154,6 +149,6 @@ def _number_gpus(nodes: Sequence[Sequence[GpuSample]]) -> list[GpuSample]:
     """Return the GPUs of all nodes with numbers that go on from node to node, and the node in their names."""
     gpu_samples: list[GpuSample] = []
     for number, gpus in enumerate(nodes, 1):
-        begin = len(gpu_samples)
-        gpu_samples += [replace(gpu, index=begin + gpu.index, name=f"{gpu.name}, node {number}") for gpu in gpus]
+        before = len(gpu_samples)
+        gpu_samples += [replace(gpu, index=before + gpu.index, name=f"{gpu.name}, node {number}") for gpu in gpus]
     return gpu_samples

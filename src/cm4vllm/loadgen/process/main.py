@@ -52,23 +52,13 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings_file, folder = Path(argv[1]), Path(argv[2])
     try:
-        _send(
-            _run(
-                read_record(settings_file, RunSettings),
-                folder,
-                show_latencies="--latencies" in argv[3:],
-                keep=_kept_in(argv[3:]),
-            )
-        )
+        kept = next((Path(word.removeprefix(_KEEP)) for word in argv[3:] if word.startswith(_KEEP)), None)
+        settings, shown = read_record(settings_file, RunSettings), "--latencies" in argv[3:]
+        _send(_run(settings, folder, show_latencies=shown, keep=kept))
     except CmError as error:
         _send(Failed(exit_code=error.exit_code, what=error.what, cause=error.cause, remedy=error.remedy))
         return error.exit_code
     return 0
-
-
-def _kept_in(words: Sequence[str]) -> Path | None:
-    """Return the file in which the answers are kept, None where they are not."""
-    return next((Path(word.removeprefix(_KEEP)) for word in words if word.startswith(_KEEP)), None)
 
 
 def _run(settings: RunSettings, folder: Path, *, show_latencies: bool, keep: Path | None) -> Message:
@@ -174,8 +164,8 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     if test.FromConfig(str(folder / "user.conf"), terms.loadgen_name, terms.loadgen_scenario) not in (0, None):
         raise RunFailed("LoadGen refuses user.conf", cause=settings.user_conf)
     test.scenario = getattr(loadgen.TestScenario, terms.loadgen_scenario)
-    modes = {Mode.PERFORMANCE: loadgen.TestMode.PerformanceOnly, Mode.ACCURACY: loadgen.TestMode.AccuracyOnly}
-    test.mode = modes[settings.mode]
+    modes = loadgen.TestMode
+    test.mode = modes.PerformanceOnly if settings.mode is Mode.PERFORMANCE else modes.AccuracyOnly
     if settings.audit_config:
         _set_audit(test, audit(settings.compliance_test, settings.benchmark), settings)
     seeds = Seeds(qsl=test.qsl_rng_seed, sample_index=test.sample_index_rng_seed, schedule=test.schedule_rng_seed)
@@ -214,24 +204,21 @@ def _set_audit(test: Any, wanted: Audit, settings: RunSettings) -> None:
 
 def _measures(test: Any, terms: Terms) -> bool:
     """Return True if LoadGen measures what the benchmark's rules limit, by these limits if any (mlperf.conf has ms)."""
-    limits, counts = terms.limits, bool(test.use_token_latencies) == terms.token_latencies
-    if limits is None:
-        return counts
-    if limits.latency_ms is not None and not terms.token_latencies:
-        return counts and test.server_target_latency_ns == round(limits.latency_ms * 1e6)
-    if limits.ttft_ms is None or limits.tpot_ms is None:
-        return counts
-    expected = round(limits.ttft_ms * 1e6), round(limits.tpot_ms * 1e6)
-    return counts and (test.ttft_latency, test.tpot_latency) == expected
+    limits = terms.limits
+    pairs: list[tuple[object, object]] = [(bool(test.use_token_latencies), terms.token_latencies)]
+    if limits is not None and limits.latency_ms is not None and not terms.token_latencies:
+        pairs.append((test.server_target_latency_ns, round(limits.latency_ms * 1e6)))
+    elif limits is not None and limits.ttft_ms is not None and limits.tpot_ms is not None:
+        pairs += [(test.ttft_latency, round(limits.ttft_ms * 1e6)), (test.tpot_latency, round(limits.tpot_ms * 1e6))]
+    return all(measured == limit for measured, limit in pairs)
 
 
 def _versions() -> dict[str, str]:
     """Return the versions of Python, cm4vllm and the packages that take part in a run."""
-    packages = (DISTRIBUTION, "uvloop", "httptools", "msgspec")
     return {
         "python": platform.python_version(),
         "cm4vllm": __version__,
-        **{package: metadata.version(package) for package in packages},
+        **{package: metadata.version(package) for package in (DISTRIBUTION, "uvloop", "httptools", "msgspec")},
     }
 
 

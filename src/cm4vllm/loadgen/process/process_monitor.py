@@ -12,11 +12,11 @@ from typing import IO, cast
 
 import msgspec
 
-from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
+from cm4vllm.common.errors import ClockChanged, CmError, RunFailed, ServerDied, ServerStuck
 from cm4vllm.common.programs.processes import exit_in_words, last_lines, safe_environment
 from cm4vllm.common.progress import Step, say, warn
+from cm4vllm.common.records import now
 from cm4vllm.common.units import duration_text
-from cm4vllm.loadgen.process.clock import ClockWatch
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, FirstFailure, Latencies, Message, Note, Progress
 from cm4vllm.records.client import ClientRecord
@@ -34,10 +34,46 @@ SETTINGS_FILE = "settings.json"
 ALIVE_INTERVAL_S = 0.5
 #: Seconds until the end of a server started by cm4vllm is detected after its connections broke.
 DYING_S = 3.0
+#: Drift of the time of day against the monotonic clock that is not noticed: less is not seen in a percentile of a run.
+TOLERANCE_S = 0.01
+#: Readings, of which the best counts: an interruption between the two clocks of a reading looks like a jump.
+_LOOKS = 8
 
 Alive = Callable[[], str | None]
 #: Called with the latencies of a Server run as they come; returns whether the run is to be ended at once.
 OnLatencies = Callable[[Latencies], bool]
+
+
+class ClockWatch:
+    """Compares the time of day with the monotonic clock, from its making on, so that a clock that is set is noticed.
+
+    LoadGen takes std::chrono's system clock (loadgen/utils.h, PerfClock is the high-resolution clock, which is that one
+    in libstdc++), and its times would mean nothing. A clock that is slowed down or sped up by NTP changes the monotonic
+    clock alike, so that the difference between both changes only where the clock is set, or where the machine was
+    suspended.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ns = _offset_ns()
+
+    def fault(self, title: str) -> ClockChanged | None:
+        """Return the error of a run with this title, None where the clock was not set."""
+        jump_s = (_offset_ns() - self._offset_ns) / 1e9  # negative where it was set back
+        if abs(jump_s) <= TOLERANCE_S:
+            return None
+        return ClockChanged(
+            f"the clock was set {'forward' if jump_s > 0 else 'back'} by {abs(jump_s):,.2f} s: the {title} run is "
+            "INVALID",
+            cause="LoadGen measures by the time of day",
+            remedy="run it again, and have the clock slewed instead of set (chrony, systemd-timesyncd); a machine that "
+            "was suspended has its clock set when it wakes up",
+        )
+
+
+def _offset_ns() -> int:
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_LOOKS)]
+    before, now, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return now - (before + after) // 2
 
 
 class RunStopped(Exception):
@@ -47,26 +83,24 @@ class RunStopped(Exception):
 
 
 @dataclass
-class Attempt:
-    """The start of a run, and its client's record as far as it is known."""
-
-    started_at: str
-    client: ClientRecord | None = None
-
-
-@dataclass(frozen=True)
 class MonitoredRun:
-    """A run in progress, with the functions that show it and that check its server."""
+    """A run in progress in its folder, with the functions that show it and that check its server.
+
+    `client` is its client's record, as far as it is known. While its process is followed, it has a `watch` over the
+    server's metrics, and its `live` status.
+    """
 
     settings: RunSettings
-    attempt: Attempt
+    folder: Path
     alive: Alive
-    watch: MetricsWatch
     shown: Step
-    live: LiveStatus
     on_latencies: OnLatencies | None = None
     keep: Path | None = None
+    client: ClientRecord | None = None
+    started_at: str = field(default_factory=now)
     clock: ClockWatch = field(default_factory=ClockWatch)
+    watch: MetricsWatch = field(init=False)
+    live: LiveStatus = field(init=False)
 
     def fault(self) -> CmError | None:
         """Return the fault of the clock or the server; None while both work."""
@@ -77,15 +111,15 @@ class MonitoredRun:
         return server_stuck(self.settings, reason) if (reason := self.watch.heartbeat.reason) else None
 
 
-def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended:
-    """Run the LoadGen process to its end and return what it reported, whose client's record the attempt gets, too.
+def follow_process(run: MonitoredRun, watch: MetricsWatch, pythonpath: str) -> Ended:
+    """Run the LoadGen process to its end and return what it reported, whose client's record the run gets, too.
 
     Raises ServerDied, ServerStuck, and the error of a process that failed, else RunFailed.
     """
-    settings = run.settings
-    settings_file = folder / SETTINGS_FILE
+    settings, folder = run.settings, run.folder
+    run.watch, run.live = watch, LiveStatus(settings, folder, watch)
+    settings_file, console = folder / SETTINGS_FILE, folder / CONSOLE_LOG
     settings_file.write_bytes(msgspec.json.encode(settings))
-    console = folder / CONSOLE_LOG
     words = [*(["--latencies"] if run.on_latencies else []), *([f"--keep={run.keep}"] if run.keep else [])]
     with console.open("ab") as log:
         child = subprocess.Popen(
@@ -104,7 +138,7 @@ def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended:
             cast(IO[bytes], child.stdout).close()
     settings_file.unlink()
     if isinstance(last, Ended | Failed):
-        run.attempt.client = last.client
+        run.client = last.client
     if isinstance(last, Ended) and status == 0:
         return last
     # A server that ends takes its connections along: then its end is the cause, not the failed requests.
@@ -114,10 +148,9 @@ def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended:
         error = CmError.again(last.exit_code, last.what)
         error.cause, error.remedy = last.cause, last.remedy
         raise error
-    first = f"a request had failed before: {last.cause}" if isinstance(last, FirstFailure) else ""
+    first = f"a request had failed before: {last.cause}\n" if isinstance(last, FirstFailure) else ""
     raise RunFailed(
-        f"the LoadGen process ended unexpectedly: {exit_in_words(status)}",
-        cause="\n".join(filter(None, (first, last_lines(console, 20)))),
+        f"the LoadGen process ended unexpectedly: {exit_in_words(status)}", cause=f"{first}{last_lines(console, 20)}"
     )
 
 
@@ -169,8 +202,7 @@ def _message_of(line: bytes, log: int, run: MonitoredRun) -> Message | None:
 def _show(message: Progress, run: MonitoredRun) -> None:
     """Show how far the run is, and pass on what the heartbeat needs."""
     run.watch.heartbeat.client_received(message.tokens, message.waiting)
-    status = run.live.take(message)
-    run.shown.facts = status
+    run.shown.facts = status = run.live.take(message)
     total = f" of {status.total:,}" if status.total else ""
     rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
     limits = [
@@ -184,7 +216,7 @@ def _show(message: Progress, run: MonitoredRun) -> None:
 
 def _environment(pythonpath: str) -> dict[str, str]:
     ours = str(Path(__file__).resolve().parents[3])
-    paths = [path for path in (ours, pythonpath, os.environ.get("PYTHONPATH", "")) if path]
+    paths = filter(None, (ours, pythonpath, os.environ.get("PYTHONPATH", "")))
     return safe_environment({**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"})
 
 
@@ -194,9 +226,7 @@ def server_died(settings: RunSettings, reason: str) -> ServerDied:
     return ServerDied(
         f"the server ended during the {settings.title} run",
         cause=reason,
-        remedy="; ".join(
-            part for part in (advice(reason), f"its whole log: {log}" if log else "its log says why") if part
-        ),
+        remedy="; ".join(filter(None, (advice(reason), f"its whole log: {log}" if log else "its log says why"))),
     )
 
 

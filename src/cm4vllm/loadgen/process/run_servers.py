@@ -84,11 +84,7 @@ class RunServers:
         for endpoint, identity in self.begin.items():
             last = end[endpoint].process_started_s if endpoint in end else None
             seen = [time for time in (identity.process_started_s, *starts.get(endpoint, ()), last) if time is not None]
-            steps = [pair for pair in pairwise(seen) if pair[0] != pair[1]]
             if identity.process_started_s is not None and seen == sorted(seen):
-                for before, after in steps:
-                    words += restarts(
-                        {endpoint: replace(identity, process_started_s=before)},
-                        {endpoint: replace(identity, process_started_s=after)},
-                    )
+                reports = [{endpoint: replace(identity, process_started_s=time)} for time in seen]
+                words += [text for before, after in pairwise(reports) for text in restarts(before, after)]
         return words

@@ -1,7 +1,5 @@
 """The parent's side of a LoadGen run: has its process followed, keeps its folder whole or not at all, records it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,17 +16,9 @@ from cm4vllm.hardware.machine_samples import gpus_sampled
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces, remove_answers
-from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.machine_load import MachineMeter, NodeSamples, nodes_sampled
 from cm4vllm.loadgen.process.messages import Ended
-from cm4vllm.loadgen.process.process_monitor import (
-    Alive,
-    Attempt,
-    MonitoredRun,
-    OnLatencies,
-    RunStopped,
-    follow_process,
-)
+from cm4vllm.loadgen.process.process_monitor import Alive, MonitoredRun, OnLatencies, RunStopped, follow_process
 from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.loadgen.settings import ROUNDED, require_room
 from cm4vllm.records.doubts import run_warnings
@@ -40,7 +30,7 @@ from cm4vllm.records.run import FAILURE_FILE, RUN_FILE, FailureRecord, MachineLo
 from cm4vllm.records.sample_times import SAMPLES_FILE
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode
-from cm4vllm.serving.probing.server_metrics import MetricsWatch, sampled
+from cm4vllm.serving.probing.server_metrics import sampled
 from cm4vllm.serving.probing.server_requests import sites_of
 from cm4vllm.serving.supervision.own_supervisors import give_way
 from cm4vllm.serving.supervisor import descendants
@@ -78,77 +68,59 @@ def run(
         if settings.audit_config:
             write_text(staging / AUDIT_CONFIG, settings.audit_config)
         give_way(settings.server)
-
-        def monitored(watch: MetricsWatch) -> MonitoredRun:
-            """Return the run as its monitor needs it, with the watch over the server's metrics."""
-            live = LiveStatus(settings, staging, watch)
-            watched = alive or (lambda: None)
-            return MonitoredRun(settings, attempt, watched, watch, shown, live, on_latencies, keep)
-
-        with _failure_recorded(settings, staging) as attempt:
-            record = _measure(settings, staging, pythonpath, monitored, servers)
+        monitored = MonitoredRun(settings, staging, alive or (lambda: None), shown, on_latencies, keep)
+        try:
+            record = _measure(monitored, pythonpath, servers)
+        except CmError as error:
+            write_record(staging / FAILURE_FILE, _failure(monitored, error))
+            raise
         write_record(staging / RUN_FILE, record)
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)
     if keep is not None:
         remove_answers(keep)
     note = one_token_words(read_detail_log(folder / DETAIL_LOG)) if not accuracy else ""
-    for warning in (*run_warnings(record), *filter(None, (note,))):
+    for warning in filter(None, (*run_warnings(record), note)):
         warn(f"{title}: {warning}")
     return record
 
 
-@contextmanager
-def _failure_recorded(settings: RunSettings, folder: Path) -> Iterator[Attempt]:
-    """Write failure.json into `folder` when the run ends with an error."""
-    attempt = Attempt(now())
-    try:
-        yield attempt
-    except CmError as error:
-        failure = FailureRecord(
-            settings=settings,
-            started_at=attempt.started_at,
-            ended_at=now(),
-            what=error.what,
-            cause=error.cause,
-            remedy=error.remedy,
-            exit_code=error.exit_code,
-            client=attempt.client,
-        )
-        write_record(folder / FAILURE_FILE, failure)
-        raise
+def _failure(run: MonitoredRun, error: CmError) -> FailureRecord:
+    return FailureRecord(
+        settings=run.settings,
+        started_at=run.started_at,
+        ended_at=now(),
+        what=error.what,
+        cause=error.cause,
+        remedy=error.remedy,
+        exit_code=error.exit_code,
+        client=run.client,
+    )
 
 
-def _measure(
-    settings: RunSettings,
-    folder: Path,
-    pythonpath: str,
-    monitored: Callable[[MetricsWatch], MonitoredRun],
-    servers: RunServers,
-) -> RunRecord:
+def _measure(run: MonitoredRun, pythonpath: str, servers: RunServers) -> RunRecord:
     """Follow the LoadGen process to its end while the machine, its GPUs and the servers are sampled.
 
     Raises the errors of follow_process, ClockChanged, RunFailed, and RunStopped with the metrics of a server that has
     stayed the same.
     """
-    meter, here = MachineMeter(settings.server), _is_here(settings.server)
+    server, folder = run.settings.server, run.folder
+    meter, here = MachineMeter(server), _is_here(server)
     try:
         with (
             gpus_sampled(folder / GPU_SAMPLES_FILE, here=here),
             energy_watched(here=here) as counters,
-            nodes_sampled(settings.server, folder) as nodes,
-            sampled(sites_of(settings.server), folder / METRICS_FILE, supervisors=settings.server.supervisors) as watch,
+            nodes_sampled(server, folder) as nodes,
+            sampled(sites_of(server), folder / METRICS_FILE, supervisors=server.supervisors) as watch,
         ):
-            run = monitored(watch)
-            ended = follow_process(run, folder, pythonpath)
+            ended = follow_process(run, watch, pythonpath)
     except RunStopped as stopped:
         servers.require_same(watch.process_starts)
         stopped.metrics = watch.summary()
         raise
-    if (fault := run.clock.fault(settings.title)) is not None:
+    if (fault := run.clock.fault(run.settings.title)) is not None:
         raise fault
-    accepted = servers.require_same(watch.process_starts)
-    return _record(run, folder, ended, accepted, meter.load(), nodes, counters)
+    return _record(run, ended, servers.require_same(watch.process_starts), meter.load(), nodes, counters)
 
 
 def _begun_piece(settings: RunSettings, folder: Path, servers: RunServers) -> Path:
@@ -174,7 +146,6 @@ def _is_here(server: ServerRecord) -> bool:
 
 def _record(
     run: MonitoredRun,
-    folder: Path,
     ended: Ended,
     accepted: list[str],
     load: MachineLoad | None,
@@ -182,21 +153,12 @@ def _record(
     counters: EnergyWatch,
 ) -> RunRecord:
     """Return run.json of a run that has ended."""
-    settings, client = run.settings, ended.client
+    settings, folder, client = run.settings, run.folder, ended.client
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
-    logs = [
-        SUMMARY_LOG,
-        DETAIL_LOG,
-        ACCURACY_LOG,
-        USER_CONF,
-        SAMPLES_FILE,
-        *([AUDIT_CONFIG] if settings.audit_config else []),
-    ]
-    missing = [name for name in logs if not (folder / name).is_file()]
-    if missing or client.completed != client.requests:
-        answered = f"{client.completed} of {client.requests} requests were completed"
-        cause = f"missing: {', '.join(missing)}" if missing else answered
-        raise RunFailed("the run ended, but it is not complete", cause=cause)
+    logs = [SUMMARY_LOG, DETAIL_LOG, ACCURACY_LOG, USER_CONF, SAMPLES_FILE]
+    logs += [AUDIT_CONFIG] if settings.audit_config else []
+    if missing := [name for name in logs if not (folder / name).is_file()]:
+        raise RunFailed("the run ended, but it is not complete", cause=f"missing: {', '.join(missing)}")
     detail = require_whole(folder, settings.mode)
     require_agreement(settings, client)
     window = detail.window if settings.mode is Mode.PERFORMANCE else None
@@ -206,7 +168,7 @@ def _record(
         notice=settings.notice,
         settings=_with_loadgens_rate(settings, detail),
         settings_sha256=settings_sha256(settings),
-        started_at=run.attempt.started_at,
+        started_at=run.started_at,
         ended_at=now(),
         duration_s=ended.duration_s,
         loadgen_version=detail.text_or_none("loadgen_version") or "",

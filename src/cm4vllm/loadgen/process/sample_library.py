@@ -103,8 +103,7 @@ def picture_library(
 
     def body(row: Mapping[str, Any]) -> bytes:
         """Return the chat request of a row, with its picture."""
-        system, user = prompt.messages(row)
-        picture = (folder / row["picture"]).read_bytes()
+        (system, user), picture = prompt.messages(row), (folder / row["picture"]).read_bytes()
         return msgspec.json.encode(picture_chat(sampling.model, user, picture, row["format"], asked, system=system))
 
     return SampleLibrary([range(row["prompt_tokens"][prompt.name]) for row in rows], body, rows)

@@ -13,11 +13,10 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, cast
 
-import msgspec
 import psutil
 from msgspec.structs import replace
 
@@ -26,7 +25,6 @@ from cm4vllm.common.processors import usable_processors
 from cm4vllm.loadgen.client.process_metrics import spread
 from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers, worker_settings
 from cm4vllm.loadgen.limits import FILES_BESIDE
-from cm4vllm.loadgen.process.loopback import LoopbackSettings
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.records.access import NO_ACCESS
 from cm4vllm.records.client import HEADROOM, SelfCheck
@@ -83,12 +81,9 @@ def in_words(check: SelfCheck, settings: RunSettings) -> str:
 
 def _check(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfCheck:
     """Return what the client can carry: its rate and its lag against a server in memory."""
-    tokens = expected_tokens(settings)
-    interval = settings.stream_interval
+    tokens, interval, tally = expected_tokens(settings), settings.stream_interval, _Tally()
     chunks = -(-(tokens - 1) // interval) + 1 if interval else 1
-    answers = LoopbackSettings(tokens=tokens, interval=interval, step_s=STREAM_S / chunks)
-    tally = _Tally()
-    with _loopback(answers) as (endpoint, server):
+    with _loopback(tokens, interval, STREAM_S / chunks) as (endpoint, server):
         there = replace(
             settings,
             min_tokens=min(tokens, settings.min_tokens),
@@ -97,7 +92,8 @@ def _check(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfC
         )
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
         try:
-            meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)
+            workers_pids = {f"worker {number}": pid for number, pid in enumerate(client.pids, 1)}
+            meter = _Meter({"LoadGen": None, **workers_pids, "server": server})
             drive = _closed_loop if settings.terms.at_once else _paced_loop
             qps = drive(client, _prompts(settings, library), tally, meter, settings.target_qps)
         finally:
@@ -139,8 +135,7 @@ def expected_tokens(settings: RunSettings) -> int:
 
 def _prompts(settings: RunSettings, library: SampleLibrary) -> list[tuple[int, int, int]]:
     """Return the records of the loaded prompts; text has no tokens in them: the server in memory counts ids alone."""
-    dialect = settings.server.dialect
-    counted = dialect is None or dialect.prompts is Prompts.IDS
+    counted = settings.server.dialect is None or settings.server.dialect.prompts is Prompts.IDS
     return [(offset, length, counted * tokens) for offset, length, tokens in library.records.values()]
 
 
@@ -246,8 +241,7 @@ class _Meter:
     `started` is empty until then.
     """
 
-    def __init__(self, workers: Sequence[tuple[str, int]], server: int) -> None:
-        pids = {"LoadGen": None, **dict(workers), "server": server}
+    def __init__(self, pids: Mapping[str, int | None]) -> None:
         self.shares: dict[str, float] = {}
         self.started: dict[str, float] = {}
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
@@ -258,26 +252,22 @@ class _Meter:
 
     def stop(self) -> None:
         """Compute each process's share of a processor since `start`."""
-        before, after = self.started, self._times_used()
-        wall = after["wall"] - before["wall"]
-        self.shares = {name: (after[name] - before[name]) / wall for name in self._processes}
+        used = {name: now - self.started[name] for name, now in self._times_used().items()}
+        wall = used.pop("wall")
+        self.shares = {name: seconds / wall for name, seconds in used.items()}
 
     def _times_used(self) -> dict[str, float]:
-        times = {name: process.cpu_times() for name, process in self._processes.items()}
-        return {"wall": time.monotonic(), **{name: used.user + used.system for name, used in times.items()}}
+        times = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
+        return {"wall": time.monotonic(), **times}
 
 
 @contextmanager
-def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
+def _loopback(tokens: int, interval: int, step_s: float) -> Iterator[tuple[str, int]]:
     """Run the server in memory; yield its endpoint and its process's number."""
-    words = [sys.executable, "-P", "-m", "cm4vllm.loadgen.process.loopback"]
+    words = [sys.executable, "-P", "-m", "cm4vllm.loadgen.process.loopback", str(tokens), str(interval), str(step_s)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
         try:
-            stdin.write(msgspec.json.encode(settings) + b"\n")
-            stdin.flush()
-            port = stdout.readline().strip()
-            if not port:
+            if not (port := cast(IO[bytes], process.stdout).readline().strip()):
                 raise RunFailed(
                     "the client's self-check could not start its server",
                     cause="it ended immediately",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
 import traceback
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,16 +17,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
-from cm4vllm.loadgen.client.client_counts import total
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.client.sample_times import SampleTimes
 from cm4vllm.loadgen.client.text_tokens import added_up
-from cm4vllm.loadgen.client.workers import Workers, worker_settings
+from cm4vllm.loadgen.client.worker_messages import total
+from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers, worker_settings
+from cm4vllm.loadgen.process.kept_answers import Answer as KeptAnswer
 from cm4vllm.loadgen.process.kept_answers import AnswerWriter, kept_answers
 from cm4vllm.loadgen.process.live_latencies import LiveLatencies
-from cm4vllm.loadgen.process.messages import Failed, FirstFailure, Message, Progress
-from cm4vllm.loadgen.process.reporter import Reporter
-from cm4vllm.loadgen.process.run_status import LatencyStatus
+from cm4vllm.loadgen.process.messages import Failed, FirstFailure, LatencyStatus, Message, Progress
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.records.client import ClientRecord, FinishReasons, SelfCheck
 from cm4vllm.records.run import RunSettings, fewer_open_requests
@@ -36,6 +37,112 @@ GRACE_S = 1.0
 _CROWDED = ("HTTP status 429", "HTTP status 503", "cannot connect", "the server closed the connection")
 #: Seconds between two progress messages.
 PROGRESS_INTERVAL_S = 1.0
+_INT_BYTES = 4
+
+
+class Reporter:
+    """The receiver of a run, in the reading thread: it reports answers to LoadGen, by the convention of the reference.
+
+    `failed_once` is called at the first failure, with its cause.
+
+    `times` gets the time of each first token and each end. `indices` has the sample of each query that is open; with
+    it, answers are given to `writer` before LoadGen hears of them. `token_count` is the number of
+    tokens that were reported to LoadGen.
+    """
+
+    def __init__(
+        self,
+        loadgen: Any,
+        settings: RunSettings,
+        failed_once: Callable[[str], None],
+        times: SampleTimes,
+        *,
+        indices: dict[int, int] | None = None,
+        writer: AnswerWriter | None = None,
+    ) -> None:
+        """Take LoadGen's module, the settings, what is called at the first failure, and the times of the samples."""
+        self.completed_count = self.failed_count = self.token_count = 0
+        self._loadgen = loadgen
+        self._report_first = settings.terms.first_token
+        self._left_out = 1 if self._report_first and not settings.terms.first_token_reported_again else 0
+        self._failed_once = failed_once
+        self._times = times
+        self._indices = indices
+        self._writer = writer
+        # Answers that are kept are given in LoadGen's thread, while others come in the reading thread.
+        self._lock = threading.Lock()
+
+    def given(self, answers: Sequence[tuple[int, KeptAnswer]]) -> None:
+        """These queries were answered in an earlier piece of the run."""
+        held = [array("B", answer.data) for _, answer in answers]  # its bytes stay in place until LoadGen has them
+        whole = [
+            (key, data.buffer_info()[0] if data else 0, answer.tokens, answer.at_length, len(data))
+            for (key, answer), data in zip(answers, held, strict=True)
+        ]
+        self.first_tokens([(key, address, 1) for key, address, *_ in whole])
+        self.completed(whole, new=False)
+
+    def first_tokens(self, answers: Sequence[Answer]) -> None:
+        """Report first tokens to LoadGen at once, and note when."""
+        if not self._report_first:
+            return
+        with self._lock:
+            response = self._loadgen.QuerySampleResponse
+            responses = [response(key, address, count * _INT_BYTES) for key, address, count in answers]
+            now_ns = time.monotonic_ns()
+            self._loadgen.FirstTokenComplete(responses)
+            self._times.first_tokens(now_ns, answers)
+
+    def completed(self, answers: Sequence[WholeAnswer], *, new: bool = True) -> None:
+        """Report whole answers to LoadGen; `new` is False for those that were kept from before."""
+        with self._lock:
+            self._report(answers, new=new)
+
+    def _report(self, answers: Sequence[WholeAnswer], *, new: bool) -> None:
+        """Report whole answers to LoadGen and count their tokens, with the lock held."""
+        response, left_out = self._loadgen.QuerySampleResponse, self._left_out
+        responses = []
+        for key, address, count, _, size in answers:
+            reported = count - left_out
+            self.token_count += reported
+            # Where only the number of tokens is known, LoadGen gets no data: nothing stands for the tokens.
+            responses.append(
+                response(key, address + left_out * _INT_BYTES, size - left_out * _INT_BYTES, reported)
+                if size > left_out * _INT_BYTES
+                else response(key, 0, 0, reported)
+            )
+        # Before LoadGen hears of them: where it loads the dataset in parts, it then gives their keys to other queries.
+        kept = self._with_samples(answers)
+        if self._writer is not None and new:
+            self._writer.write(kept)
+        now_ns = time.monotonic_ns()
+        # LoadGen copies the tokens during the call.
+        self._loadgen.QuerySamplesComplete(responses)
+        self._times.completed(now_ns, answers)
+        self.completed_count += len(responses)
+
+    def _with_samples(self, answers: Sequence[WholeAnswer]) -> list[tuple[int, KeptAnswer]]:
+        """Return the sample of each answer of which more than a count is known; nothing where none are kept."""
+        indices = self._indices
+        if indices is None:
+            return []
+        samples = [indices.pop(key) for key, *_ in answers]
+        return [
+            (sample, KeptAnswer(ctypes.string_at(address, size), count, at_length))
+            for sample, (_, address, count, at_length, size) in zip(samples, answers, strict=True)
+            if address
+        ]
+
+    def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """Complete the query empty, so that LoadGen can end; the run as a whole fails."""
+        empty = [self._loadgen.QuerySampleResponse(key, 0, 0, 0)]
+        if self._report_first and not first_token_seen:
+            # Without it LoadGen 6.0.17 reads past its table of first tokens (logging.cc, RecordSampleCompletion).
+            self._loadgen.FirstTokenComplete(empty)
+        self._loadgen.QuerySamplesComplete(empty)
+        self.failed_count += 1
+        if self.failed_count == 1:
+            self._failed_once(cause)
 
 
 class SystemUnderTest:
@@ -232,22 +339,14 @@ class SystemUnderTest:
 
     def _failure(self) -> RunFailed:
         """Return the error for a run with failed requests, with the most frequent causes."""
-        failures = self._workers.failures
-        causes = "\n".join(f"{count} x {cause}" for cause, count in failures.most_common(5))
-        settings, server = self._settings, self._settings.server
-        log = f" (its log: {server.log})" if server.log else ""
+        failures, settings = self._workers.failures, self._settings
+        log = f" (its log: {settings.server.log})" if settings.server.log else ""
+        remedy = f"see what the server reports{log}, then run again; no part of this run counts as a result"
+        if any(cause.startswith(_CROWDED) for cause in failures):  # they may have been too many at a time
+            fewer = fewer_open_requests(at_once=settings.terms.at_once)
+            remedy += f"\nif it takes no more at a time, give it {fewer}"
         return RunFailed(
             f"{failures.total()} of {self._issued} requests of the {settings.title} run failed",
-            cause=causes,
-            remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result"
-            + (
-                f"\nif it takes no more at a time, give it {fewer_open_requests(at_once=settings.terms.at_once)}"
-                if _is_crowded(failures)
-                else ""
-            ),
+            cause="\n".join(f"{count} x {cause}" for cause, count in failures.most_common(5)),
+            remedy=remedy,
         )
-
-
-def _is_crowded(causes: Iterable[str]) -> bool:
-    """Return True if the server may have refused requests because they were too many at a time."""
-    return any(cause.startswith(_CROWDED) for cause in causes)

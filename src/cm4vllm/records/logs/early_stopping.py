@@ -10,8 +10,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
-#: The percentile that the limits are set for (loadgen/mlperf.conf, *.Server.target_latency_percentile).
-PERCENTILE = 0.99
+#: The percentiles that LoadGen judges, in percent (loadgen/mlperf.conf, *.SCENARIO.target_latency_percentile).
+PERCENTILES = {"SingleStream": 90.0, "MultiStream": 99.0, "Server": 99.0}
+#: That of the limits, as a share.
+PERCENTILE = PERCENTILES["Server"] / 100
 #: The certainty that LoadGen asks for (loadgen/results.cc, EarlyStopping).
 CONFIDENCE = 0.99
 #: Below this the terms of the hypergeometric series no longer count (loadgen/early_stopping.cc).

@@ -1,6 +1,10 @@
-"""search.json: the probes of a search for a target rate, and its result."""
+"""search.json: the probes of a search for a target rate, and its result; and such a search while it goes on."""
 
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Self
+
+from msgspec.structs import replace
 
 from cm4vllm.common.records import Record
 from cm4vllm.records.logs.early_stopping import passes
@@ -179,3 +183,41 @@ class SearchRecord(SearchOutcome, frozen=True, kw_only=True):
         queries = made[-1].queries
         tested = all(passes(queries, limit.over) for limit in made[-1].limits)
         return f"a rehearsal's run of {queries:,} queries" + ("" if tested else ", too few for LoadGen's test")
+
+
+class TriedRate(Record, frozen=True, kw_only=True):
+    """A probe that has ended: its rate in queries/s, and its verdict."""
+
+    rate: float
+    verdict: Verdict
+    full_length: bool
+
+
+class SearchStatus(Record, frozen=True, kw_only=True):
+    """A search while it goes on, with its bracket: the highest rate that passed, and the lowest above it that failed.
+
+    Each is None where there is none. `number`, `rate` and `planned_s` are those of the probe under way. `spent_s` is
+    the time of the probes before it.
+    """
+
+    scenario: str
+    number: int
+    rate: float
+    planned_s: float
+    full_length: bool
+    passing: float | None = None
+    failing: float | None = None
+    spent_s: float = 0.0
+    probes: tuple[TriedRate, ...] = ()
+
+    def after(self, ended: Sequence[ProbeRecord]) -> Self:
+        """Return the status with what the probes before it showed."""
+        passing = max((probe.rate for probe in ended if probe.verdict is Verdict.PASSES), default=None)
+        failed = [probe.rate for probe in ended if probe.verdict is Verdict.FAILS]
+        return replace(
+            self,
+            passing=passing,
+            failing=min((rate for rate in failed if passing is None or rate > passing), default=None),
+            spent_s=round(sum(probe.took_s for probe in ended), 1),
+            probes=tuple(TriedRate(rate=probe.rate, verdict=probe.verdict, full_length=probe.sure) for probe in ended),
+        )

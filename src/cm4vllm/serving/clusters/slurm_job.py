@@ -1,7 +1,9 @@
 """The recipe `generate,slurm-job`: a file for sbatch that runs the whole main job in an allocation."""
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -92,8 +94,18 @@ def _innermost_key(word: str) -> str:
     return word.partition("=")[0].rpartition(".")[2].strip("-+, ").replace("-", "_")
 
 
-def batch_text(settings: SlurmJobSettings, *, folder: Path, program: Path, environ: Mapping[str, str]) -> str:
-    """Return the file: it runs `program`, a `cm`, in `folder`. Raises UsageError for options that cannot be written."""
+def batch_text(
+    settings: SlurmJobSettings,
+    *,
+    folder: Path | None = None,
+    program: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> str:
+    """Return the file: it runs `program`, a `cm`, in `folder`; without them that of this Python in the present folder.
+
+    Raises UsageError for options that cannot be written.
+    """
+    program = program or Path(sys.executable).with_name("cm")
     kept = [f"export {name}={shlex.quote(environ[name])}" for name in _KEPT if environ.get(name)]
     command = shell_line(redacted_words(["cm", "run", "script", *job_words(settings)]))
     return "\n".join(
@@ -102,7 +114,7 @@ def batch_text(settings: SlurmJobSettings, *, folder: Path, program: Path, envir
             *(f"#SBATCH {option}" for option in _options(settings)),
             "",
             "# Submitted again after it has ended early, the job goes on: finished steps are kept.",
-            f"cd {shlex.quote(str(folder))} || exit",
+            f"cd {shlex.quote(str(folder or Path.cwd()))} || exit",
             *kept,
             f'export PATH={shlex.quote(str(program.parent))}:"$PATH"',
             f"exec {command}",

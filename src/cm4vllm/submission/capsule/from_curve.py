@@ -108,11 +108,10 @@ def _machine(system: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of the system and of its first kind of node, without the names of the submission."""
     nodes = system.get("node_types")
     node = nodes[0] if isinstance(nodes, list) and nodes and isinstance(nodes[0], dict) else {}
-    left_out = ("submitter_org_names", "division", "tps_utilization")
     return {
         key: value
         for key, value in {**system, **node}.items()
-        if key not in left_out and isinstance(value, str | int | float)
+        if key not in ("submitter_org_names", "division", "tps_utilization") and isinstance(value, str | int | float)
     }
 
 
@@ -160,13 +159,12 @@ def _performance(point: Point, name: str) -> Performance:
 def _conditions(point: Point) -> Conditions:
     """Return what was asked of the server and how, by the client's own configuration."""
     model, settings = part(point.config, "model_params"), part(point.config, "settings")
-    left_out = ("name", "tokenizer_name", "seed")
     pattern = part(settings, "load_pattern")
     return Conditions(
         sampling={
             key: value
             for key, value in model.items()
-            if key not in left_out and isinstance(value, str | int | float | bool)
+            if key not in ("name", "tokenizer_name", "seed") and isinstance(value, str | int | float | bool)
         },
         client={
             "load_pattern": pattern.get("type", ""),

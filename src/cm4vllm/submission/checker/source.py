@@ -64,8 +64,7 @@ def open_source(path: Path) -> Source:
     """
     if not path.is_dir():
         raise SourceUnavailable(f"no folder {path}", remedy=_REMEDY)
-    git = git_directory(path)
-    if git is not None:
+    if (git := git_directory(path)) is not None:
         with objects_of(git, remedy=_REMEDY) as objects:
             if objects.commit(COMMIT) is not None:
                 return Source(path, git, COMMIT)
@@ -82,8 +81,7 @@ def open_source(path: Path) -> Source:
 
 def _checked_out(path: Path, objects: GitObjects) -> str:
     """Return the commit of a checkout. Raises SourceUnavailable where it has no checker, or changed files of one."""
-    commit = objects.commit("HEAD")
-    if commit is None:
+    if (commit := objects.commit("HEAD")) is None:
         raise SourceUnavailable(f"{path} has no commit", cause="its HEAD names none that git can read", remedy=_REMEDY)
     if changes := changed_files(path, objects, commit, [_TOOLS]):
         raise SourceUnavailable(
@@ -113,9 +111,17 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
 
     Raises SourceUnavailable when the sources are plain files of another commit, or a git directory without it.
     """
-    git = source.git
-    if git is None:
-        _copy_folder(source, target, commit)
+    if (git := source.git) is None:
+        if not source.commit.startswith(commit):
+            raise SourceUnavailable(
+                f"{source.path} holds the checker of one commit",
+                remedy=_REMEDY,
+                cause=f"the round is checked by the one at {commit}, too",
+            )
+        for file in (source.path / _TOOLS).rglob("*.py"):
+            copy = target / file.relative_to(source.path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(bytes_of(file))
         return target / _TOOLS, source.commit
     wanted = commit or source.commit
     with objects_of(git, remedy=_REMEDY) as objects:
@@ -126,17 +132,3 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
         names = [name for name in objects.files(wanted, [_TOOLS]) if name.endswith(".py")]
     extract(git, wanted, names, target, remedy=_REMEDY)
     return target / _TOOLS, wanted
-
-
-def _copy_folder(source: Source, target: Path, commit: str) -> None:
-    """Copy the checker's files out of plain files."""
-    if not source.commit.startswith(commit):
-        raise SourceUnavailable(
-            f"{source.path} holds the checker of one commit",
-            remedy=_REMEDY,
-            cause=f"the round is checked by the one at {commit}, too",
-        )
-    for file in (source.path / _TOOLS).rglob("*.py"):
-        copy = target / file.relative_to(source.path)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(bytes_of(file))

@@ -110,8 +110,7 @@ class Channel:
         while not read.endswith(b"\n"):
             if not select.select([self._fd], [], [], seconds)[0]:
                 raise TimeoutError(f"no answer within {seconds} s")
-            part = os.read(self._fd, _CHUNK)
-            if not part:
+            if not (part := os.read(self._fd, _CHUNK)):
                 raise EOFError("the process of the program has ended")
             read += part
             if len(read) > _LONGEST:
