@@ -206,7 +206,7 @@ ANOTHER_SCENARIO = {"LOG-TWICE error", "LOG-SCENARIO error"}
 
 
 @pytest.mark.parametrize(
-    ("ran", "folders", "system_type", "found"),
+    ("ran", "folders", "system_type", "expected"),
     [
         # An edge system may infer a result from another scenario.
         (("SingleStream", "samples"), INFERRED, "edge", {"LOG-TWICE note"}),
@@ -221,7 +221,7 @@ ANOTHER_SCENARIO = {"LOG-TWICE error", "LOG-SCENARIO error"}
     ],
 )
 def test_results_of_a_closed_v6_tree_may_share_logs_and_leave_out_scores(
-    any_scenario, tmp_path, ran, folders, system_type, found
+    any_scenario, tmp_path, ran, folders, system_type, expected
 ):
     home = tmp_path / "closed" / "Someone"
     for folder in folders:
@@ -233,7 +233,7 @@ def test_results_of_a_closed_v6_tree_may_share_logs_and_leave_out_scores(
     (home / "systems" / "System.json").write_text(json.dumps({"system_type": system_type}))
     codes = ("LOG-TWICE", "LOG-SCENARIO", "ONE-RUN-TWO-VARIANTS", "SCORE-UNREADABLE")
     all_findings = check_tree(tmp_path, round_name="v6.0").findings
-    assert {f"{finding.code} {finding.severity}" for finding in all_findings if finding.code in codes} == found
+    assert {f"{finding.code} {finding.severity}" for finding in all_findings if finding.code in codes} == expected
 
 
 @pytest.mark.parametrize(
