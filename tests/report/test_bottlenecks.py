@@ -13,7 +13,6 @@ from cm4vllm.report.final_table import final_table
 from cm4vllm.report.summary import write_summary
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.campaign_results import load as load_results
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.judgement.bottlenecks import Cause, why
 from cm4vllm.results.judgement.campaign_verdict import missing_scenarios, sentence
@@ -22,12 +21,12 @@ from cm4vllm.rules import Scenario
 
 @pytest.fixture(scope="session")
 def offline(real_runs):
-    return load_results(real_runs).results[0].performance
+    return load(real_runs).results[0].performance
 
 
 @pytest.fixture(scope="session")
 def paced(real_runs):
-    return load_results(real_runs).results[1].performance
+    return load(real_runs).results[1].performance
 
 
 def explained(part, server, metrics, *, http_ms=0.0, load=None, **client):

@@ -68,28 +68,14 @@ def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_m
         changed(own, folder="old", system="old", round="v5.0", value=0.5 * (own.value or 0), accelerator="NVIDIA L40S"),
     )
     old, new = place(mine, result, Index(rows, 1, 0)).standings
-    assert (old.round, old.per, old.among_all[:2], old.among_like, old.flagged) == (
-        "v5.0",
-        "accelerator",
-        (1, 2),
-        None,
-        0,
-    )
-    assert (new.round, new.per, new.among_all[:2], new.flagged, new.best_of) == (
-        "v5.1",
-        "accelerator",
-        (2, 2),
-        1,
-        "NeuralMagic, new",
-    )
-    metered = [standing for standing in _standings(changed(own, power_w=300.0), rows) if standing.per == "W"]
-    assert [(standing.round, standing.value, standing.among_all[:2]) for standing in metered] == [
-        ("v5.1", (own.value or 0) / 300, (1, 2))
-    ]
-    assert metered[0].best_source == (
-        f"{own.file}: {own.field}, divided by 900 W (new/spl.txt: Watts, mean of the run)"
-    )
-    assert metered[0].source.endswith(", divided by 300 W")  # an index of before names no meter
+    assert (old.round, old.per, old.among_all[:2], old.flagged) == ("v5.0", "accelerator", (1, 2), 0)
+    assert old.among_like is None
+    assert (new.round, new.per, new.among_all[:2], new.flagged) == ("v5.1", "accelerator", (2, 2), 1)
+    assert new.best_of == "NeuralMagic, new"
+    (metered,) = [standing for standing in _standings(changed(own, power_w=300.0), rows) if standing.per == "W"]
+    assert (metered.round, metered.value, metered.among_all[:2]) == ("v5.1", (own.value or 0) / 300, (1, 2))
+    assert metered.best_source == f"{own.file}: {own.field}, divided by 900 W (new/spl.txt: Watts, mean of the run)"
+    assert metered.source.endswith(", divided by 300 W")  # an index of before names no meter
 
 
 def test_a_rehearsal_has_no_place_and_says_why(published, real_runs):

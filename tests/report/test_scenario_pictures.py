@@ -214,12 +214,9 @@ def test_a_runs_requests_are_drawn_over_its_time_to_the_most_of_them(server_metr
     drawn = trace("run", server_metrics(), [sample(0, 0, 0), sample(5, 10, 40), sample(10, 20, 0)])
     assert drawn.running == "0.0,19.5 50.0,14.8 100.0,10.0"
     assert drawn.waiting == "0.0,19.5 50.0,0.5 100.0,19.5"
-
-
-def test_of_many_samples_as_many_are_drawn_as_can_be_seen(server_metrics):
     drawn = trace("run", server_metrics(), [sample(float(i), i, 0) for i in range(1000)])
     assert 60 < len(drawn.running.split()) <= MAX_POINTS
-    assert trace("run", server_metrics(), []).running == ""
+    assert trace("run", server_metrics(), []).running == ""  # of many samples as many are drawn as can be seen
 
 
 def test_a_score_is_drawn_against_its_window():

@@ -207,11 +207,13 @@ import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**29, 3 * 2**29))
 from cm4vllm.results.check_command.tree_check import check_tree
-from cm4vllm.submission.checker.official_checker import _unscored, is_rehearsal
-from cm4vllm.submission.capsule.from_tree import _pages
+from cm4vllm.results.log_folders import head_and_tail
+from cm4vllm.submission.capsule.capsules_at_path import capsules_at
+from cm4vllm.submission.checker.official_checker import is_rehearsal
 root = Path(sys.argv[1])
 checked = check_tree(root)
-print(len(checked.findings), is_rehearsal(root, next(path for path in root.glob("*/*")).name), _unscored(root))
+print(is_rehearsal(root, next(path for path in root.glob("*/*")).name), len(capsules_at(root)))
+print([len(head_and_tail(path)) for path in root.rglob("accuracy.txt")])
 for finding in checked.findings:
     print(finding.code, finding.file, finding.value)
 """

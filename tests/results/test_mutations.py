@@ -52,9 +52,7 @@ def found_in(home):
 
 
 def test_the_good_tree_has_nothing_but_what_no_tree_can_show(good):
-    assert [
-        str(finding) for finding in check_tree(good.parents[1]).findings if finding.code != "MODEL-NOT-VERIFIABLE"
-    ] == []
+    assert found_in(good) == {"MODEL-NOT-VERIFIABLE note"}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation["name"] for mutation in MUTATIONS])
@@ -100,10 +98,8 @@ def test_a_summary_of_another_run_is_found_in_a_compliance_test(home):
     shutil.copy(
         home / RESULT / "Offline/performance/run_1/mlperf_log_summary.txt", place / "run_1/mlperf_log_summary.txt"
     )
-    differing = [finding for finding in check_tree(home.parents[1]).findings if finding.code == "SUMMARY-DIFFERS"]
-    assert [finding.file.partition("/Server/")[2] for finding in differing] == [
-        "TEST06/performance/run_1/mlperf_log_summary.txt"
-    ]
+    (differing,) = [finding for finding in check_tree(home.parents[1]).findings if finding.code == "SUMMARY-DIFFERS"]
+    assert differing.file.endswith("/Server/TEST06/performance/run_1/mlperf_log_summary.txt")
 
 
 def test_a_tree_that_states_digests_of_the_weights_is_not_told_that_it_has_none(home):
@@ -114,11 +110,8 @@ def test_a_tree_that_states_digests_of_the_weights_is_not_told_that_it_has_none(
 
 
 def test_another_number_of_tokens_a_sample_is_found(home):
-    set_log(
-        home,
-        home / RESULT / "Server/performance/run_1/mlperf_log_detail.txt",
-        {"result_completed_tokens_per_second": 1000.0},
-    )
+    log = home / RESULT / "Server/performance/run_1/mlperf_log_detail.txt"
+    set_log(home, log, {"result_completed_tokens_per_second": 1000.0})
     assert "TOKENS-RANGE warning" in found_in(home)
 
 

@@ -201,51 +201,39 @@ def test_any_scenario_is_read_with_tokens_and_without(any_scenario, tmp_path):
         assert bool(performance.reasons) is not performance.loadgen_valid
 
 
-def results_of(root, logs, accuracy, folders, system_type):
-    """Put one pair of runs into results of a closed v6.0 tree and return what is found of logs and scores."""
-    home = root / "closed" / "Someone"
+INFERRED = ["resnet50/singlestream", "resnet50/multistream", "resnet50/offline"]
+ANOTHER_SCENARIO = {"LOG-TWICE error", "LOG-SCENARIO error"}
+
+
+@pytest.mark.parametrize(
+    ("ran", "folders", "system_type", "expected"),
+    [
+        # An edge system may infer a result from another scenario.
+        (("SingleStream", "samples"), INFERRED, "edge", {"LOG-TWICE note"}),
+        (("SingleStream", "samples"), INFERRED, "datacenter", ANOTHER_SCENARIO),
+        (("Server", "samples"), INFERRED[1:], "edge", ANOTHER_SCENARIO),
+        # Variants of a benchmark may share a run, however they are called.
+        (("Offline", "samples"), ["yolo-95/Offline", "yolo-99/Offline"], "edge", {"ONE-RUN-TWO-VARIANTS note"}),
+        (("Offline", "samples"), ["yolo-95/Offline", "rgat/Offline"], "edge", {"LOG-TWICE error"}),
+        # A score with only an upper bound may be left out.
+        (("Offline", "tokens"), ["gpt-oss-120b/Offline"], "datacenter", set()),
+        (("Offline", "tokens"), ["llama2-70b-99/Offline"], "datacenter", {"SCORE-UNREADABLE error"}),
+    ],
+)
+def test_results_of_a_closed_v6_tree_may_share_logs_and_leave_out_scores(
+    any_scenario, tmp_path, ran, folders, system_type, expected
+):
+    home = tmp_path / "closed" / "Someone"
     for folder in folders:
         place = home / "results" / "System" / folder
-        shutil.copytree(logs, place / "performance" / "run_1")
-        shutil.copytree(accuracy, place / "accuracy")
+        shutil.copytree(any_scenario[ran], place / "performance" / "run_1")
+        shutil.copytree(any_scenario["Offline", "accuracy"], place / "accuracy")
         (place / "accuracy" / "accuracy.txt").write_text("'exact_match': 83.396\naccuracy=76\nmAP=53\n\nhash=ab12\n")
     (home / "systems").mkdir()
     (home / "systems" / "System.json").write_text(json.dumps({"system_type": system_type}))
-    all_findings = check_tree(root, round_name="v6.0").findings
     codes = ("LOG-TWICE", "LOG-SCENARIO", "ONE-RUN-TWO-VARIANTS", "SCORE-UNREADABLE")
-    return {f"{finding.code} {finding.severity}" for finding in all_findings if finding.code in codes}
-
-
-def test_an_edge_system_may_infer_a_result_from_another_scenario(any_scenario, tmp_path):
-    logs, accuracy = any_scenario["SingleStream", "samples"], any_scenario["Offline", "accuracy"]
-    folders = ["resnet50/singlestream", "resnet50/multistream", "resnet50/offline"]
-    assert results_of(tmp_path / "edge", logs, accuracy, folders, "edge") == {"LOG-TWICE note"}
-    assert results_of(tmp_path / "datacenter", logs, accuracy, folders, "datacenter") == {
-        "LOG-TWICE error",
-        "LOG-SCENARIO error",
-    }
-    server = any_scenario["Server", "samples"]
-    assert results_of(tmp_path / "server", server, accuracy, folders[1:], "edge") == {
-        "LOG-TWICE error",
-        "LOG-SCENARIO error",
-    }
-
-
-def test_variants_of_a_benchmark_may_share_a_run_however_they_are_called(any_scenario, tmp_path):
-    logs, accuracy = any_scenario["Offline", "samples"], any_scenario["Offline", "accuracy"]
-    for name, folders, code in (
-        ("yolo", ("yolo-95/Offline", "yolo-99/Offline"), "ONE-RUN-TWO-VARIANTS note"),
-        ("two", ("yolo-95/Offline", "rgat/Offline"), "LOG-TWICE error"),
-    ):
-        assert results_of(tmp_path / name, logs, accuracy, folders, "edge") == {code}
-
-
-def test_a_score_with_only_an_upper_bound_may_be_left_out(any_scenario, tmp_path):
-    logs, accuracy = any_scenario["Offline", "tokens"], any_scenario["Offline", "accuracy"]
-    assert results_of(tmp_path / "one", logs, accuracy, ["gpt-oss-120b/Offline"], "datacenter") == set()
-    assert results_of(tmp_path / "two", logs, accuracy, ["llama2-70b-99/Offline"], "datacenter") == {
-        "SCORE-UNREADABLE error"
-    }
+    all_findings = check_tree(tmp_path, round_name="v6.0").findings
+    assert {f"{finding.code} {finding.severity}" for finding in all_findings if finding.code in codes} == expected
 
 
 @pytest.mark.parametrize(

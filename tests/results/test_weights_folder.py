@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 import struct
 from typing import Any
@@ -34,9 +35,7 @@ def save(path, tensors):
     header: dict[str, Any] = {}
     at = 0
     for name, (kind, shape) in tensors.items():
-        size = VALUE_BYTES[kind]
-        for length in shape:
-            size *= length
+        size = VALUE_BYTES[kind] * math.prod(shape)
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
@@ -121,11 +120,7 @@ def test_parameters_are_those_of_the_benchmarks_model(home, tmp_path, count, wro
 
 
 def test_parameters_of_a_mapped_model_are_those_of_its_name(home, tmp_path):
-    home = home.rename(home.parents[1] / "open")
-    (home / "Somebody").mkdir()
-    for part in ("results", "systems", "src", "documentation"):
-        (home / part).rename(home / "Somebody" / part)
-    home = home / "Somebody"
+    home = home.parent.rename(home.parents[1] / "open") / home.name
     (home / "results/4xH100_vLLM/llama2-70b-99").rename(home / "results/4xH100_vLLM/my-llama-7b")
     (home / "model_mapping.json").write_text(json.dumps({"my-llama-7b": "llama2-70b-99"}))
     assert "SERVED-PARAMETERS error" in codes_of(home, model(tmp_path / "w"))

@@ -50,7 +50,14 @@ def final_table(report: Report, *, stream: TextIO | None = None) -> str:
 
 def _text(report: Report, *, terminal: bool) -> str:
     """Return the table at the end of a job with the lines below it; coloured for a terminal."""
-    rows = [_row(report, m) for m in report.results]
+    rows = [
+        (
+            result.scenario,
+            *(performance_cells(result.performance) if result.performance else ("not measured", *[""] * 4)),
+            _accuracy(result),
+        )
+        for result in report.results
+    ]
     rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
     if terminal:
         return _coloured_table(report, rows)
@@ -60,16 +67,6 @@ def _text(report: Report, *, terminal: bool) -> str:
     ]
     return "\n".join(
         [*_lines_above(report), "", *map(one_line, titles), *align([_COLUMNS, *rows]), "", *_lines_below(report)]
-    )
-
-
-def _row(report: Report, measurement: Result) -> tuple[str, ...]:
-    """Return the cells of one scenario."""
-    part = measurement.performance
-    return (
-        measurement.scenario,
-        *(performance_cells(part) if part else ("not measured", *[""] * 4)),
-        _accuracy(measurement),
     )
 
 

@@ -68,11 +68,12 @@ class Report:
     @property
     def notice(self) -> str:
         """The marks of every page: those of the runs, and that of power that was simulated."""
-        power = [
-            known for result in self.results if result.performance and (known := recorded_power(result.performance))
-        ]
-        simulated = [SIMULATED_POWER_NOTICE] if any(known.simulated for known in power) else []
-        return "; ".join(filter(None, [*simulated, self.run.notice]))
+        simulated = any(
+            (power := recorded_power(result.performance)) and power.simulated
+            for result in self.results
+            if result.performance
+        )
+        return "; ".join(filter(None, [SIMULATED_POWER_NOTICE if simulated else "", self.run.notice]))
 
     @property
     def shortened(self) -> dict[str, str]:

@@ -240,12 +240,13 @@ def scores_of(path: Path) -> dict[str, float]:
 
 def _settings(log: DetailLog) -> Mapping[str, Any]:
     """Return the settings that LoadGen used and those requested, and what it asked the sample library."""
-    values = {
-        key.removeprefix("effective_"): value
-        for key, value in log.values.items()
-        if key.startswith(("effective_", "requested_", "qsl_reported_", "test_datetime", "power_")) or key == "sut_name"
-    }
-    return MappingProxyType(values)
+    return MappingProxyType(
+        {
+            key.removeprefix("effective_"): value
+            for key, value in log.values.items()
+            if key.startswith(("effective_", "requested_", "qsl_reported_", "test_datetime", "power_", "sut_name"))
+        }
+    )
 
 
 def _scores(lines: list[str], file: str) -> Iterator[Figure]:

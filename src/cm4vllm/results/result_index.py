@@ -94,14 +94,15 @@ class IndexRow(Record, frozen=True, kw_only=True):
     @property
     def per_accelerator(self) -> float | None:
         """The rate divided by the number of accelerators; None for a latency, and without accelerators."""
-        rate = self.unit.endswith("/s") and self.value is not None and self.accelerators
-        return self.value / self.accelerators if rate and self.value is not None else None
+        return self._rate_for_each(self.accelerators)
 
     @property
     def per_watt(self) -> float | None:
         """The rate divided by the mean power of the run."""
-        rate = self.unit.endswith("/s") and self.value is not None and self.power_w
-        return self.value / self.power_w if rate and self.value is not None and self.power_w else None
+        return self._rate_for_each(self.power_w)
+
+    def _rate_for_each(self, count: float | None) -> float | None:
+        return self.value / count if count and self.value is not None and self.unit.endswith("/s") else None
 
     @property
     def power_source(self) -> str:

@@ -35,7 +35,7 @@ def chosen_folder(out: Path, *, system: str = "", model: str = "") -> Path:
     `system` and `model` choose; by default campaign.json does, or there is only one. Raises SubmissionError when there
     is no run, or more than one folder is meant.
     """
-    campaign = _campaign(Reader(out), out)
+    campaign = _record(Reader(out), out / CAMPAIGN_FILE, CampaignRecord)
     system, model = (system, model) if system or model or not campaign else (campaign.system, campaign.model)
     folders = model_folders(out)
     meant = [f for f in folders if (not system or f.parent.name == system) and (not model or f.name == model)]
@@ -64,7 +64,7 @@ def read_runs(out: Path, folder: Path, scenarios: Iterable[Scenario] | None = No
     has a run. What cannot be read is among the problems.
     """
     reader = Reader(out)
-    campaign = _campaign(reader, out)
+    campaign = _record(reader, out / CAMPAIGN_FILE, CampaignRecord)
     path = out / SYSTEM_FILE
     systems = [System(folder.parent.name, reader.json(path), reader.name(path))] if path.is_file() else []
     wanted = tuple(Scenario) if scenarios is None else tuple(scenarios)
@@ -80,10 +80,6 @@ def read_runs(out: Path, folder: Path, scenarios: Iterable[Scenario] | None = No
         problems=tuple(reader.problems),
         campaign=campaign,
     )
-
-
-def _campaign(reader: Reader, out: Path) -> CampaignRecord | None:
-    return _record(reader, out / CAMPAIGN_FILE, CampaignRecord)
 
 
 def _result(reader: Reader, folder: Path, scenario: Scenario, campaign: CampaignRecord | None) -> Result:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cm4vllm.common.number_texts import ms, number, percent
 from cm4vllm.records.accuracy import ACCURACY_FILE, Score
-from cm4vllm.records.metrics import ServerMetrics, Timing
+from cm4vllm.records.metrics import Timing
 from cm4vllm.records.sample_times import SAMPLES_FILE, client_values, read_sample_times
 from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.pictures.power_pictures import power_pictures
@@ -134,7 +134,7 @@ def _phases(result: Result) -> Iterator[Picture]:
     timed = [
         (str(run.settings.mode), timings)
         for run in result.runs
-        if run.server_metrics and (timings := _timings(run.server_metrics, drawn))
+        if (timings := {name: timing for name in drawn if (timing := getattr(run.server_metrics, name, None))})
     ]
     if not timed:
         return
@@ -160,10 +160,6 @@ def _phases(result: Result) -> Iterator[Picture]:
         tuple((kind, name) for name, kind in drawn.items()),
         height=height,
     )
-
-
-def _timings(metrics: ServerMetrics, names: Iterable[str]) -> dict[str, Timing]:
-    return {name: timing for name in names if (timing := getattr(metrics, name)) is not None}
 
 
 def _phase_table(timed: Iterable[tuple[str, dict[str, Timing]]]) -> Table:
