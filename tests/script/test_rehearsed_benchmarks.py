@@ -74,6 +74,7 @@ def job(cm, tmp_path, endpoint, *flags, tags=""):
         "--max_in_flight=32",
         "--output_dir=results",
         "--test_query_count=24",
+        "--max_test_duration=3",
         "--run_checker=no",
         *flags,
         tags=f",_vllm,_path.{model}{tags}",

@@ -77,14 +77,13 @@ def test_plan_and_start_refuse_a_folder_of_foreign_files_and_leave_it_as_it_is(c
         assert lying(cm.folder) == before
 
 
-@pytest.mark.parametrize("place", ["..", "/", "~", "file", "link", "nowhere"])
+@pytest.mark.parametrize("place", ["..", "file", "link"])
 def test_a_run_refuses_what_is_no_folder_of_its_own(cm, place):
     fill(cm.folder / "other")
     (cm.folder / "file").write_text("mine")
     (cm.folder / "link").symlink_to("other")
-    (cm.folder / "nowhere").symlink_to("missing")
     before = lying(cm.folder)
-    status, said = cm(RUN, *OFFLINE, f"--output_dir={place}", *(["--plan"] if place in ("..", "~", "link") else []))
+    status, said = cm(RUN, *OFFLINE, f"--output_dir={place}", *(["--plan"] if place != "file" else []))
     assert status == 20, said
     assert lying(cm.folder) == before
 
