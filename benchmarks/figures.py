@@ -91,8 +91,12 @@ def left_out(name: str, why: str) -> None:
 
 def report(figures: Iterable[Figure], path: Path | None = None) -> int:
     """Print the table, write `path` where it is given, and return the exit code: 1 when a limit does not hold."""
-    shown = list(figures)
-    print(_table(shown))
+    shown, verdicts = list(figures), {None: "", True: "holds", False: "DOES NOT HOLD"}
+    rows = [["figure", "median", "low", "high", "unit", "limit", ""]]
+    for f in shown:
+        numbers = [f"{number:,.4g}" for number in (f.value, f.low, f.high)]
+        rows.append([f.name, *numbers, f.unit, f.limit or "", verdicts[f.holds]])
+    print("\n".join(columns(rows, numbers=(1, 2, 3))))
     load, processors = os.getloadavg()[0], os.cpu_count() or 1
     busy = "; the machine was BUSY, repeat on a quiet one" if load > BUSY_LOAD * processors else ""
     print(f"load average {load:.2f} on {processors} processors{busy}")
@@ -100,12 +104,3 @@ def report(figures: Iterable[Figure], path: Path | None = None) -> int:
         fields = {f.name: {key: value for key, value in asdict(f).items() if key != "name"} for f in shown}
         path.write_text(json.dumps(fields, indent=2) + "\n")
     return 1 if any(f.holds is False for f in shown) else 0
-
-
-def _table(figures: Sequence[Figure]) -> str:
-    verdicts = {None: "", True: "holds", False: "DOES NOT HOLD"}
-    rows = [["figure", "median", "low", "high", "unit", "limit", ""]]
-    for f in figures:
-        numbers = [f"{number:,.4g}" for number in (f.value, f.low, f.high)]
-        rows.append([f.name, *numbers, f.unit, f.limit or "", verdicts[f.holds]])
-    return "\n".join(columns(rows, numbers=(1, 2, 3)))

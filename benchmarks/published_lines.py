@@ -68,7 +68,8 @@ def main() -> int:
                     f"--output_dir={asked.output_dir.absolute() / line['name']}",
                     *asked.flags,
                 ]
-                with server(model, value_of("vllm_model_name", words), VALID_SEQUENCES if asked.valid else SEQUENCES):
+                name = next(word.partition("=")[2] for word in words if word.startswith("--vllm_model_name="))
+                with server(model, name, VALID_SEQUENCES if asked.valid else SEQUENCES):
                     begin = time.monotonic()
                     code = subprocess.run([CM, "run", "script", *words], check=False).returncode
                 figures += [
@@ -94,11 +95,6 @@ def changed(words: Sequence[str], valid: bool, server_target_qps: float | None) 
         return [word.replace("--execution_mode=valid", "--execution_mode=test") for word in words]
     rate = f"--server_target_qps={server_target_qps}"
     return [rate if server_target_qps and word.startswith("--server_target_qps=") else word for word in words]
-
-
-def value_of(flag: str, words: Sequence[str]) -> str:
-    """Return the value of a flag."""
-    return next(word.partition("=")[2] for word in words if word.startswith(f"--{flag}="))
 
 
 def write_published(ours: Path, path: Path) -> None:

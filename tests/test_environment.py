@@ -172,27 +172,22 @@ def _is_usable(python):
     return subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kind", [long("folder"), long("file"), long("link")])
-def test_what_make_did_not_make_is_moved_aside(checkout, tmp_path, kind):
+@pytest.mark.parametrize("kind", [long("folder"), long("file"), long("link"), long("of an earlier version")])
+def test_what_make_did_not_make_is_moved_aside_and_what_an_earlier_version_made_is_made_again(checkout, tmp_path, kind):
     theirs, aside = checkout / ".venv", checkout / ".venv.aside-1"
+    names = {"file": [""], "folder": ["notes.txt"], "of an earlier version": [".installed", "lib/os.py"]}
+    for file in (theirs / name for name in names.get(kind, ())):
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text("mine")
     if kind == "link":
         theirs.symlink_to(tmp_path / "nothing")
+    code, said = make(checkout)
+    assert code == 0 and is_whole(checkout)
+    if kind == "of an earlier version":
+        assert "making .venv/ again" in said and not (theirs / ".installed").exists()
     else:
-        notes = theirs / "notes.txt" if kind == "folder" else theirs
-        notes.parent.mkdir(exist_ok=True)
-        notes.write_text("mine")
-    code, said = make(checkout)
-    assert code == 0 and ".venv.aside-1" in said and is_whole(checkout) and os.path.lexists(aside)
-    assert kind == "link" or (aside if kind == "file" else aside / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.long
-def test_what_an_earlier_version_made_is_made_again(checkout):
-    (checkout / ".venv/lib").mkdir(parents=True)
-    (checkout / ".venv/.installed").touch()
-    code, said = make(checkout)
-    assert code == 0 and "making .venv/ again" in said and is_whole(checkout)
-    assert not (checkout / ".venv/.installed").exists()
+        assert ".venv.aside-1" in said and os.path.lexists(aside)
+        assert kind == "link" or (aside if kind == "file" else aside / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["a`touch ran`b", 'a "quoted" $HOME', "back\\slash", "a:b"])
@@ -203,9 +198,9 @@ def test_a_path_that_a_shell_would_change_is_refused_before_anything_is_installe
     assert not (checkout / ".venv").exists() and not list(tmp_path.rglob("ran"))
 
 
-@pytest.mark.parametrize("name", [long("it's"), long("a;b & c"), long("#1 (50%)")])
-def test_other_characters_of_a_path_do_no_harm(tmp_path, name):
-    checkout = checkout_at(tmp_path / name)
+@pytest.mark.long
+def test_other_characters_of_a_path_do_no_harm(tmp_path):
+    checkout = checkout_at(tmp_path / "it's #1 (50%); a & b")
     assert make(checkout)[0] == 0 and is_whole(checkout)
 
 
@@ -266,37 +261,17 @@ def test_a_user_without_a_home_is_asked_for_one(tmp_path):
 
 
 @pytest.mark.long
-def test_variables_that_mislead_python_and_pip_are_named_and_not_used(checkout, tmp_path):
+def test_variables_and_settings_that_mislead_python_and_pip_are_named_and_not_used(checkout, tmp_path):
     (tmp_path / "stub").mkdir()
     for name in ("numpy.py", "yaml.py", "json.py"):
         (tmp_path / "stub" / name).write_text("raise RuntimeError('the stub was imported')\n")
-    elsewhere = tmp_path / "elsewhere"
-    code, said = make(
-        checkout,
-        PYTHONPATH=str(tmp_path / "stub"),
-        PYTHONHOME="/nothing",
-        PIP_USER="1",
-        PIP_TARGET=str(elsewhere),
-        PIP_PREFIX=str(elsewhere),
-    )
+    elsewhere, conf = tmp_path / "elsewhere", tmp_path / "pip.conf"
+    conf.write_text(f"[install]\nprefix = {elsewhere}\nroot = {elsewhere}\n")
+    places = {"PIP_USER": "1", "PIP_TARGET": str(elsewhere), "PIP_PREFIX": str(elsewhere), "PIP_CONFIG_FILE": str(conf)}
+    caches = {"PIP_CACHE_DIR": "/dev/null/cache", "UV_CACHE_DIR": "/dev/null/cache"}
+    code, said = make(checkout, PYTHONPATH=str(tmp_path / "stub"), PYTHONHOME="/nothing", **places, **caches)
     assert code == 0 and is_whole(checkout), said
     assert "PYTHONPATH and PYTHONHOME are not used" in said and "PIP_PREFIX, PIP_TARGET, PIP_USER" in said
-    assert not elsewhere.exists()
-
-
-@pytest.mark.parametrize(
-    ("file", "variables"),
-    [
-        long("[install]\nprefix = {elsewhere}\n", {}),
-        long("[install]\nroot = {elsewhere}\n", {}),
-        long("", {"PIP_CACHE_DIR": "/dev/null/cache", "UV_CACHE_DIR": "/dev/null/cache"}),
-    ],
-)
-def test_settings_of_pip_leave_no_environment_empty(checkout, tmp_path, file, variables):
-    elsewhere, conf = tmp_path / "elsewhere", tmp_path / "pip.conf"
-    conf.write_text(file.format(elsewhere=elsewhere))
-    code, said = make(checkout, PIP_CONFIG_FILE=str(conf), **variables)
-    assert code == 0 and is_whole(checkout), said
     assert not elsewhere.exists()
 
 

@@ -8,7 +8,7 @@ customize.py does. A message may name another command first (`cm run script --ta
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from cm4vllm.campaign.planning.schedule import schedule
@@ -18,9 +18,9 @@ from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from recipes import recipes
 from syntax import parsed
+from test_architecture import MODULES, imports_of, module
 
 ROOT = Path(__file__).resolve().parents[1]
-SRC = ROOT / "src"
 MAIN = "run-mlperf-inference-app"
 #: The entry of the benchmark with a package of its own.
 ENDPOINTS = "run-mlperf-endpoints"
@@ -49,38 +49,17 @@ def answering(tags: str) -> list[ScriptMeta]:
 # --- which recipe reaches which module --------------------------------------------------------------------------------
 
 
-def module_path(name: str) -> Path | None:
-    base = SRC / Path(*name.split("."))
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
-
-
 @cache
-def imported(path: Path) -> frozenset[Path]:
-    """Return the modules of the package that a file imports, anywhere in it."""
-    paths: set[Path | None] = set()
-    for node in ast.walk(parsed(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cm4vllm"):
-            paths.add(module_path(node.module))
-            paths |= {module_path(f"{node.module}.{name.name}") for name in node.names}
-        elif isinstance(node, ast.Import):
-            paths |= {module_path(name.name) for name in node.names if name.name.startswith("cm4vllm")}
-    return frozenset(path for path in paths if path is not None)
-
-
-def reached_from(path: Path) -> set[Path]:
-    seen: set[Path] = set()
-    waiting = [path]
-    while waiting:
-        if (module := waiting.pop()) not in seen:
-            seen.add(module)
-            waiting += imported(module)
-    return seen
-
-
-@cache
-def own_modules(name: str) -> frozenset[Path]:
+def own_modules(name: str) -> frozenset[str]:
+    """Return the modules of the package that the customize.py of a recipe imports, directly or in turn."""
     customize = ROOT / "script" / name / "customize.py"
-    return frozenset(reached_from(customize)) if customize.is_file() else frozenset()
+    waiting = [*imports_of(ast.walk(parsed(customize.read_text())), "")] if customize.is_file() else []
+    seen: set[str] = set()
+    while waiting:
+        if (reached := waiting.pop()) not in seen:
+            seen.add(reached)
+            waiting += module(reached).imported
+    return frozenset(seen)
 
 
 def runs(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
@@ -117,13 +96,13 @@ def in_the_main_job() -> frozenset[str]:
 
 
 @cache
-def commands_at_hand(module: Path) -> list[ScriptMeta]:
-    if "endpoints" in module.relative_to(SRC).parts:
+def commands_at_hand(name: str) -> list[ScriptMeta]:
+    if "endpoints" in name.split("."):
         return [recipes()[ENDPOINTS]]
-    reaching = [name for name in recipes() if module in own_modules(name)]
+    reaching = [recipe for recipe in recipes() if name in own_modules(recipe)]
     if not reaching or set(reaching) & in_the_main_job():
         return [recipes()[MAIN]]
-    return [recipes()[name] for name in reaching]
+    return [recipes()[recipe] for recipe in reaching]
 
 
 # --- what the messages name -------------------------------------------------------------------------------------------
@@ -169,14 +148,14 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 0), text
 
 
-def refused(module: Path, text: str) -> list[str]:
+def refused(name: str, text: str) -> list[str]:
     """Return the flags in a message that neither the command at hand nor the one named in the same clause accepts."""
     flags = []
     for clause in re.split(r"[,;]\s|\n", text):
         named = [tags for match in COMMAND.finditer(clause) for tags in filter(None, match.groups())]
         if any(VALUE in tags for tags in named):
             continue  # which recipe it is, only the run knows
-        accepting = [script for tags in named for script in answering(tags)] or commands_at_hand(module)
+        accepting = [script for tags in named for script in answering(tags)] or commands_at_hand(name)
         for match in FLAG.finditer(clause):
             if (
                 match[1] not in ENGINE_FLAGS
@@ -188,17 +167,17 @@ def refused(module: Path, text: str) -> list[str]:
 
 
 def test_the_check_finds_a_flag_of_another_recipe():
-    module = SRC / "cm4vllm" / "serving" / "server.py"
-    assert refused(module, "give it more seconds with --node_ip") == ["--node_ip (run-mlperf-inference-app)"]
-    assert refused(module, "give --node_ip of run,ray-cluster, or --port") == []
-    assert refused(module, "cm run script --tags=get,ml-model --ready_timeout=9") == ["--ready_timeout (get-ml-model)"]
-    assert refused(module, "start `vllm serve --node_ip`, or lower --max-num-seqs") == []
+    refused_by = partial(refused, "serving.server")
+    assert refused_by("give it more seconds with --node_ip") == ["--node_ip (run-mlperf-inference-app)"]
+    assert refused_by("give --node_ip of run,ray-cluster, or --port") == []
+    assert refused_by("cm run script --tags=get,ml-model --ready_timeout=9") == ["--ready_timeout (get-ml-model)"]
+    assert refused_by("start `vllm serve --node_ip`, or lower --max-num-seqs") == []
 
 
 def test_a_message_names_only_flags_that_the_command_at_hand_accepts():
     assert [
-        f"{module}:{line}: {flag}: {text!r}"
-        for module in sorted(SRC.rglob("*.py"))
-        for line, text in messages(module)
-        for flag in refused(module, text)
+        f"{path}:{line}: {flag}: {text!r}"
+        for name, path in MODULES.items()
+        for line, text in messages(path)
+        for flag in refused(name, text)
     ] == []

@@ -44,14 +44,14 @@ class CAutomation(ScriptAutomation):
 
         tags (str): tags of the scripts, -tag for those without it; or a name
         """
-        return self._result_of("tools.find.find_scripts", i)
+        return self._result_of("tools.help.find_scripts", i)
 
     def test(self, i: dict[str, Any]) -> dict[str, Any]:
         """Run the test inputs that the metas of scripts give.
 
         tags (str): tags of the scripts; or a name, repo:name, or name*; all scripts without
         """
-        return self._result_of("tools.find.test_scripts", i)
+        return self._result_of("tools.help.test_scripts", i)
 
     def plan(self, i: dict[str, Any]) -> dict[str, Any]:
         """Print what a run would do: nothing of any script is run, and nothing is written.

@@ -85,11 +85,11 @@ class _Recipes:
         self._by_tags: dict[str, Callable[[Env], dict[str, str]]] = {
             "get,ml-model": self._model,
             "get,dataset": self._dataset,
-            "run,vllm-server,_describe": self._described,
+            "run,vllm-server,_describe": lambda env: launch.act(replace(self._settings(env), action="describe")).env(),
             "run,vllm-server": self._started,
             "get,sut": lambda env: {"CM_SUT_NAME": "sut"},
-            "app,": self._run,
-            "process,mlperf,accuracy": self._scores,
+            "app,": lambda env: {"CM_MLPERF_RUN_RECORD": str(measure(RunInputs.of(env))[1])},
+            "process,mlperf,accuracy": _scores,
         }
 
     def __call__(self, tags: str, env: Env) -> dict[str, str]:
@@ -130,9 +130,6 @@ class _Recipes:
     def _settings(self, env: Env) -> launch.SimulatedSettings:
         return replace(launch.SimulatedSettings.of(env), profile=self._profile)
 
-    def _described(self, env: Env) -> dict[str, str]:
-        return launch.act(replace(self._settings(env), action="describe")).env()
-
     def _started(self, env: Env) -> dict[str, str]:
         if given := env.get("CM_MLPERF_INFERENCE_API_SERVER"):
             path = writable_folder(Path(env["CM_VLLM_SERVER_DIR"])) / SERVER_FILE
@@ -147,34 +144,30 @@ class _Recipes:
         self.server = exports["CM_VLLM_SERVER_RECORD"]
         return exports
 
-    @staticmethod
-    def _run(env: Env) -> dict[str, str]:
-        return {"CM_MLPERF_RUN_RECORD": str(measure(RunInputs.of(env))[1])}
 
-    @staticmethod
-    def _scores(env: Env) -> dict[str, str]:
-        folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"])
-        run = read_record(folder / RUN_FILE, RunRecord)
-        write_text(folder / ACCURACY_TEXT, "no scores: the answers have no meaning\n")
-        write_record(
-            folder / ACCURACY_FILE,
-            AccuracyRecord(
-                notice=run.notice,
-                scores=[],
-                values={},
-                samples=run.settings.samples,
-                samples_expected=run.settings.samples,
-                tokens=run.client.completion_tokens,
-                scorer="none",
-                verified=0,
-                sentences="",
-                sentences_sha256="",
-                log_sha256=run.files[ACCURACY_LOG],
-                files={ACCURACY_TEXT: sha256_of(folder / ACCURACY_TEXT)},
-                duration_s=0,
-            ),
-        )
-        return {"CM_MLPERF_ACCURACY_RECORD": str(folder / ACCURACY_FILE)}
+def _scores(env: Env) -> dict[str, str]:
+    folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"])
+    run = read_record(folder / RUN_FILE, RunRecord)
+    write_text(folder / ACCURACY_TEXT, "no scores: the answers have no meaning\n")
+    write_record(
+        folder / ACCURACY_FILE,
+        AccuracyRecord(
+            notice=run.notice,
+            scores=[],
+            values={},
+            samples=run.settings.samples,
+            samples_expected=run.settings.samples,
+            tokens=run.client.completion_tokens,
+            scorer="none",
+            verified=0,
+            sentences="",
+            sentences_sha256="",
+            log_sha256=run.files[ACCURACY_LOG],
+            files={ACCURACY_TEXT: sha256_of(folder / ACCURACY_TEXT)},
+            duration_s=0,
+        ),
+    )
+    return {"CM_MLPERF_ACCURACY_RECORD": str(folder / ACCURACY_FILE)}
 
 
 def _without_self_check(*args: Any, **kwargs: Any) -> Any:

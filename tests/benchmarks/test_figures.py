@@ -28,40 +28,18 @@ def test_every_round_measures_every_case_and_begins_with_another():
     assert measured == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
 
 
-def test_a_ratio_is_taken_within_a_round():
+def test_the_report_is_a_table_and_a_file_and_an_exit_code_and_the_median_holds_a_limit(tmp_path, capsys):
     assert ratios([10.0, 30.0], [5.0, 10.0]) == [2.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("limits", "limit", "holds"),
-    [
-        ({}, None, None),
-        ({"at_least": 25}, ">= 25", True),
-        ({"at_least": 31}, ">= 31", False),
-        ({"at_most": 30}, "<= 30", True),
-        ({"at_most": 29.5}, "<= 29.5", False),
-    ],
-)
-def test_the_limit_is_held_by_the_median(limits, limit, holds):
-    made = figure("x", [10.0, 30.0, 90.0], "s", **limits)
-    assert (made.value, made.low, made.high, made.limit, made.holds) == (30.0, 10.0, 90.0, limit, holds)
-
-
-def test_the_report_is_a_table_and_a_file_and_an_exit_code(tmp_path, capsys):
-    good = figure("ours / theirs", [60.0], "x", at_least=50)
-    bad = figure("time", [40.0], "s", at_most=30)
-    assert report([good]) == 0
-    assert report([good, bad], tmp_path / "figures.json") == 1
-    shown = capsys.readouterr().out
-    assert "DOES NOT HOLD" in shown.splitlines()[-2]
-    assert json.loads((tmp_path / "figures.json").read_text())["time"] == {
-        "value": 40.0,
-        "low": 40.0,
-        "high": 40.0,
-        "unit": "s",
-        "limit": "<= 30",
-        "holds": False,
-    }
+    limits = {None: {}, ">= 25": {"at_least": 25}, ">= 31": {"at_least": 31}, "<= 30": {"at_most": 30}}
+    limits["<= 29.5"] = {"at_most": 29.5}
+    made = {words: figure(str(words), [10.0, 30.0, 90.0], "s", **limit) for words, limit in limits.items()}
+    assert all((f.value, f.low, f.high, f.limit) == (30.0, 10.0, 90.0, words) for words, f in made.items())
+    assert [f.holds for f in made.values()] == [None, True, False, True, False]
+    assert report([made[None], made[">= 25"]]) == 0
+    assert report([made[">= 25"], made["<= 29.5"]], tmp_path / "figures.json") == 1
+    assert "DOES NOT HOLD" in capsys.readouterr().out.splitlines()[-2]
+    kept = json.loads((tmp_path / "figures.json").read_text())["<= 29.5"]
+    assert kept == {"value": 30.0, "low": 10.0, "high": 90.0, "unit": "s", "limit": "<= 29.5", "holds": False}
 
 
 # --- the programs run, and write the figures that their tables show

@@ -262,17 +262,6 @@ def test_files_of_others_under_the_names_of_a_job_are_kept_and_said(tmp_path, ca
     assert len(list(out.glob("kept-*"))) == len(names), "what the job itself wrote is no other's"
 
 
-def test_a_command_ends_with_the_code_of_bad_input(tmp_path):
-    private, kind = outside_of(tmp_path), "a link to a file"
-    before = digests(private)
-    job = SmallJob(tmp_path)
-    job.out.mkdir(parents=True)
-    KINDS[kind](job.out / ".lock", private)
-    assert job.start().wait(60) == 20
-    assert f"{job.out / '.lock'} is {kind.partition(' to ')[0]}" in job.log.read_text()
-    assert digests(private) == before
-
-
 def test_a_results_folder_below_the_given_one_that_is_a_link_is_refused(tmp_path):
     private = outside_of(tmp_path)
     (tmp_path / "results").mkdir()

@@ -60,15 +60,10 @@ def test_missing_space_is_refused_with_the_figures(tmp_path):
         require_space(tmp_path / "not" / "yet", 2**62, "the results")
 
 
-def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotWritable, match="is a file"):
-        writable_folder(tmp_path / "file" / "results")
-
-
-def test_a_place_where_no_folder_can_be_made_is_refused():
-    with pytest.raises(NotWritable, match="/proc/results"):
-        writable_folder(Path("/proc/results"))
+@pytest.mark.parametrize(("place", "words"), [("/proc/results", "/proc/results"), ("/etc/hostname/x", "is a file")])
+def test_a_place_where_no_folder_can_be_made_is_refused(place, words):
+    with pytest.raises(NotWritable, match=words):
+        writable_folder(Path(place))
 
 
 def test_a_file_is_read_whole_up_to_a_bound(tmp_path):

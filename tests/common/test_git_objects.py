@@ -1,58 +1,19 @@
 """Git directories of strangers: their objects are read, and nothing that their configuration names is run."""
 
 import os
-import shutil
 import subprocess
 import zlib
 from pathlib import Path
 
 import pytest
+from tests.common.conftest import CHECKER, commit_of, committed, git
 
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.git.git_objects import borrowed, digest_of, objects_of, run_git
-from cm4vllm.common.git.git_source import copy_checkout, extract, fetch_checkout, git_directory
+from cm4vllm.common.git.git_source import copy_checkout, extract, git_directory
 from cm4vllm.common.programs import own_program
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
 from cm4vllm.submission.checker import source
-
-CHECKER = "tools/submission/submission_checker/main.py"
-
-
-def git(folder, *words, **more):
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always"]
-    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True, **more)
-    return done.stdout.strip()
-
-
-def committed(folder):
-    git(folder, "add", ".")
-    git(folder, "commit", "-q", "-m", "one")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("published") / "repository"
-    (folder / CHECKER).parent.mkdir(parents=True)
-    (folder / CHECKER).write_text("print('as published')\n")
-    (folder / "run.sh").write_text("#!/bin/sh\n")
-    (folder / "run.sh").chmod(0o755)
-    (folder / "with space").mkdir()
-    (folder / "with space" / "größe.txt").write_text("$Format:%H$\r\n")
-    (folder / "link").symlink_to("run.sh")
-    (folder / ".gitattributes").write_text("*.txt export-subst filter=trap\n*.sh export-ignore\n*.py filter=trap\n")
-    (folder / ".gitignore").write_text("*.pyc\n")
-    git(folder, "init", "-q")
-    return committed(folder)
-
-
-@pytest.fixture
-def repository(published, tmp_path):
-    return Path(shutil.copytree(published, tmp_path / "repository", symlinks=True))
-
-
-def commit_of(repository):
-    return git(repository, "rev-parse", "HEAD")
 
 
 def head_of(repository):
@@ -371,103 +332,6 @@ def test_a_commit_that_names_no_folder_is_refused(repository, first):
     commit = written(repository, "commit", first + b"author a <a> 1 +0\n\nx\n")
     with objects_of(repository / ".git") as objects, pytest.raises(SourceUnavailable):
         objects.files(commit)
-
-
-#: What a user has configured for their own repositories, and a commit for its own files.
-CONFIGURED = """\
-[filter "lfs"]
-\tsmudge = echo smudged
-\tclean = cat
-\tprocess = false
-\trequired = true
-[core]
-\tautocrlf = true
-\teol = crlf
-\tattributesFile = {attributes}
-\thooksPath = {hooks}
-[init]
-\ttemplateDir = {template}
-[submodule]
-\trecurse = true
-[url "file://{mirror}"]
-\tinsteadOf = https://github.example.invalid/x
-"""
-
-
-@pytest.fixture
-def configured(repository, tmp_path, monkeypatch):
-    """A user with a configuration of git; returns the address and the commit of a repository, fetched by it alone."""
-    (repository / "lines.txt").write_text("one\n$Id$\ntwo\n")
-    (repository / "wide.txt").write_text("ü\n")
-    (repository / "large.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
-    (repository / ".gitattributes").write_text(
-        "*.txt text eol=crlf ident\n*.parquet filter=lfs diff=lfs merge=lfs -text\n"
-    )
-    git(repository, "add", ".")
-    (repository / ".gitattributes").write_text("*.txt text eol=crlf ident\nwide.txt working-tree-encoding=UTF-16\n")
-    blob = git(repository, "hash-object", "-w", ".gitattributes")
-    git(repository, "update-index", "--add", "--cacheinfo", "100644", blob, ".gitattributes")
-    git(repository, "commit", "-q", "-m", "two")
-    mirror, home, hooks, template = (tmp_path / name for name in ("mirror", "home", "hooks", "template"))
-    git(tmp_path, "clone", "-q", "--bare", str(repository), str(mirror))
-    for folder in (home, hooks, template / "info", template / "hooks"):
-        folder.mkdir(parents=True)
-    for hook in (hooks / "post-checkout", template / "hooks" / "post-checkout"):
-        hook.write_text("#!/bin/sh\necho changed >> lines.txt\n")
-        hook.chmod(0o755)
-    (template / "info/attributes").write_text("*.txt eol=crlf\n")
-    attributes = tmp_path / "attributes"
-    attributes.write_text("* text=auto eol=crlf\n*.parquet filter=lfs\n")
-    (home / ".gitconfig").write_text(
-        CONFIGURED.format(mirror=mirror, hooks=hooks, template=template, attributes=attributes)
-    )
-    monkeypatch.setenv("HOME", str(home))
-    return "https://github.example.invalid/x", commit_of(repository)
-
-
-@pytest.mark.parametrize("way", ["fetched", "copied"])
-def test_a_checkout_is_that_of_its_commit_whatever_a_user_has_configured(configured, repository, tmp_path, way):
-    url, commit = configured
-    if way == "fetched":
-        place = fetch_checkout(tmp_path / "out", url, commit, ["/*"])
-    else:
-        place = copy_checkout(repository / ".git", commit, tmp_path / "out", title="it")
-    require_unmodified(ClientInstallation(python="", checkout=str(place), commit=commit))
-    assert (place / "lines.txt").read_bytes() == b"one\n$Id$\ntwo\n"
-    assert (place / "wide.txt").read_bytes() == "ü\n".encode()
-    assert (place / "large.parquet").read_text().startswith("version https://git-lfs")
-
-
-def test_the_way_may_be_configured_in_the_environment(configured, repository, tmp_path, monkeypatch):
-    _, commit = configured
-    way = f"url.file://{tmp_path / 'mirror'}.insteadOf"
-    pairs = [(way, "https://gitlab.example.invalid/y"), ("core.worktree", str(repository))]
-    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
-    for number, (key, value) in enumerate(pairs):
-        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
-        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
-    monkeypatch.setenv("GIT_CONFIG_PARAMETERS", f"'core.worktree'='{repository}'")
-    monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
-    before = {path: path.read_bytes() for path in repository.glob("*") if path.is_file()}
-    place = fetch_checkout(tmp_path / "out", "https://gitlab.example.invalid/y", commit, ["/*"])
-    require_unmodified(ClientInstallation(python="", checkout=str(place), commit=commit))
-    assert {path: path.read_bytes() for path in repository.glob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize(
-    ("configuration", "message", "cause"),
-    [
-        ("[http]\n\tproxy = http://127.0.0.1:9\n", "fetched from", "127.0.0.1"),
-        ("[http\n", "cannot read its config", ".gitconfig"),
-    ],
-    ids=["a proxy that nothing listens at", "not readable"],
-)
-def test_what_the_users_configuration_of_git_says_is_named(tmp_path, monkeypatch, configuration, message, cause):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".gitconfig").write_text(configuration)
-    with pytest.raises(SourceUnavailable, match=message) as refused:
-        fetch_checkout(tmp_path / "out", "https://github.example.invalid/x", "0" * 40, ["/*"])
-    assert cause in refused.value.cause
 
 
 def test_a_directory_without_the_path_says_so(repository, tmp_path):

@@ -3,27 +3,15 @@
 import errno
 import os
 import shutil
-import signal
 import stat
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
+from tests.common.conftest import FOREIGN, KIND, failed, files_of, fill, made
 
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError
 from cm4vllm.common.files import write_text
-from cm4vllm.common.folders.owned_folders import (
-    begun_folder,
-    discard,
-    move_result,
-    recover,
-    staged_file,
-    staged_folder,
-    write_noted,
-    write_result_file,
-)
+from cm4vllm.common.folders.owned_folders import discard, move_result, staged_folder, write_noted, write_result_file
 from cm4vllm.common.folders.ownership_notes import Kind, foreign, mark, note_files, remove_marked, require_replaceable
 
 OBSTACLES = {
@@ -34,32 +22,6 @@ OBSTACLES = {
     "full folder": lambda path: (path / "a" / "b").mkdir(parents=True),
     "pipe": os.mkfifo,
 }
-
-KIND = Kind("a test", "--folder", recognised=lambda folder: (folder / "record.json").is_file())
-
-
-def files_of(folder):
-    """Return the files of a folder with their contents, and its links; without the notes of cm4vllm."""
-    return {
-        path.relative_to(folder).as_posix(): path.readlink() if path.is_symlink() else path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if (path.is_symlink() or path.is_file()) and not path.name.endswith(".cm4vllm.json")
-    }
-
-
-def made(target, kind=None, **files):
-    with staged_folder(target, kind) as staging:
-        for name, text in (files or {"log": "new"}).items():
-            write_text(staging / name, text)
-
-
-FOREIGN = {"notes.txt": b"mine", "sub/thesis.tex": b"\\documentclass", ".git/HEAD": b"ref: x", ".env": b"A=1"}
-
-
-def fill(folder, files=FOREIGN):
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
 
 
 @pytest.mark.parametrize("files", [FOREIGN, {"a/b/c/only": b""}, {"run.json": b"{}"}])
@@ -148,9 +110,7 @@ def test_the_working_folder_is_written_into_and_nothing_of_it_is_removed(tmp_pat
 
 def test_a_failed_block_for_the_working_folder_leaves_its_folder_in_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError), staged_folder(Path().absolute()) as staging:
-        write_text(staging / "log", "half")
-        raise ValueError
+    failed(Path().absolute())
     assert files_of(tmp_path) == {f"{tmp_path.name}.failed/log": b"half"}
 
 
@@ -194,146 +154,19 @@ def test_the_folders_beside_a_target_that_are_the_users_own_stay(tmp_path, broth
         made(tmp_path / "out", log="old")
     for text in ("one", "two"):
         made(tmp_path / "out", KIND, log=text)
-        with pytest.raises(ValueError), staged_folder(tmp_path / "out") as staging:
-            write_text(staging / "log", "half")
-            raise ValueError
+        failed(tmp_path / "out")
         assert files_of(tmp_path / "out") == {"log": text.encode()}
     assert files_of(tmp_path / brother) == FOREIGN
 
 
 def test_notes_in_what_a_failed_command_left_are_kept(tmp_path):
-    with pytest.raises(ValueError), staged_folder(tmp_path / "out") as staging:
-        write_text(staging / "log", "half")
-        raise ValueError
+    made(tmp_path / "out", log="good")
+    failed(tmp_path / "out", KeyboardInterrupt)
+    assert files_of(tmp_path) == {"out/log": b"good", "out.failed/log": b"half"}
     (tmp_path / "out.failed" / "why.txt").write_text("mine")
     made(tmp_path / "out")
     assert files_of(tmp_path / "kept-out.failed") == {"why.txt": b"mine"}
     assert not (tmp_path / "out.failed").exists()
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from cm4vllm.common.folders import owned_folders
-place = sys.argv[2]
-def die(*args):
-    os.kill(os.getpid(), signal.SIGKILL)
-if place != "block":
-    setattr(owned_folders, place, die)
-with owned_folders.staged_folder(Path(sys.argv[1])) as staging:
-    (staging / "log").write_text("new")
-    if place == "block":
-        die()
-"""
-
-
-@pytest.mark.parametrize("place", ["block", "_finish", "_put_in_place", "note_all", "_removed_from", "unmark"])
-def test_a_command_that_is_killed_loses_no_earlier_result_and_what_it_left_is_kept(tmp_path, place):
-    made(tmp_path / "out", log="old")
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "out", place], check=False, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    kept = [path for path in tmp_path.iterdir() if path.name in ("out", "kept-out")]
-    assert any((path / "log").read_text() in ("old", "new") for path in kept)
-    recover(tmp_path / "out")
-    assert (tmp_path / "out" / "log").read_text() in ("old", "new")
-    made(tmp_path / "out", log="last")
-    assert files_of(tmp_path / "out") == {"log": b"last"}
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out.")]
-    assert {path.name for path in tmp_path.glob("kept*")} <= {"kept-out.partial", "kept-out"}
-
-
-KILLED_AT = """
-import os, signal, sys
-from pathlib import Path
-from cm4vllm.common.folders import owned_folders
-with getattr(owned_folders, sys.argv[1])(Path(sys.argv[2])) as place:
-    folder = place or Path(sys.argv[2])
-    if sys.argv[1] != "staged_file":
-        folder.joinpath("sub").mkdir()
-        folder = folder / "log"
-    folder.write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-#: What is being made, by the function that makes it: where a killed command leaves its files.
-MAKING = {"staged_folder": "out.partial", "staged_file": "out.partial", "begun_folder": "out"}
-
-
-def killed(how, target):
-    done = subprocess.run([sys.executable, "-c", KILLED_AT, how, target], check=False, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    return target.parent / MAKING[how]
-
-
-def again(how, target):
-    if how == "begun_folder":
-        require_replaceable(target, Kind("a test", "--folder"))
-        with begun_folder(target):
-            (target / "log").write_text("new")
-    elif how == "staged_file":
-        with staged_file(target) as place:
-            place.write_text("new")
-    else:
-        made(target, KIND)
-
-
-@pytest.mark.parametrize("how", MAKING)
-@pytest.mark.parametrize("mine", ["notes.txt", "sub/thesis.tex"])
-def test_what_a_user_put_into_the_folder_of_a_killed_command_is_kept_and_said(tmp_path, capsys, how, mine):
-    left = killed(how, tmp_path / "out")
-    fill(left, {mine: b"mine"})
-    again(how, tmp_path / "out")
-    kept = tmp_path / f"kept-{left.name}"
-    assert (kept / mine).read_bytes() == b"mine"
-    assert str(kept) in capsys.readouterr().out
-    assert not left.exists() or how == "begun_folder"
-    new = tmp_path / "out"
-    assert (new if new.is_file() else new / "log").read_text() == "new"
-
-
-def test_a_killed_command_leaves_nothing_of_a_single_file(tmp_path):
-    killed("staged_file", tmp_path / "out")
-    again("staged_file", tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.cm4vllm.json", "out"]
-
-
-@pytest.mark.parametrize("how", ["staged_folder", "begun_folder"])
-@pytest.mark.parametrize("files", [{"thesis.tex": b"words"}, FOREIGN, {"log": b"half"}])
-def test_another_folder_of_the_same_inode_is_the_users(tmp_path, how, files):
-    left = killed(how, tmp_path / "out")
-    inode = left.stat().st_ino
-    for _ in range(50):
-        shutil.rmtree(left)
-        left.mkdir()
-        if left.stat().st_ino == inode:
-            break
-    else:
-        pytest.skip("this file system gives each folder another inode")
-    fill(left, files)
-    if how == "begun_folder":
-        with pytest.raises(UsageError, match="is not replaced"):
-            again(how, tmp_path / "out")
-    else:
-        again(how, tmp_path / "out")
-    assert files_of(left) == files
-
-
-def test_what_failed_in_its_place_is_replaced_without_the_files_that_came_later(tmp_path):
-    with pytest.raises(ValueError), begun_folder(tmp_path / "out"):
-        write_text(tmp_path / "out" / "log", "half")
-        raise ValueError
-    (tmp_path / "out" / "why.txt").write_text("mine")
-    again("begun_folder", tmp_path / "out")
-    assert files_of(tmp_path) == {"out/log": b"new", "kept-out/why.txt": b"mine"}
-
-
-def test_a_folder_that_a_running_command_fills_in_its_place_is_not_touched(tmp_path):
-    with begun_folder(tmp_path / "out"):
-        write_text(tmp_path / "out" / "log", "first")
-        for call in (lambda: again("begun_folder", tmp_path / "out"), lambda: discard(tmp_path / "out")):
-            with pytest.raises(NotWritable) as caught:
-                call()
-            assert "another command" in caught.value.cause
-    assert files_of(tmp_path) == {"out/log": b"first"}
 
 
 def test_a_file_that_is_added_to_a_result_replaces_ours_and_keeps_the_users(tmp_path, capsys):
@@ -405,7 +238,7 @@ def test_files_of_others_are_carried_over_and_stay_theirs(tmp_path):
     assert files_of(tmp_path / "kept-out" / "theirs") == FOREIGN
 
 
-@pytest.mark.parametrize("mine", [b"mine", b"", b'{"files": {}}'])
+@pytest.mark.parametrize("mine", [b"mine", b'{"files": {}}'])
 def test_a_file_that_the_user_wrote_is_kept_under_a_new_name(tmp_path, mine, capsys):
     path = tmp_path / "page.html"
     path.write_bytes(mine)
@@ -426,18 +259,6 @@ def test_a_note_of_another_user_is_none(tmp_path):
     os.chown(tmp_path / ".out.cm4vllm.json", 65534, 65534)
     made(tmp_path / "out", log="new")
     assert files_of(tmp_path / "kept-out") == {"log": b"old"}
-
-
-def test_a_staged_folder_that_failed_is_kept_aside_and_never_takes_the_place(tmp_path):
-    target = tmp_path / "run"
-    with staged_folder(target) as folder:
-        write_text(folder / "log", "good")
-    with pytest.raises(KeyboardInterrupt), staged_folder(target) as folder:
-        write_text(folder / "log", "half")
-        raise KeyboardInterrupt
-    assert (target / "log").read_text() == "good"
-    assert (tmp_path / "run.failed" / "log").read_text() == "half"
-    assert not (tmp_path / "run.partial").exists()
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("the cause")])
@@ -480,7 +301,7 @@ def test_what_cannot_be_written_into_a_staging_folder_is_named(tmp_path):
         (staging / "missing").read_text()
 
 
-@pytest.mark.parametrize("place", ["run", "run.partial", "run.old", "run.failed"])
+@pytest.mark.parametrize("place", ["run", "run.partial", "run.failed"])
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_whatever_lies_there_a_staged_folder_takes_its_place_and_removes_nothing_of_it(tmp_path, place, obstacle):
     (tmp_path / "far").mkdir()
@@ -498,37 +319,3 @@ def test_whatever_lies_there_a_staged_folder_takes_its_place_and_removes_nothing
         left = tmp_path / ("kept-run" if place == "run" else place)
         assert stat.S_IFMT(left.lstat().st_mode) == kind
     assert (tmp_path / "far" / "kept").exists() or (tmp_path / "kept-far" / "kept").exists()
-
-
-AS_ANOTHER_USER = """
-import os, shutil, sys, tempfile
-from pathlib import Path
-from cm4vllm.common import terminal_text
-from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_text
-from cm4vllm.common.folders.owned_folders import staged_folder
-os.setgroups([]), os.setgid(65534), os.setuid(65534)  # after the imports: Python may lie where only root reads
-try:
-    with staged_folder(Path(sys.argv[1])) as folder:
-        write_text(folder / "log", sys.argv[2])
-except CmError as error:
-    print(type(error).__name__, error.cause)
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-@pytest.mark.parametrize(("left", "said"), [("run", ""), ("run.partial", ""), (".", "NotWritable")])
-def test_what_another_user_left_neither_loses_a_run_nor_ends_in_a_traceback(left, said):
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are for the owner alone
-        mine = Path(name)
-        mine.chmod(0o755)
-        (mine / left / "deep").mkdir(parents=True)
-        (mine / left / "deep" / "file").touch()
-        if left != ".":
-            os.chown(mine, 65534, 65534)
-        for content in ("one", "two"):
-            words = [sys.executable, "-c", AS_ANOTHER_USER, mine / "run", content]
-            done = subprocess.run(words, text=True, capture_output=True, check=False)
-            assert done.stderr == ""
-            assert said in done.stdout
-            assert said or (mine / "run" / "log").read_text() == content

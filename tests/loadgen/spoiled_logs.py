@@ -207,18 +207,9 @@ def _twice(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
 
 
 def _appended(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
-    a, b, at = b"".join(lines), b"".join(other), _place(other, chance)
-    return chance.choice(
-        [
-            a + b,
-            b + a,
-            a + a,
-            a + b"".join(other[:at]),
-            b"".join(other[:at]) + a,
-            a + b[: chance.randrange(len(b))],
-            b[: chance.randrange(1, len(b))] + a,
-        ]
-    )
+    a, b, some = b"".join(lines), b"".join(other), b"".join(other[: _place(other, chance)])
+    cut = [a + b[: chance.randrange(len(b))], b[: chance.randrange(1, len(b))] + a]
+    return chance.choice([a + b, b + a, a + a, a + some, some + a, *cut])
 
 
 def _interleaved(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
@@ -281,18 +272,8 @@ def _endings(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
 
 def _encoded(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:
     text = b"".join(lines).decode()
-    return chance.choice(
-        [
-            text.encode("utf-16"),
-            text.encode("utf-16-le"),
-            text.encode("utf-8-sig"),
-            b"",
-            b"\n",
-            text.encode("utf-32"),
-            text.encode() + b"\0",
-            text.encode() + b"\x1a",
-        ]
-    )
+    others = [text.encode(name) for name in ("utf-16", "utf-16-le", "utf-8-sig", "utf-32")]
+    return chance.choice([*others, b"", b"\n", text.encode() + b"\0", text.encode() + b"\x1a"])
 
 
 def _valued(lines: list[bytes], other: list[bytes], chance: Random) -> bytes:

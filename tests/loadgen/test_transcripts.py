@@ -83,20 +83,23 @@ def model(tmp_path_factory):
     return ModelRecord(name="words", path=str(folder), source="made by the test", sha256="")
 
 
+def rehearsal(run_terms, endpoint, rate, asked, **given):
+    """Return the settings of a run of a second at `rate`; `asked` is how the server is asked."""
+    count = {"test_query_count": SAMPLES, "dataset_samples": SAMPLES}
+    conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=rate, max_test_duration_s=1, **count)
+    server = ServerRecord(endpoint=endpoint, model_name="tiny", version="0", owned=False, **asked)
+    own = {"target_qps": rate, "target_qps_source": "the test's", "self_check": False}
+    return run_settings(conf, server=server, **{**own, **given})
+
+
 @pytest.fixture
 def settings(clips, model):
     """Make the settings of a run of whisper against an endpoint."""
 
     def make(endpoint, mode="accuracy", *, api=Api.TRANSCRIPTIONS, dataset=clips[0], benchmark="whisper", **options):
         run_terms = terms("v6.1", benchmark, Scenario.OFFLINE, Mode(mode))
-        count = {"test_query_count": SAMPLES, "dataset_samples": SAMPLES}
-        conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=20, max_test_duration_s=1, **count)
-        dialect = TRANSCRIPTS if api is Api.TRANSCRIPTIONS else None
-        server = ServerRecord(
-            endpoint=endpoint, api=api, dialect=dialect, model_name="tiny", max_model_len=448, version="0", owned=False
-        )
-        options = {"target_qps": 20, "target_qps_source": "the test's", "self_check": False, **options}
-        return run_settings(conf, model=model, dataset=dataset, server=server, **options)
+        asked = {"api": api, "dialect": TRANSCRIPTS if api is Api.TRANSCRIPTIONS else None, "max_model_len": 448}
+        return rehearsal(run_terms, endpoint, 20, asked, model=model, dataset=dataset, **options)
 
     return make
 
@@ -309,14 +312,8 @@ def picture_settings(products, picture_model):
 
     def make(endpoint, mode="accuracy", *, round_name="v6.1", scenario=Scenario.OFFLINE, api=Api.PICTURES, **options):
         made = terms(round_name, BENCHMARK, scenario, Mode(mode))
-        count = {"test_query_count": SAMPLES, "dataset_samples": SAMPLES}
-        conf = user_conf(made, ExecutionMode.TEST, target_qps=40, max_test_duration_s=1, **count)
-        dialect = PICTURE_CHATS if api is Api.PICTURES else None
-        server = ServerRecord(
-            endpoint=endpoint, api=api, dialect=dialect, model_name="tiny", max_model_len=4096, version="0", owned=False
-        )
-        options = {"target_qps": 40, "target_qps_source": "the test's", "self_check": False, **options}
-        return run_settings(conf, model=picture_model, dataset=products[0], server=server, **options)
+        asked = {"api": api, "dialect": PICTURE_CHATS if api is Api.PICTURES else None, "max_model_len": 4096}
+        return rehearsal(made, endpoint, 40, asked, model=picture_model, dataset=products[0], **options)
 
     return make
 

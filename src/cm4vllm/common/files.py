@@ -77,7 +77,9 @@ def write_bytes(path: Path, data: bytes | mmap.mmap) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             # mkstemp makes files for the owner alone; results are read by others too.
-            os.chmod(name, 0o666 & ~_umask())
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -91,7 +93,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Have a power failure leave the names of the files in a folder as they are now. Raises DiskFull, NotWritable."""
+    """Write the names of the files in a folder to its disk, whatever fails then. Raises DiskFull, NotWritable."""
     with translated_os_errors("write", folder):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -101,7 +103,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def sync_files(folder: Path) -> None:
-    """Have a power failure leave the files in a folder as they are now. Raises DiskFull, NotWritable."""
+    """Write the files in a folder to its disk, whatever fails then. Raises DiskFull, NotWritable."""
     with translated_os_errors("write", folder):
         for path in folder.iterdir():
             if path.is_file():
@@ -301,12 +303,6 @@ def require_writable(folder: Path, setting: str = "--output_dir") -> None:
         raise NotWritable(
             f"cannot write to {folder}", cause=f"{there} is on a file system that cannot store files", remedy=elsewhere
         )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def digest_of(path: Path, kind: str) -> str:

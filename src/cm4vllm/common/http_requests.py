@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -75,7 +75,7 @@ class OpenAnswer(NamedTuple):
     pieces: Iterator[bytes]
 
 
-class HttpClient:
+class HttpClient(AbstractContextManager["HttpClient"]):
     """Sends one request at a time and keeps its connections for the next ones; a context manager.
 
     `unix_socket` is the path of the socket that all requests go to, `tls` what https:// servers are checked against
@@ -89,9 +89,6 @@ class HttpClient:
         self._proxies = proxies
         self._deadline = _Deadline()
         self._pools: dict[str, httpcore2.ConnectionPool] = {}
-
-    def __enter__(self) -> HttpClient:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()

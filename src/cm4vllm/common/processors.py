@@ -83,7 +83,8 @@ def _quota(group: Path) -> CpuQuota | None:
         quota, period = number(group / "cpu.cfs_quota_us"), number(group / "cpu.cfs_period_us")
     if quota is None or not period:
         return None
-    stat = {name: int(value) for name, value in _pairs(text(group / "cpu.stat")) if value.isdecimal()}
+    pairs = (line.partition(" ") for line in text(group / "cpu.stat").splitlines())
+    stat = {name: int(value) for name, _, value in pairs if value.strip().isdecimal()}
     return CpuQuota(
         cpus=quota / period,
         period_s=period / 1e6,
@@ -92,9 +93,3 @@ def _quota(group: Path) -> CpuQuota | None:
         throttled_periods=stat.get("nr_throttled", 0),
         throttled_s=stat.get("throttled_usec", 0) / 1e6 or stat.get("throttled_time", 0) / 1e9,
     )
-
-
-def _pairs(lines: str) -> Iterator[tuple[str, str]]:
-    for line in lines.splitlines():
-        name, _, value = line.partition(" ")
-        yield name, value.strip()

@@ -93,12 +93,11 @@ class Settings(Record, frozen=True, kw_only=True):
         booleans. Raises UsageError naming the key whose value does not fit, and what would.
         """
         keys, hints = env_keys(cls), _hints(cls)
-        values: dict[str, Any] = {}
-        for field, key in keys.items():
-            value = env.get(key)
-            if value is None or value == "":
-                continue
-            values[field] = _boolean(value) if bool in (hints[field], *get_args(hints[field])) else value
+        values: dict[str, Any] = {
+            field: _boolean(env[key]) if bool in (hints[field], *get_args(hints[field])) else env[key]
+            for field, key in keys.items()
+            if env.get(key) not in (None, "")
+        }
         for field, value in values.items():
             try:
                 read = msgspec.convert(value, hints[field], strict=False)

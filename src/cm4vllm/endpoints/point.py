@@ -20,13 +20,13 @@ from cm4vllm.common.files import altered_files, digests_of, given_path, sha256_o
 from cm4vllm.common.folders.ownership_notes import Kind, note_finished, require_replaceable
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import Record, now, read_record, write_record
+from cm4vllm.common.records import now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.client import EVENTS, ClientInstallation, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.events import read_events
-from cm4vllm.endpoints.records import CurveRecord, PointRecord, curve_status
+from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, curve_status
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
@@ -35,7 +35,7 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary
-from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
+from cm4vllm.rules import EndpointsBenchmark, endpoints_benchmark, point_terms, regions, seed_set
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: From this number of processors on the client chooses its own number of processes.
@@ -74,23 +74,12 @@ class PointInputs(Settings, frozen=True, kw_only=True):
     output_dir: input_types.OutputDir = ""
 
 
-class PointSetup(Record, frozen=True, kw_only=True):
-    """All that a point is made from, read from its inputs.
+class PointSetup(PointPlan, frozen=True, kw_only=True):
+    """All that a point is made from, read from its inputs; `dataset` is the stored dataset of the stand-in."""
 
-    `dataset` is the stored dataset of the stand-in. `dataset_sha256` and `dataset_rows` are those of a given one, too.
-    """
-
-    benchmark: EndpointsBenchmark
-    terms: PointTerms
-    curve: Regions | None
-    run: ClientRun
     model: ModelRecord
     dataset: DatasetRecord | None
-    dataset_sha256: str
-    dataset_rows: int
-    server: ServerRecord
     client: ClientInstallation
-    offline: str
 
     @property
     def identity(self) -> str:
@@ -148,16 +137,9 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
 def _recorded(planned: PointSetup, target: Path, started: str, wall_s: float, duration_s: float) -> PointRecord:
     """Return the record of a run in `target`."""
     return PointRecord(
-        benchmark=planned.benchmark,
-        terms=planned.terms,
-        curve=planned.curve,
-        run=planned.run,
-        offline=planned.offline,
+        **{name: getattr(planned, name) for name in PointPlan.__struct_fields__},
         model=planned.model.name,
         model_sha256=planned.model.sha256,
-        dataset_sha256=planned.dataset_sha256,
-        dataset_rows=planned.dataset_rows,
-        server=planned.server,
         client_commit=planned.client.commit,
         identity=planned.identity,
         files=digests_of(target, without=POINT_FILE),

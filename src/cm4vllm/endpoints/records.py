@@ -20,28 +20,35 @@ from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
 CURVE_FILE = "curve.json"
 
 
-class PointRecord(Record, frozen=True, kw_only=True):
-    """The record of one point. It is written last: a run folder without it is of a run that was interrupted.
+class PointPlan(Record, frozen=True, kw_only=True):
+    """A point as it is to be measured. `curve` is None for a probe, which is of no curve.
 
-    `identity` is the digest of all that the result depends on. `wall_s` are the seconds from the start of the client to
-    its end, `duration_s` those of the performance run in it. `curve` is None for a probe, which is of no curve.
-    `node` has what was detected of the node of a server that this run started, by the checker's keys. `dataset_rows`
-    and `dataset_sha256` are those of the given dataset, 0 and empty where the client fetched its own. `files` has the
-    SHA-256 of each file of the client.
+    `dataset_rows` and `dataset_sha256` are those of a stored or given dataset, 0 and empty where the client fetched its
+    own.
     """
-
-    SCHEMA: ClassVar[int] = 3
 
     benchmark: EndpointsBenchmark
     terms: PointTerms
     curve: Regions | None
     run: ClientRun
     offline: str
-    model: str
-    model_sha256: str
     dataset_sha256: str
     dataset_rows: int
     server: ServerRecord
+
+
+class PointRecord(PointPlan, frozen=True, kw_only=True):
+    """The record of one point. It is written last: a run folder without it is of a run that was interrupted.
+
+    `identity` is the digest of all that the result depends on. `wall_s` are the seconds from the start of the client to
+    its end, `duration_s` those of the performance run in it. `node` has what was detected of the node of a server that
+    this run started, by the checker's keys. `files` has the SHA-256 of each file of the client.
+    """
+
+    SCHEMA: ClassVar[int] = 3
+
+    model: str
+    model_sha256: str
     client_commit: str
     identity: str
     files: dict[str, str]

@@ -19,10 +19,9 @@ from cm4vllm.common.errors import CmError, Interrupted, NotWritable, translated_
 from cm4vllm.common.files import free_bytes, working_folder
 from cm4vllm.common.programs.standard_streams import ensure_streams, lost_output, report
 from cm4vllm.common.secrets.redaction import vault
-from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.reuse import kept_outcome
-from cm4vllm.engine.format.script_catalogue import Catalogue
+from cm4vllm.engine.format.script_catalogue import Catalogue, protect, slim
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
 from cm4vllm.engine.run.request import Request, choice_note

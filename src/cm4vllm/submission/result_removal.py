@@ -54,13 +54,13 @@ def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
         _pages_of(writer, home, layout, (system, model, scenario))
     left = result_folders(home)
     for part in {pattern.partition("/")[0] for pattern in (layout.results, layout.settings, layout.compliance)}:
-        _without(home / part, "*", {place[0] for place in left})
+        _remove_all_but(home / part, "*", {place[0] for place in left})
         for system in {place[0] for place in left}:
-            _without(home / part / system, "*/", {place[1] for place in left if place[0] == system})
-    _without(home / "systems", "*.json", {f"{place[0]}.json" for place in left})
+            _remove_all_but(home / part / system, "*/", {place[1] for place in left if place[0] == system})
+    _remove_all_but(home / "systems", "*.json", {f"{place[0]}.json" for place in left})
     for supplies in {place.power.supplies for place in map(round_terms, round_names()) if place.power.supplies}:
         folder, _, name = supplies.rpartition("/")
-        _without(home / folder, name.format(system="*"), {name.format(system=place[0]) for place in left})
+        _remove_all_but(home / folder, name.format(system="*"), {name.format(system=place[0]) for place in left})
     gone = {place[1] for place in chosen} - {place[1] for place in left}
     for model in gone:
         shutil.rmtree(home / layout.program / model, ignore_errors=True)
@@ -96,7 +96,7 @@ def _change(writer: TreeWriter, page: Path, change: Callable[[str], str]) -> Non
         write_text(page, change(bytes_of(page).decode()))
 
 
-def _without(folder: Path, pattern: str, kept: set[str]) -> None:
+def _remove_all_but(folder: Path, pattern: str, kept: set[str]) -> None:
     """Remove what has none of these names."""
     for path in sorted(folder.glob(pattern)):
         if path.name not in kept:

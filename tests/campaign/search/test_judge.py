@@ -5,7 +5,7 @@ import pytest
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan
 from cm4vllm.campaign.search.projection import rate_interval
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict, tightest_limit
+from cm4vllm.records.searches.rate_search import ProbeRecord, Verdict
 from cm4vllm.rules import LatencyLimits
 
 LIMITS = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="the test's")
@@ -39,7 +39,6 @@ def test_whole_answers_are_judged_by_their_limit_and_are_late_while_they_are_ope
     judge, verdict = judged(slow, elapsed_s=60.5, limits=WHOLE)
     assert verdict is Verdict.FAILS
     assert [(answer.name, answer.limit_ms, answer.over) for answer in judge.limits()] == [("latency", 3000, 50)]
-    assert tightest_limit(judge.limits()).name == "latency"
     late = answers(600, seconds=30.0)
     assert judged(late, **WAITING, limits=WHOLE)[1] is Verdict.FAILS
     assert judged(late, **WAITING | {"overdue": 0}, limits=WHOLE)[1] is None

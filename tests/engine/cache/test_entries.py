@@ -28,16 +28,6 @@ def made(home):
 META = {"cache": True, "new_env_keys": ["CM_PATH"]}
 
 
-def test_second_run_uses_the_entry(home, made):
-    home.script("make", META, run=COUNT)
-    first, _ = made()
-    second, runs = made()
-    assert runs == 1
-    assert first["new_env"] == second["new_env"]
-    assert Path(second["new_env"]["CM_PATH"]).read_text() == "hello\n"
-    assert home.entries() == [Path(second["new_env"]["CM_PATH"]).parent]
-
-
 def test_entry_is_an_artifact_of_cmind(home, made):
     home.script("make", META, run=COUNT)
     made(extra_cache_tags="test-extra,ci")
@@ -120,12 +110,6 @@ def test_the_cache_is_used_as_flags_say(home, made):
     assert made()[0]["new_env"] == second["new_env"]
     renewed, runs = made(renew=True)
     assert (runs, len(home.entries()), renewed["new_env"]) == (3, 2, second["new_env"])
-    assert (made(skip_cache=True)[1], len(home.entries())) == (4, 2)
-    home.script("other", {**META, "cache": False, "can_force_cache": True}, run=COUNT)
-    made("other")
-    assert len(home.entries()) == 2
-    made("other", force_cache=True)
-    assert len(home.entries()) == 3
 
 
 def test_failed_run_leaves_no_entry(home, made):
@@ -299,23 +283,6 @@ def test_versions_choose_among_entries(home, made):
     assert home.done("find", "cache", "--tags=make,version-2.0").stdout.strip()
 
 
-def test_default_version_moves_into_the_limits(home, made):
-    home.script(
-        "make",
-        {**META, "default_version": "2.0"},
-        run=COUNT,
-        customize="def postprocess(i): return {'return': 0, 'version': i['env']['CM_VERSION']}\n",
-    )
-    assert made(version_min="3.1")[0]["version"] == "3.1"
-    assert made(version_max="1.4", version_max_usable="1.3")[0]["version"] == "1.3"
-
-
-def test_limits_without_a_known_version_do_not_pile_up_entries(home, made):
-    home.script("make", META, run=COUNT)
-    made(version_min="2.0")
-    assert made(version_min="2.0")[1] == 1
-
-
 def test_state_comes_back_from_the_cache(home, made):
     home.script(
         "make",
@@ -358,12 +325,6 @@ def test_a_home_that_cannot_be_written_is_told(home, made):
 MAKE = 'echo run >> "$CM_LOG"; mkdir -p d; echo one > d/file; echo two > top; echo "CM_DIR=$PWD/d" > tmp-run-env.out\n'
 
 
-def made_entry(home, **given):
-    result = home.run("make", env={"CM_LOG": str(home.work / "log")}, **given)
-    assert result["return"] == 0, result
-    return len((home.work / "log").read_text().split())
-
-
 @pytest.mark.parametrize(
     "alter",
     [
@@ -373,37 +334,37 @@ def made_entry(home, **given):
         lambda entry: (entry / "top").write_text(""),
     ],
 )
-def test_an_altered_entry_is_found_out_and_made_again(home, alter):
+def test_an_altered_entry_is_found_out_and_made_again(home, made, alter):
     home.script("make", {"cache": True, "new_env_keys": ["CM_DIR"]}, run=MAKE)
-    assert made_entry(home) == 1
-    assert made_entry(home) == 1
+    assert made()[1] == 1
+    assert made()[1] == 1
     alter(home.entries()[0])
-    assert made_entry(home) == 2
-    assert made_entry(home) == 2
+    assert made()[1] == 2
+    assert made()[1] == 2
     assert (home.entries()[0] / "d" / "file").read_text() == "one\n"
 
 
-def test_touched_and_added_files_alter_nothing(home):
+def test_touched_and_added_files_alter_nothing(home, made):
     home.script("make", {"cache": True, "new_env_keys": ["CM_DIR"]}, run=MAKE)
-    made_entry(home)
+    made()
     os.utime(home.entries()[0] / "top", (1, 1))
     (home.entries()[0] / "d" / "added").write_text("new")
-    assert made_entry(home) == 1
+    assert made()[1] == 1
 
 
-def test_an_edited_recipe_makes_an_entry_of_its_own_and_texts_for_people_do_not(home):
+def test_an_edited_recipe_makes_an_entry_of_its_own_and_texts_for_people_do_not(home, made):
     folder = home.script("make", {"cache": True, "new_env_keys": ["CM_DIR"]}, run=MAKE)
-    assert made_entry(home) == 1
+    assert made()[1] == 1
     (folder / "README.md").write_text("more words")
     text = (folder / "_cm.yaml").read_text()
     (folder / "_cm.yaml").write_text(text + "variations: {unused: {env: {CM_Z: z}}}\ntags_help: words\n")
-    assert made_entry(home) == 1
+    assert made()[1] == 1
     (folder / "run.sh").write_text(MAKE + "# another way\n")
-    assert made_entry(home) == 2
+    assert made()[1] == 2
     (folder / "run.sh").write_text(MAKE)
-    assert made_entry(home) == 2
+    assert made()[1] == 2
     (folder / "_cm.yaml").write_text(text + "env: {CM_NEW: '1'}\n")
-    assert made_entry(home) == 3
+    assert made()[1] == 3
 
 
 def test_state_that_cannot_be_kept_is_told_and_leaves_no_entry(home):

@@ -1,20 +1,34 @@
-"""The public format's behaviours, each by a script of its own, with what must come out.
+"""The public format's behaviours, each by scripts of its own (cases.yaml), with what must come out.
 
 With CM4MLOPS=<checkout of cm4mlops> the same scripts run under its engine too: it must give the same, or, where its
 answer is a fault that this engine does not copy, what `theirs` says.
 """
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.engine.conformance import cases_of_metas, cases_of_runs
-from tests.engine.conformance.cases import Case
 from tests.engine.conformance.conftest import Engine, engine_alone
 
-CASES = {**cases_of_metas.CASES, **cases_of_runs.CASES}
+
+@dataclass
+class Case:
+    """Scripts by alias (their metas, with `files`), the requests, and the expected answer to the last one."""
+
+    scripts: dict[str, dict[str, Any]]
+    asked: list[dict[str, Any]] | dict[str, Any]
+    gives: dict[str, Any] | None = field(default_factory=dict)
+    code: int = 0
+    entries: int | None = None
+    output: str = ""
+    theirs: dict[str, Any] | None = None
+
+
+TEXT = Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8")
+CASES = {name: Case(**parts) for name, parts in yaml.safe_load(TEXT).items()}
 
 
 def written(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -30,7 +44,8 @@ def written(folder: Path) -> dict[str, list[dict[str, Any]]]:
                 "automation_alias": "script",
                 "automation_uid": "5b4e0237da074764",
                 "tags": [alias],
-                **parts["meta"],
+                "new_env_keys": ["CM_*"],
+                **{key: part for key, part in parts.items() if key != "files"},
             }
             meta["tags"] = [f"c{place}", *meta["tags"]]
             path = folder / "script" / meta["alias"]
@@ -39,7 +54,7 @@ def written(folder: Path) -> dict[str, list[dict[str, Any]]]:
                 if phase in meta:
                     meta[phase] = [{**entry, "tags": f"c{place},{entry['tags']}"} for entry in meta[phase]]
             (path / "_cm.yaml").write_text(yaml.safe_dump(meta, sort_keys=False))
-            for file, text in parts["files"].items():
+            for file, text in parts.get("files", {}).items():
                 (path / file).write_text(text)
         requests = case.asked if isinstance(case.asked, list) else [case.asked]
         asked[name] = [{**request, "tags": f"c{place},{request['tags']}"} for request in requests]

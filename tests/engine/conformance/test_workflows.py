@@ -32,18 +32,6 @@ def test_18_direct_dependencies_are_printed(detect):
     assert result["new_state"]["print_deps"] == ["cm run script --tags=detect,os"]
 
 
-def test_22_a_forced_entry_is_found(home):
-    home.script(
-        "download,file",
-        {"can_force_cache": True, "input_mapping": {"url": "CM_URL"}},
-        run='cp "${CM_URL#file://}" file\n',
-    )
-    (home.work / "source").write_text("data")
-    words = ("--tags=download,file", f"--url=file://{home.work / 'source'}", "--force_cache")
-    assert home.done("run", "script", *words).returncode == 0
-    assert home.done("find", "cache", "--tags=download,file").stdout.strip()
-
-
 def test_31_and_42_json_is_valid_and_logging_keeps_out_of_it(detect):
     done = detect.done("run", "script", "--tags=detect,os", "-j", "-s")
     result = json.loads(done.stdout)
@@ -68,12 +56,6 @@ def parsed(word):
     if name.startswith("adr"):
         return {"adr": {"detect-os": {"tags": value}}}
     return {name: value or True}
-
-
-def test_33_help_names_the_script(detect):
-    done = detect.done("run", "script", "--tags=detect,cpu", "--help")
-    assert done.returncode == 0
-    assert "detect-cpu" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -101,11 +83,6 @@ def test_40_scripts_are_copied_moved_and_removed(detect):
     assert detect.done("run", "script", "detect-moved").returncode == 0
     assert detect.done("rm", "script", "detect-moved", "-f").returncode == 0
     assert detect.done("run", "script", "detect-moved").returncode == 16
-
-
-def test_41_a_search_and_a_removal_without_a_match(detect):
-    assert "nothing" not in detect.done("find", "cache", "--tags=none").stdout.split()
-    assert detect.done("rm", "cache", "--tags=none", "-f").returncode == 16
 
 
 def test_43_what_was_deleted_by_hand_is_not_found(detect):
@@ -150,13 +127,6 @@ def test_45_removals_beside_runs_leave_valid_metas(home):
         assert json.loads((entry / "_cm.json").read_bytes())["uid"] == entry.name
     json.loads((home.path / "index.json").read_bytes())
     assert home.run("one,_v.1")["return"] == 0
-
-
-@pytest.mark.parametrize("text", ["{", "- a list", "tags: [x", "", "uid: 5"])
-def test_46_a_script_whose_meta_is_broken_hides_no_other(detect, text):
-    # cmind itself refuses to index such a home anew; what it has indexed goes on working.
-    (detect.script("broken") / "_cm.yaml").write_text(text)
-    assert detect.run("detect,cpu")["return"] == 0
 
 
 def test_records_of_a_run(detect):

@@ -52,35 +52,6 @@ def test_conditions(conditions, env, holds):
     assert Conditions.of(conditions).hold(env) is holds
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ((), ["HELLO", "SKIP_IF_ALL", "SKIP_IF_ANY"]),
-        (("t1",), ["HELLO", "SKIP_IF_ALL", "ENABLE_IF_ANY"]),
-        (("t1", "t2"), ["HELLO", "SKIP_IF_ALL", "ENABLE_IF_ANY"]),
-        (("t1", "t2", "t3"), ["HELLO", "ENABLE_IF_ALL", "ENABLE_IF_ANY"]),
-    ],
-)
-def test_conditions_of_dependencies_together(home, flags, expected):
-    every = {f"CM_T{n}": ["yes"] for n in (1, 2, 3)}
-    home.script("say", {"variations": {"x.#": {"env": {"CM_SAY": "#"}}}}, run='echo "$CM_SAY" >> said')
-    home.script(
-        "conditions",
-        {
-            "input_mapping": {f"t{n}": f"CM_T{n}" for n in (1, 2, 3)},
-            "deps": [
-                {"tags": "say,_x.HELLO"},
-                {"tags": "say,_x.ENABLE_IF_ALL", "enable_if_env": every},
-                {"tags": "say,_x.SKIP_IF_ALL", "skip_if_env": every},
-                {"tags": "say,_x.ENABLE_IF_ANY", "enable_if_any_env": every},
-                {"tags": "say,_x.SKIP_IF_ANY", "skip_if_any_env": every},
-            ],
-        },
-    )
-    assert home.run("conditions", **dict.fromkeys(flags, True))["return"] == 0
-    assert sorted((home.work / "said").read_text().split()) == sorted(expected)
-
-
 def test_environment_of_a_dependency_is_filled_from_its_parent(seen):
     assert seen({"env": {"CM_PART": "<<<CM_WHO>>>:"}}, env={"CM_WHO": "me"}) == "me:"
 
@@ -93,24 +64,6 @@ def test_tags_from_the_environment(seen):
         seen({"update_tags_from_env_with_prefix": {"_v.": ["CM_V"]}, "env": {"CM_V": "own"}}, env={"CM_V": "1.2"})
         == "v.own"
     )
-
-
-def test_variations_are_inherited(seen):
-    meta = {"variations": {"a": {}, "b": {"group": "g"}, "c": {}}}
-    assert seen({"inherit_variation_tags": True}, meta=meta, tags="_a,_b,_c") == "a,b,c"
-    assert (
-        seen({"inherit_variation_tags": True, "skip_inherit_variation_groups": ["g"]}, meta=meta, tags="_a,_b,_c")
-        == "a,c"
-    )
-    assert seen({"inherit_variation_tags": True, "tags": "dep,-_a,_-c"}, meta=meta, tags="_a,_b,_c") == "b"
-
-
-def test_adr_reaches_the_dependencies_of_dependencies_and_ignores_unknown_names(home):
-    home.script("dep", SHOW, customize=SEE)
-    home.script("mid", {"deps": [{"tags": "dep", "names": ["d"]}], "new_env_keys": ["CM_SEEN"]})
-    home.script("one", {"deps": [{"tags": "mid"}], "new_env_keys": ["CM_SEEN"]})
-    result = home.run("one", adr={"d": {"tags": "_a"}, "nobody": {"tags": "_x"}})
-    assert result["new_env"]["CM_SEEN"] == "a"
 
 
 def test_ad_is_for_this_script_alone_and_names_must_be_known(home):

@@ -1,6 +1,6 @@
 import pytest
 
-from cm4vllm.engine.run.environment import exported_keys, substitute_all
+from cm4vllm.engine.run.environment import substitute_all
 
 
 def last(home, **given):
@@ -66,16 +66,6 @@ def test_flags_hold_against_exports_in_public_scripts_and_not_in_strict_ones(hom
     assert last(home, x="flag") == value
 
 
-def test_flags_are_constant_for_dependencies_too(home):
-    home.script(
-        "dep",
-        {"env": {"CM_X": "dep"}, "new_env_keys": ["CM_SEEN"]},
-        customize="def preprocess(i): i['env']['CM_SEEN'] = i['env']['CM_X']; return {'return': 0}\n",
-    )
-    home.script("one", {**META, "deps": [{"tags": "dep"}]})
-    assert home.run("one", x="flag")["new_env"]["CM_SEEN"] == "flag"
-
-
 def test_values_are_text(home):
     home.script(
         "one",
@@ -110,12 +100,6 @@ def test_lists_of_plus_keys_are_appended(home):
     assert home.run("one")["new_env"]["+PATH"] == ["/a", "/b"]
 
 
-def test_placeholders_are_replaced_and_unknown_ones_stay():
-    env = {"A": "<<<B>>>-<<<C>>>", "B": "<<<D>>>", "D": "d", "L": ["<<<D>>>"]}
-    substitute_all(env)
-    assert env == {"A": "d-<<<C>>>", "B": "d", "D": "d", "L": ["d"]}
-
-
 def test_placeholder_cycles_end():
     env = {"A": "<<<B>>>", "B": "<<<A>>>", "C": "<<<C>>>"}
     substitute_all(env)
@@ -128,37 +112,6 @@ def test_unresolved_values_are_withheld_from_dependencies(home):
         "one", {"default_env": {"CM_X": "<<<CM_NOWHERE>>>"}, "deps": [{"tags": "dep"}], "new_env_keys": ["CM_X"]}
     )
     assert last(home) == "dep"
-
-
-def test_export_by_name_glob_and_value():
-    env = {"CM_A": "1", "CM_AB": "2", "+PATH": ["/x"], "KEY": "CM_Q", "CM_Q": "3"}
-    assert exported_keys(env, ["CM_A", "+PATH", "<<<KEY>>>"]) == {"CM_A": "1", "+PATH": ["/x"], "CM_Q": "3"}
-    assert exported_keys(env, ["CM_A*"]) == {"CM_A": "1", "CM_AB": "2"}
-
-
-def test_local_keys_do_not_reach_dependencies(home):
-    home.script(
-        "dep",
-        {"new_env_keys": ["CM_SEEN"]},
-        customize="""
-def preprocess(i):
-    asked = {"CM_TMP_A", "CM_GIT_B", "CM_NAME", "CM_OWN", "CM_C"}
-    i["env"]["CM_SEEN"] = ",".join(sorted(asked & set(i["env"])))
-    return {"return": 0}
-""",
-    )
-    env = dict.fromkeys(("CM_TMP_A", "CM_GIT_B", "CM_NAME", "CM_OWN", "CM_C"), "x")
-    home.script("one", {"local_env_keys": ["CM_OWN"], "deps": [{"tags": "dep"}], "new_env_keys": ["CM_SEEN"]})
-    assert home.run("one", env=env)["new_env"]["CM_SEEN"] == "CM_C"
-    home.script(
-        "two",
-        {
-            "local_env_keys": ["CM_OWN"],
-            "new_env_keys": ["CM_SEEN"],
-            "deps": [{"tags": "dep", "force_env_keys": ["CM_GIT_*", "CM_OWN"]}],
-        },
-    )
-    assert home.run("two", env=env)["new_env"]["CM_SEEN"] == "CM_C,CM_GIT_B,CM_OWN"
 
 
 def test_a_note_says_when_a_variation_overrides_what_was_typed(home):

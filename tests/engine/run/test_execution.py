@@ -32,14 +32,6 @@ def postprocess(i): note(i, "postprocess"); return {"return": 0}
     assert log_of(home) == ["deps", "preprocess", "prehook_deps", "run.sh", "posthook_deps", "postprocess", "post_deps"]
 
 
-@pytest.mark.parametrize("phase", ["deps", "prehook_deps", "posthook_deps", "post_deps"])
-def test_a_dependency_that_nothing_answers_fails_the_run(home, phase):
-    home.script("whole", {phase: [{"tags": "bogus,dependency"}]})
-    result = home.run("whole")
-    assert result["return"] == 16
-    assert "no scripts were found" in result["error"]
-
-
 def test_result_has_the_public_keys(home):
     home.script("dep")
     home.script(
@@ -57,20 +49,6 @@ def test_result_has_the_public_keys(home):
     assert result["new_env"] == {"CM_A": "1", "CM_B_C": "x"}
     assert result["new_state"] == {"known": [1]}
     assert result["deps"] == ["dep"]
-
-
-def test_skip_ends_the_script_before_run_sh_and_post_deps(home):
-    home.script("later", run='echo later >> "$CM_LOG"')
-    home.script(
-        "one",
-        {"post_deps": [{"tags": "later"}]},
-        run='echo run >> "$CM_LOG"',
-        customize="def preprocess(i): return {'return': 0, 'skip': True}\n",
-    )
-    result = home.run("one", env={"CM_LOG": str(home.work / "log")})
-    assert result["return"] == 0
-    assert result["skipped"]
-    assert log_of(home) == []
 
 
 def test_skip_can_name_another_script(home):

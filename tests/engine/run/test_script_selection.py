@@ -70,13 +70,6 @@ def test_dependency_with_a_mistyped_key_of_a_strict_script_fails(home):
     assert home.run("one")["return"] == 20
 
 
-def test_lowest_sort_wins_then_path(home):
-    for alias, sort in (("b", 0), ("a", 0), ("c", -1)):
-        home.script(f"same,{alias}", {"sort": sort, "env": {"CM_X": alias}, "new_env_keys": ["CM_X"]})
-    assert home.run("same")["new_env"]["CM_X"] == "c"
-    assert home.run("same,-c")["new_env"]["CM_X"] == "a"
-
-
 def test_variations_choose_among_scripts_of_the_same_tags(home):
     home.script("same,a", {"variations": {"x": {}}, "env": {"CM_X": "a"}, "new_env_keys": ["CM_X"]})
     home.script("same,b", {"variations": {"y.#": {}}, "env": {"CM_X": "b"}, "new_env_keys": ["CM_X"]})
@@ -87,19 +80,6 @@ def test_variations_choose_among_scripts_of_the_same_tags(home):
 def test_asked_for_and_excluded_contradict(home, tags):
     home.script("one", {"variations": {"a": {}}})
     assert home.run(tags)["return"] == 20
-
-
-def test_excluding_a_group_default(home):
-    home.script(
-        "one",
-        {
-            "variations": {"a": {"group": "g", "default": True, "env": {"CM_X": "a"}}},
-            "new_env_keys": ["CM_X"],
-            "default_env": {"CM_X": "none"},
-        },
-    )
-    assert home.run("one")["new_env"]["CM_X"] == "a"
-    assert home.run("one,-_a")["new_env"]["CM_X"] == "none"
 
 
 def test_by_name_and_by_words(home):
@@ -165,11 +145,6 @@ def test_help_and_show(home):
         for text in ("one", "--who", "name to greet (default: world)", "speed:  _fast (default)"):
             assert text in page.stdout
     assert home.done("help", "script").returncode == 0
-
-
-def test_search_prints_paths(home):
-    folder = home.script("find,me")
-    assert home.done("find", "script", "--tags=find,me").stdout.strip().splitlines()[-1] == str(folder)
 
 
 def test_test_action_runs_the_inputs_of_the_meta(home):

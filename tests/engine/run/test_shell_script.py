@@ -37,11 +37,6 @@ def test_signal_is_told_by_its_name(home, command):
     assert "killed by SIGKILL" in home.run("one")["error"]
 
 
-def test_ignore_script_error(home):
-    home.script("one", run="exit 7\n")
-    assert home.run("one", ignore_script_error=True)["return"] == 0
-
-
 def test_files_that_explain_an_error_are_shown(home):
     home.script("one", {"print_files_if_script_error": ["why.log"]}, run="echo because > why.log; exit 1\n")
     assert "because" in home.done("run", "script", "--tags=one").stdout

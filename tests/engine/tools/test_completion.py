@@ -24,7 +24,6 @@ CASES = [
     (f"{TAGS}advise,vll", ["--tags=advise,vllm-fit"]),
     (f"{TAGS}run-mlperf,inference,_dum", ["--tags=run-mlperf,inference,_dummy", "--tags=run-mlperf,inference,_dummy."]),
     (f"{TAGS}run-mlperf,inference,_vllm --offl", ["--offline_target_qps="]),
-    (f"{TAGS}run-mlperf,inference,_vllm --execution_mode=", ["--execution_mode=test", "--execution_mode=valid"]),
     (f"{TAGS}run-mlperf,inference,_vllm --division=", ["--division=closed", "--division=network", "--division=open"]),
     (f"{TAGS}run-mlperf,inference,_vllm --model=gpt", ["--model=gpt-oss-120b"]),
     (f"{TAGS}run-mlperf,inference,_vllm,_r5.1 --model=gpt", []),  # the round has no such benchmark
@@ -40,14 +39,10 @@ CASES = [
     ),
     (f"{TAGS}find,server-settings --scenario=Server,Interactive,O", ["--scenario=Server,Interactive,Offline"]),
     (f"{TAGS}run-mlperf,inference,_vllm --division=open,cl", []),  # one value alone
-    (f"{TAGS}run-mlperf,inference,_vllm --compliance=TE", ["--compliance=TEST06"]),
-    (f"{TAGS}run-mlperf,inference,_vllm --rehearse=4x", ["--rehearse=4xh100-llama2-70b-fp8"]),
     (
         f"{TAGS}run-mlperf,inference,_vllm --published=v4.1-neuralmagic-llama2-70b-fp8-4x",
         ["--published=v4.1-neuralmagic-llama2-70b-fp8-4xh100"],
     ),
-    (f"{TAGS}check,mlperf,results --results_round=v6", ["--results_round=v6.0", "--results_round=v6.1"]),
-    (f"{TAGS}run-mlperf,inference,_vllm --preset=cp", ["--preset=cpu"]),
     (f"{TAGS}run-mlperf,inference,_vllm --no_such=1 --model=gpt", ["--model=gpt-oss-120b"]),
     (f"{TAGS}run-mlperf,inference,_vllm --pla", ["--plan"]),
     (f"{TAGS}no-such-tag,", []),

@@ -21,20 +21,8 @@ from cm4vllm.records.logs.early_stopping import (
 )
 
 #: Queries, and how many of them are over the limit of TTFT and of TPOT: either side of where the test turns.
-RUNS = [
-    (40, 0, 0),
-    (458, 0, 0),
-    (459, 0, 0),
-    (661, 1, 0),
-    (662, 1, 0),
-    (662, 0, 1),
-    (837, 1, 2),
-    (838, 2, 2),
-    (1500, 7, 3),
-    (2009, 10, 0),
-    (2010, 10, 0),
-    (1200, 500, 2),
-]
+CASES = "40:0:0 458:0:0 459:0:0 661:1:0 662:1:0 662:0:1 837:1:2 838:2:2 1500:7:3 2009:10:0 2010:10:0 1200:500:2".split()
+RUNS = [tuple(map(int, case.split(":"))) for case in CASES]
 MORE = re.compile(r"Processed (\d+) queries\D+at least (\d+) more queries")
 
 
@@ -42,7 +30,7 @@ MORE = re.compile(r"Processed (\d+) queries\D+at least (\d+) more queries")
 def logs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     program = Path(__file__).with_name("early_stopping_sut.py")
-    subprocess.run([sys.executable, program, folder, *(":".join(map(str, run)) for run in RUNS)], check=True)
+    subprocess.run([sys.executable, program, folder, *CASES], check=True)
     return {run: read_detail_log(folder / "-".join(map(str, run)) / DETAIL_LOG) for run in RUNS}
 
 

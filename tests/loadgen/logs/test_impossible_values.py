@@ -22,6 +22,11 @@ def spread(least, percentile, largest, mean, unit):
     }
 
 
+def latencies(name, unit):
+    least, percentile, largest, mean = map(name.format, ("min", "{}_percentile", "max", "mean"))
+    return spread(least, percentile, largest, mean, unit)
+
+
 SERVER = {
     "loadgen_version": "6.0.17 @ d6147c7eb7",
     "effective_scenario": "Server",
@@ -41,20 +46,8 @@ SERVER = {
     "result_overlatency_query_count": 41,
     "result_completed_samples_per_sec": 4.0,
     "result_completed_tokens_per_second": 160.0,
-    **spread(
-        "result_min_latency_ns",
-        "result_{}_percentile_latency_ns",
-        "result_max_latency_ns",
-        "result_mean_latency_ns",
-        90_000_000,
-    ),
-    **spread(
-        "result_first_token_min_latency_ns",
-        "result_first_token_{}_percentile_latency_ns",
-        "result_first_token_max_latency_ns",
-        "result_first_token_mean_latency_ns",
-        6_300_000,
-    ),
+    **latencies("result_{}_latency_ns", 90_000_000),
+    **latencies("result_first_token_{}_latency_ns", 6_300_000),
     **spread(
         "result_time_to_output_token_min",
         "result_time_per_output_token_{}_percentile_ns",

@@ -92,25 +92,25 @@ def _rows(view: View, width: int) -> Iterator[tuple[str, str]]:
 
     They are laid out here and not by tables of rich, which take ten times as long: a view is drawn each second.
     """
-    yield from _filled(one_line(view.title), one_line(view.state), width, _STYLES[view.tone] or "bold")
+    yield from _lines_of_width(one_line(view.title), one_line(view.state), width, _STYLES[view.tone] or "bold")
     for notice in view.notices:
-        yield from _filled(one_line(notice), "", width, _NOTICE)
+        yield from _lines_of_width(one_line(notice), "", width, _NOTICE)
     for panel in view.panels:
         title = one_line(panel.title)[:width]
         yield f"{title} {'-' * (width - len(title) - 1)}"[:width], "dim"
         for line in panel.lines:
             label = f"{one_line(line.label)[:_LABEL]:{_LABEL}} "
             style = _STYLES[line.tone]
-            rows = _filled(_text(line), one_line(line.end), max(width - len(label), 10), style)
+            rows = _lines_of_width(_text(line), one_line(line.end), max(width - len(label), 10), style)
             for number, (text, _) in enumerate(rows):
                 yield f"{label if not number else ' ' * len(label)}{text}", style
 
 
-def _filled(text: str, end: str, width: int, style: str) -> Iterator[tuple[str, str]]:
+def _lines_of_width(text: str, end: str, width: int, style: str) -> Iterator[tuple[str, str]]:
     """Yield `text` in as many lines as it needs, the first with `end` at its end."""
     room = width - len(end) - 1 if end else width
     if room < len(text) and room < width // 2:  # no room beside it
-        yield from _filled(text, "", width, style)
+        yield from _lines_of_width(text, "", width, style)
         text, room = "", width - len(end) - 1
     first, *more = textwrap.wrap(text, max(room, 1)) or [""]
     yield f"{first:{max(room, 1)}} {end}" if end else first, style

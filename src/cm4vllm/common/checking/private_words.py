@@ -59,11 +59,6 @@ class PrivateWord:
     name: str = ""
 
     @property
-    def names_somebody(self) -> bool:
-        """Return True if the word may not be published at all; /root is removed from our texts, but names no person."""
-        return self.word != "/root"
-
-    @property
     def marker(self) -> str:
         """Return the text that stands in place of the word."""
         return {"home folder": "~", "secret": HIDDEN}.get(self.kind, f"[{self.kind}]")
@@ -90,27 +85,21 @@ def private_words(
     """
     env = os.environ if environ is None else environ
     homes = {home.rstrip("/") for home in (env.get("HOME", ""), str(Path.home()))} - {""}
-    words = [PrivateWord("home folder", home, re.compile(rf"{re.escape(home)}(?![\w-])")) for home in homes]
-    words += [
-        PrivateWord("folder", folder, re.compile(rf"{re.escape(folder)}(?![\w-])"))
-        for folder in {folder.rstrip("/") for folder in folders} - homes
-        if folder.count("/") > 2
+    others = {folder.rstrip("/") for folder in folders} - homes
+    words = [
+        *(PrivateWord("home folder", home, re.compile(rf"{re.escape(home)}(?![\w-])")) for home in homes),
+        *(
+            PrivateWord("folder", folder, re.compile(rf"{re.escape(folder)}(?![\w-])"))
+            for folder in others
+            if folder.count("/") > 2
+        ),
+        *(word for name in _user_names(env) for word in _name("user", name)),
+        *(word for name in _host_names(root) for word in _name("host", name)),
+        *(word for address in _addresses() for word in _address("address", address)),
+        *(PrivateWord("serial", word, _standing(word)) for word in {*_serials(root), *serials} if len(word) > 3),
+        *(word for server in servers if not is_loopback(server) for word in _server(server)),
+        *_secrets(env, homes),
     ]
-    words += [word for name in _user_names(env) for word in _name("user", name)]
-    words += [word for name in _host_names(root) for word in _name("host", name)]
-    words += [word for address in _addresses() for word in _address("address", address)]
-    words += [
-        PrivateWord("serial", serial, _standing(serial)) for serial in {*_serials(root), *serials} if len(serial) > 3
-    ]
-    for server in servers:
-        if not is_loopback(server):
-            short = {server, server.partition(".")[0]}
-            words += (
-                _address("server", server)
-                if is_address(server)
-                else [word for name in short for word in _name("server", name)]
-            )
-    words += _secrets(env, homes)
     return sorted(dict.fromkeys(words), key=lambda private_word: (-len(private_word.word), private_word.kind))
 
 
@@ -122,12 +111,9 @@ def scrubbed(content: str, words: Iterable[PrivateWord]) -> str:
 
 
 def first_private(line: str, words: Collection[PrivateWord]) -> PrivateWord | None:
-    """Return a private word that stands in a line; None where none does."""
-    lower = line.lower()
-    return next(
-        (word for word in words if word.names_somebody and word.word.lower() in lower and word.pattern.search(line)),
-        None,
-    )
+    """Return a private word that stands in a line; None where none does. /root names no person."""
+    lower, suspects = line.lower(), (word for word in words if word.word != "/root")
+    return next((word for word in suspects if word.word.lower() in lower and word.pattern.search(line)), None)
 
 
 def _standing(word: str, after: str = "") -> re.Pattern[str]:
@@ -137,6 +123,13 @@ def _standing(word: str, after: str = "") -> re.Pattern[str]:
 
 def _address(kind: str, address: str) -> list[PrivateWord]:
     return [PrivateWord(kind, spelled, _standing(spelled)) for spelled in address_spellings(address)]
+
+
+def _server(server: str) -> list[PrivateWord]:
+    """Return the words of a server elsewhere: its address, or its name with and without its domain."""
+    if is_address(server):
+        return _address("server", server)
+    return [word for name in {server, server.partition(".")[0]} for word in _name("server", name)]
 
 
 def _name(kind: str, name: str) -> list[PrivateWord]:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -190,11 +190,12 @@ def objects_of(git: Path, *, remedy: str = "") -> Iterator[GitObjects]:
 
     Raises SourceUnavailable where git is missing, or the directory is none.
     """
+    kept = {name: value for name, value in os.environ.items() if name not in OF_A_REPOSITORY}
     with borrowed(git, remedy) as own:
         try:
             reader = subprocess.Popen(
                 ["git", f"--git-dir={own}", "cat-file", "--batch"],
-                env={**without_repository(os.environ), **OWN_CONFIGURATION},
+                env={**kept, **OWN_CONFIGURATION},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -298,8 +299,3 @@ def require_own(folder: Path, cause: str, remedy: str) -> None:
     """Raise SourceUnavailable for a folder of another user."""
     if folder.stat().st_uid != os.geteuid():
         raise SourceUnavailable(f"{folder} belongs to another user", cause=cause, remedy=remedy)
-
-
-def without_repository(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables that bind git to one repository."""
-    return {name: value for name, value in environment.items() if name not in OF_A_REPOSITORY}

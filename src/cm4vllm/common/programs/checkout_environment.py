@@ -116,7 +116,7 @@ def _clear(place: Path, reason: str, record_file: Path) -> None:
 
 
 def _find_package(place: Path) -> None:
-    """Have the environment import cm4vllm from the checkout.
+    """Make the environment import cm4vllm from the checkout.
 
     Not `pip install -e`: it would copy cmr.yaml, automation/ and script/ beside the environment's packages, where cmind
     finds them before the checkout. A relative line, because Python reads the file in the encoding of the locale.
@@ -128,7 +128,7 @@ def _find_package(place: Path) -> None:
 
 @contextmanager
 def _cache(place: Path) -> Iterator[None]:
-    """Have pip and uv keep what they download in the environment meanwhile, where the user's own cache is read-only."""
+    """Keep what pip and uv download in the environment meanwhile, where the user's own cache is read-only."""
     trial = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / f"cm4vllm-{os.getpid()}"
     try:
         trial.mkdir(parents=True)

@@ -187,10 +187,8 @@ def run_words(engine: Engine, container: Container, root: Path = Path("/")) -> l
     words += [word.format(name) for name in container.passed for word in engine.passed]
     words += container.options
     program = container.program
-    if program and engine.entrypoint:
-        words += [word.format(program[0]) for word in engine.entrypoint]
-        return [*words, container.image, *program[1:]]
-    return [*words, container.image, *program]
+    entrypoint = [word.format(program[0]) for word in engine.entrypoint] if program else []
+    return [*words, *entrypoint, container.image, *(program[1:] if entrypoint else program)]
 
 
 def _given(value: str) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def pip(
     log: Path | None = None,
     action: Literal["install", "uninstall", "freeze"] = "install",
 ) -> Completed:
-    """Have our pip work on the environment of `python`; what it prints goes to `log` too.
+    """Run our pip on the environment of `python`; what it prints goes to `log` too.
 
     Of the user's settings those of indexes and connections are used (`pip_settings`). The environment's own commands
     come first on PATH: a build backend that is installed there may be one.

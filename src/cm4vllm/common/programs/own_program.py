@@ -70,7 +70,8 @@ def commit_of_this_repository() -> str:
     said = re.search(r"^# .* commit (\S+)$", (root / MANIFEST).read_text(encoding="utf-8"), re.MULTILINE)
     if not said:
         return ""
-    return said[1] if said[1].endswith("+changes") or _is_unchanged(root) else f"{said[1]}+changes"
+    unchanged = all((root / name).is_file() and sha256_of(root / name) == digest for digest, name in _listed(root))
+    return said[1] if said[1].endswith("+changes") or unchanged else f"{said[1]}+changes"
 
 
 def url_of_this_repository() -> str:
@@ -152,10 +153,6 @@ def _of_manifest(root: Path) -> list[ProgramFile]:
         for digest, name in _listed(root)
         if (root / name).is_file()
     ]
-
-
-def _is_unchanged(root: Path) -> bool:
-    return all((root / name).is_file() and sha256_of(root / name) == digest for digest, name in _listed(root))
 
 
 def _listed(root: Path) -> Iterator[tuple[str, str]]:

@@ -133,7 +133,7 @@ def exit_in_words(status: int) -> str:
 
 
 def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` to this process when the thread that started it ends.
+    """Ask the kernel to send `signum` to this process when the thread that started it ends.
 
     To be called first thing in a child. Nothing happens where the kernel is not Linux.
     """

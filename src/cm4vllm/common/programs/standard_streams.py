@@ -16,7 +16,7 @@ _lost: list[str] = []
 
 
 def ensure_streams() -> None:
-    """Have each standard stream be open, and wait for its reader.
+    """Open the standard streams that are closed, and make each wait for its reader.
 
     One that was closed when this process began is replaced: another file would take its number. A pipe that does not
     wait, as the programs of some CI systems give it, would lose what a slow reader has not read yet.
@@ -34,14 +34,14 @@ def ensure_streams() -> None:
 
 
 def have_wait(stream: TextIO) -> None:
-    """Have a stream wait for its reader, also where a program that got it from this one has changed that since."""
+    """Make a stream wait for its reader, also where a program that got it from this one has changed that since."""
     with suppress(OSError, ValueError):
         if not os.get_blocking(stream.fileno()):
             os.set_blocking(stream.fileno(), True)
 
 
 def give_up(stream: TextIO, error: OSError) -> None:
-    """Have what else is written to `stream` go nowhere, because of the error of a write to it."""
+    """Discard what else is written to `stream`, because of the error of a write to it."""
     if not _reader_has_gone(stream, error):
         _lost.append(f"{getattr(stream, 'name', 'output')}: {error.strerror or error}")
     with suppress(OSError, ValueError):

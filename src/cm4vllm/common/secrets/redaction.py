@@ -180,8 +180,7 @@ class _Cleaning:
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write lines without their secrets."""
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

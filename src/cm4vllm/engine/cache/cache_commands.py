@@ -10,9 +10,9 @@ from typing import Any
 from cm4vllm.common.errors import CmError, NotFoundError, UsageError
 from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
-from cm4vllm.engine.cache.cmind_index import hide_unfinished
 from cm4vllm.engine.cache.entries import STATE_FILE, Entry, remove_entry
 from cm4vllm.engine.format.meta_files import has_meta, json_mapping
+from cm4vllm.engine.format.script_catalogue import hide_unfinished
 from cm4vllm.engine.run.flags import flag
 
 Result = dict[str, Any]

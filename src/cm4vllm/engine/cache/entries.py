@@ -23,8 +23,8 @@ from typing import Any
 from cm4vllm.common.digests import content_digest
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import sync_folder, write_json
-from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.format.meta_files import META_NAMES, json_mapping, with_texts
+from cm4vllm.engine.format.script_catalogue import CACHE_AUTOMATION, add_to_index
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
@@ -251,10 +251,21 @@ class Cache:
                 remedy="new_env and new_state may hold texts, numbers, lists and mappings",
             ) from error
         versions = {"version": result.get("version", ""), "asked_version": asked}
-        meta = {**_meta(folder, tags, script), **versions, "made_at": time.time(), _KEY: key}
+        meta = {
+            "alias": "",
+            "uid": os.path.basename(folder),
+            "automation_alias": CACHE_AUTOMATION[0],
+            "automation_uid": CACHE_AUTOMATION[1],
+            "tags": list(dict.fromkeys(tags)),
+            "associated_script_artifact": f"{script[0]},{script[1]}",
+            "associated_script_artifact_uid": script[1],
+            **versions,
+            "made_at": time.time(),
+            _KEY: key,
+        }
         write_json(Path(folder, _META_FILE), meta)
         sync_folder(folder)
-        cmind_index.add(self._cmind, meta, folder)
+        add_to_index(self._cmind, meta, folder)
 
 
 def _remove(folder: str) -> None:
@@ -264,7 +275,7 @@ def _remove(folder: str) -> None:
 
 
 def _sync(folder: str) -> None:
-    """Have the file system of `folder` on the disk: what an entry holds must not be younger than its meta."""
+    """Write the file system of `folder` to its disk: what an entry holds must not be younger than its meta."""
     import ctypes
 
     handle = os.open(folder, os.O_RDONLY)
@@ -339,16 +350,3 @@ def first_changed_file(records: Mapping[str, Record | None]) -> str:
 def _record(path: str) -> Record:
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, content_digest(path)]
-
-
-def _meta(folder: str, tags: Sequence[str], script: tuple[str, str]) -> dict[str, Any]:
-    """Return the meta of an artifact in cmind's cache that the script with this alias and UID has made."""
-    return {
-        "alias": "",
-        "uid": os.path.basename(folder),
-        "automation_alias": cmind_index.CACHE_AUTOMATION[0],
-        "automation_uid": cmind_index.CACHE_AUTOMATION[1],
-        "tags": list(dict.fromkeys(tags)),
-        "associated_script_artifact": f"{script[0]},{script[1]}",
-        "associated_script_artifact_uid": script[1],
-    }

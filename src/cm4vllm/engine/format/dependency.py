@@ -55,16 +55,13 @@ class Conditions(Value):
 
         A missing key says no in the `all` forms alone.
         """
-        parts: list[Truth] = []
-        if self.enable_all is not None:
-            parts += [match(key, values, True) for key, values in self.enable_all.items()]
+        parts: list[Truth] = [match(key, values, True) for key, values in (self.enable_all or {}).items()]
+        parts += [_negated(match(key, values, False)) for key, values in (self.skip_any or {}).items()]
         if self.enable_any is not None:
             unmatched = [_negated(match(key, values, False)) for key, values in self.enable_any.items()]
             parts.append(_negated(both(*unmatched)))
         if self.skip_all is not None:
             parts.append(_negated(both(*(match(key, values, True) for key, values in self.skip_all.items()))))
-        if self.skip_any is not None:
-            parts += [_negated(match(key, values, False)) for key, values in self.skip_any.items()]
         return both(*parts)
 
 

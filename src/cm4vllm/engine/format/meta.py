@@ -319,55 +319,50 @@ def load_script(folder: str, repo: str, read: Callable[[str], Raw] = read_meta) 
     """Read the script in a folder. Raises RecipeError naming the file when a part has the wrong shape."""
     raw = with_variations(with_inputs(read(folder), folder, read), folder, read)
     try:
-        return _script(raw, folder, repo)
+        return ScriptMeta(
+            alias=str(raw.get("alias") or ""),
+            uid=str(raw.get("uid") or ""),
+            folder=folder,
+            repo=repo,
+            tags=split_tags(raw.get("tags")),
+            layer=Layer.of(raw),
+            variations={str(name): variation or {} for name, variation in (raw.get("variations") or {}).items()},
+            default_variation=str(raw.get("default_variation") or ""),
+            versions={str(name): version or {} for name, version in (raw.get("versions") or {}).items()},
+            wanted=Wanted.of(raw),
+            input_mapping=raw.get("input_mapping") or {},
+            input_description=raw.get("input_description") or {},
+            removed_inputs={str(k): str(v) for k, v in (raw.get("removed_inputs") or {}).items()},
+            cache=bool(raw.get("cache")),
+            can_force_cache=bool(raw.get("can_force_cache")),
+            strict_input=bool(raw.get("strict_input")),
+            sort=int(raw.get("sort") or 0),
+            local_env_keys=texts(raw.get("local_env_keys")),
+            clean_env_keys_post_deps=texts(raw.get("clean_env_keys_post_deps")),
+            cache_tags_from_env=tuple(
+                (str(entry["env"]), str(entry.get("prefix") or ""))
+                for entry in raw.get("extra_cache_tags_from_env") or ()
+            ),
+            invalid_combinations=tuple(
+                frozenset(texts(entry)) for entry in raw.get("invalid_variation_combinations") or ()
+            ),
+            valid_combinations=tuple(
+                frozenset(texts(entry)) for entry in raw.get("valid_variation_combinations") or ()
+            ),
+            env_key_mappings={str(k): str(v) for k, v in (raw.get("env_key_mappings") or {}).items()},
+            shell_env_keys=texts(raw.get("shell_env_keys")),
+            secret_env_keys=texts(raw.get("secret_env_keys")),
+            clean_output_files=texts(raw.get("clean_output_files")),
+            clean_files=texts(raw.get("clean_files")),
+            files_on_error=texts(raw.get("print_files_if_script_error")),
+            env_at_the_end=raw.get("print_env_at_the_end") or {},
+            warnings=texts(raw.get("warnings")),
+            tags_help=str(raw.get("tags_help") or ""),
+            shared_tags=texts(raw.get("shared_tags")),
+            purpose=str(raw.get("name") or ""),
+            examples=texts(raw.get("examples")),
+            unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)),
+            raw=raw,
+        )
     except (AttributeError, TypeError, ValueError) as error:
         raise RecipeError(f"the meta of {folder} has a part of the wrong shape", cause=str(error)) from error
-
-
-def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
-    """Return the typed meta of a script from the raw one.
-
-    `folder` is the script's, `repo` the alias of its repository.
-    """
-    return ScriptMeta(
-        alias=str(raw.get("alias") or ""),
-        uid=str(raw.get("uid") or ""),
-        folder=folder,
-        repo=repo,
-        tags=split_tags(raw.get("tags")),
-        layer=Layer.of(raw),
-        variations={str(name): variation or {} for name, variation in (raw.get("variations") or {}).items()},
-        default_variation=str(raw.get("default_variation") or ""),
-        versions={str(name): version or {} for name, version in (raw.get("versions") or {}).items()},
-        wanted=Wanted.of(raw),
-        input_mapping=raw.get("input_mapping") or {},
-        input_description=raw.get("input_description") or {},
-        removed_inputs={str(k): str(v) for k, v in (raw.get("removed_inputs") or {}).items()},
-        cache=bool(raw.get("cache")),
-        can_force_cache=bool(raw.get("can_force_cache")),
-        strict_input=bool(raw.get("strict_input")),
-        sort=int(raw.get("sort") or 0),
-        local_env_keys=texts(raw.get("local_env_keys")),
-        clean_env_keys_post_deps=texts(raw.get("clean_env_keys_post_deps")),
-        cache_tags_from_env=tuple(
-            (str(entry["env"]), str(entry.get("prefix") or "")) for entry in raw.get("extra_cache_tags_from_env") or ()
-        ),
-        invalid_combinations=tuple(
-            frozenset(texts(entry)) for entry in raw.get("invalid_variation_combinations") or ()
-        ),
-        valid_combinations=tuple(frozenset(texts(entry)) for entry in raw.get("valid_variation_combinations") or ()),
-        env_key_mappings={str(k): str(v) for k, v in (raw.get("env_key_mappings") or {}).items()},
-        shell_env_keys=texts(raw.get("shell_env_keys")),
-        secret_env_keys=texts(raw.get("secret_env_keys")),
-        clean_output_files=texts(raw.get("clean_output_files")),
-        clean_files=texts(raw.get("clean_files")),
-        files_on_error=texts(raw.get("print_files_if_script_error")),
-        env_at_the_end=raw.get("print_env_at_the_end") or {},
-        warnings=texts(raw.get("warnings")),
-        tags_help=str(raw.get("tags_help") or ""),
-        shared_tags=texts(raw.get("shared_tags")),
-        purpose=str(raw.get("name") or ""),
-        examples=texts(raw.get("examples")),
-        unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)),
-        raw=raw,
-    )

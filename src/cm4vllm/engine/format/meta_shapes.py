@@ -158,7 +158,8 @@ def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
     for key, value in raw.items():
         if not isinstance(key, str):
             continue  # lint reports it as unknown
-        if value is not None and (wanted := _missing_shape(key, value)):
+        wanted = next((words for keys, fits, words in _KINDS if key in keys and not fits(value)), "")
+        if wanted and value is not None:
             yield (*place, key), _must_be(wanted, value)
             continue
         if key in _ENVIRONMENTS:
@@ -194,11 +195,6 @@ _KINDS: tuple[tuple[frozenset[str], Callable[[Any], bool], str], ...] = (
     (_WORDS, _is_words, "a text or a list of texts"),
     (_NUMBERS, _is_number, "a number"),
 )
-
-
-def _missing_shape(key: str, value: Any) -> str:
-    """Return the words for the value that a key must have; empty when it has it."""
-    return next((words for keys, fits, words in _KINDS if key in keys and not fits(value)), "")
 
 
 def _environment(value: Any, place: Place, *, plain: bool = False) -> WrongShapes:

@@ -11,7 +11,7 @@ from cm4vllm.common.files import working_folder
 from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.cache_commands import age_text
-from cm4vllm.engine.cache.cmind_index import protect
+from cm4vllm.engine.format.script_catalogue import protect
 from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.plan.planned_task import Brought, Node, Status
 from cm4vllm.engine.run.flags import flag

@@ -36,7 +36,9 @@ def run(session: Session, request: Request) -> Outcome:
         if not current.is_fake:
             _check_promises(task, outcome.new_env)
         session.note_version(task, outcome.version)
-        _tell_exported(session, task, outcome)
+        for key, label in sorted(script.env_at_the_end.items()):
+            if key in outcome.env:
+                session.tell(f"{label or key}: {outcome.env[key]}", detail=len(session.scripts) > 1)
     return outcome
 
 
@@ -267,9 +269,3 @@ def _check_promises(task: Task, new_env: Env) -> None:
                 f"{task.script.title()} ended without setting {key}, which its meta promises",
                 remedy=f"set it in {task.script.folder}, or take it out of promised_env_keys",
             )
-
-
-def _tell_exported(session: Session, task: Task, outcome: Outcome) -> None:
-    for key, label in sorted(task.script.env_at_the_end.items()):
-        if key in outcome.env:
-            session.tell(f"{label or key}: {outcome.env[key]}", detail=len(session.scripts) > 1)

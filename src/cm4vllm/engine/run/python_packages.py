@@ -87,7 +87,7 @@ def requirements_of(recipe: str) -> Path:
 
 
 def require_file(requirements: Path, options: Sequence[str]) -> None:
-    """Have everything that a requirements file lists; pip, with these options, runs only when something is missing.
+    """Install what is missing of a requirements file; pip, with these options, runs only when something is missing.
 
     Raises InstallError when the file is missing or pip fails.
     """

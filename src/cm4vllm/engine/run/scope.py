@@ -259,7 +259,7 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
         state=merge(scope.state, substitute(dict(dependency.raw.get("state") or {}), env)),
         const_state=scope.const_state,
         adr=(*task.adr, *(amendment for change in nested_adr for amendment in amendments_of(change))),
-        wanted=_requested_version(dependency, env),
+        wanted=Wanted(*(substitute(limit, env) for limit in dependency.wanted.limits)),
         extra_cache_tags=extra_cache_tags,
         force_new_env_keys=dependency.force_new_env_keys,
         replacing=dependency.replacing,
@@ -296,8 +296,3 @@ def _inherited_keys(dependency: Dependency, script: ScriptMeta, env: Mapping[str
     dropped = set(matching(env, local))
     forced = set(matching(env, (*dependency.force_env_keys, *(["CM_VERSION*"] if dependency.reuse_version else ()))))
     return {key: value for key, value in env.items() if key in forced or not (key in dropped or is_unresolved(value))}
-
-
-def _requested_version(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:
-    """Return the version or range that a dependency asks for, with `<<<KEY>>>` filled in."""
-    return Wanted(*(substitute(limit, env) for limit in dependency.wanted.limits))

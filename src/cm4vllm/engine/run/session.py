@@ -108,7 +108,7 @@ class Session:
 
     @contextmanager
     def with_typed_secrets(self) -> Iterator[None]:
-        """Have --env.HF_TOKEN=X do what HF_TOKEN=X before the command does, for all that runs inside."""
+        """Set the variable of a secret that was typed as --env.HF_TOKEN=X, as HF_TOKEN=X before the command would."""
         env = self._inputs.get("env")
         typed = {
             key: str(value)
@@ -221,7 +221,7 @@ class Session:
             self._requests.pop()
 
     def at_the_end(self, title: str, cleanup: Callable[[], object]) -> None:
-        """Have `cleanup` called when the top-level run ends, however it ends; the last one registered first."""
+        """Register a function to call when the top-level run ends, however it ends; the last one is called first."""
         self._cleanups.append((title, cleanup))
 
     def explain(self, error: CmError) -> str:

@@ -132,7 +132,9 @@ def run_native(
         reader.join(timeout=1.0)
         guardian.ended(process.pid)
     if status:
-        raise _failure(script, title, folder, status if status < 128 else _from_shell(status), printed)
+        # bash reports that a command was killed by 128 + the signal.
+        killed = status - 128 in signal.valid_signals()
+        raise _failure(script, title, folder, 128 - status if killed else status, printed)
     with suppress(OSError):
         os.unlink(log)
 
@@ -178,11 +180,6 @@ def _failure(script: str, title: str, folder: str, status: int, printed: _Output
         cause="\n".join(filter(None, [f"command: bash {script}", f"folder:  {folder}", where, tail])),
         remedy=likely_remedy(status, tail) or f"read the log and {script}, or run it again with -v",
     )
-
-
-def _from_shell(status: int) -> int:
-    """Return -signal for a status by which bash reports that a command was killed (128 + signal)."""
-    return 128 - status if status - 128 in signal.valid_signals() else status
 
 
 def _end(process: subprocess.Popen[str]) -> None:

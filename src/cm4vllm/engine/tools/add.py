@@ -10,9 +10,8 @@ from typing import Any
 
 from cm4vllm.common.errors import NotFoundError, UsageError, nearest
 from cm4vllm.common.files import write_text
-from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.format.dependency import split_tags
-from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue
+from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue, add_to_index
 from cm4vllm.engine.run.flags import flag
 
 TEMPLATES = ("python", "shell")
@@ -53,7 +52,7 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         "tags": list(tags),
     }
     owner = repo.meta.get("alias", ""), repo.meta.get("uid", "")
-    cmind_index.add(automation.cmind, meta, str(folder), owner)
+    add_to_index(automation.cmind, meta, str(folder), owner)
     files = sorted(map(str, folder.iterdir()))
     if i.get("out") == "con":
         print("\n".join(files))

@@ -62,17 +62,17 @@ def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
             print(f"{_MARKS[symptom.severity]:<5}  {symptom.field:<{width}}  {symptom.what}")
             if symptom.remedy:
                 print(f"{'':<5}  {'':<{width}}  remedy: {symptom.remedy}")
-    result: dict[str, Any] = {"return": 0, "symptoms": [_object(symptom) for symptom in symptoms]}
+    data = [
+        {"level": _MARKS[each.severity], "subject": each.field, "text": each.what, "remedy": each.remedy}
+        for each in symptoms
+    ]
+    result: dict[str, Any] = {"return": 0, "symptoms": data}
     if wrong:
         failure = CmError(
             f"{wrong} of {len(symptoms)} checks failed", remedy="each line marked WRONG has its own remedy"
         )
         result |= {"return": failure.exit_code, "error": str(failure)}
     return result
-
-
-def _object(symptom: Finding) -> dict[str, str]:
-    return {"level": _MARKS[symptom.severity], "subject": symptom.field, "text": symptom.what, "remedy": symptom.remedy}
 
 
 def diagnose(cmind: Any, checkout: Path) -> Iterator[Finding]:
@@ -244,13 +244,18 @@ def _cache(root: str) -> list[Finding]:
     Else one that all are whole.
     """
     entries = list(finished_entries(root))
-    faults = [
-        *map(_fault_of_entry, entries),
-        *_unreadable_entries(Path(root)),
-        *map(_unfinished_entry, leftovers(Path(root))),
-    ]
+    unfinished = (
+        _symptom(
+            Severity.NOTE,
+            "cache",
+            f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it now, or was killed",
+            f"if no run is active: rm -r {folder}",
+        )
+        for folder in leftovers(Path(root))
+    )
+    faults = [*filter(None, map(_fault_of_entry, entries)), *_unreadable_entries(Path(root)), *unfinished]
     sound = _symptom(Severity.GOOD, "cache", count_in_words(entries, sum(size_of(entry.folder) for entry in entries)))
-    return list(filter(None, faults)) or [sound]
+    return faults or [sound]
 
 
 def _fault_of_entry(entry: Entry) -> Finding | None:
@@ -268,16 +273,13 @@ def _fault_of_entry(entry: Entry) -> Finding | None:
 
 def _unreadable_entries(root: Path) -> Iterator[Finding]:
     """Yield the entries whose meta is no object in JSON: cmind's own commands on the cache fail on them."""
-    for path in sorted(root.glob("[!.]*/_cm.json")):
-        if json_mapping(path) is None:
-            yield _symptom(
-                Severity.ERROR,
-                "cache",
-                f"{path} is not JSON: cm show cache and cm find cache fail; the next run makes the entry again",
-                f"rm -r {path.parent}",
-            )
-
-
-def _unfinished_entry(folder: Path) -> Finding:
-    text = f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it now, or was killed"
-    return _symptom(Severity.NOTE, "cache", text, f"if no run is active: rm -r {folder}")
+    yield from (
+        _symptom(
+            Severity.ERROR,
+            "cache",
+            f"{path} is not JSON: cm show cache and cm find cache fail; the next run makes the entry again",
+            f"rm -r {path.parent}",
+        )
+        for path in sorted(root.glob("[!.]*/_cm.json"))
+        if json_mapping(path) is None
+    )

@@ -26,7 +26,7 @@ from cm4vllm.engine.format.variations import Resolution, are_defined, definition
 from cm4vllm.engine.plan.chain import Chain, code_of, dependencies_of, layers_of, plain_tags
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
-from cm4vllm.engine.tools.find import asked_scripts
+from cm4vllm.engine.tools.help import asked_scripts
 
 #: The value with which a dynamic variation is tried.
 _TRIAL = "1"

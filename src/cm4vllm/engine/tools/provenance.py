@@ -61,10 +61,9 @@ def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], fo
         "command": _command(i),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    write_json(place / f"{stem}-input.json", clean(_for_json(given)))
-    write_json(place / f"{stem}-info.json", clean(info))
-    write_json(place / f"{stem}-output.json", clean(_for_json(result)))
-    write_json(place / f"{stem}-run-state.json", clean({"version_info": session.versions}))
+    state = {"version_info": session.versions}
+    for part, value in {"input": given, "info": info, "output": result, "run-state": state}.items():
+        write_json(place / f"{stem}-{part}.json", clean(_for_json(value)))
     write_text(place / f"{stem}-README-cm.md", _readme(session, i, result))
     write_json(
         folder / "cm-output.json",

@@ -38,11 +38,6 @@ class Sampling:
     seed: int | None = 42
     stop: tuple[str, ...] = ()
 
-    @property
-    def streamed(self) -> bool:
-        """Return True if answers come as streams."""
-        return self.stream_interval > 0
-
 
 def sampling_parameters(sampling: Sampling) -> dict[str, Any]:
     """Return the parameters of a request that say how tokens are drawn, and how many."""
@@ -71,7 +66,7 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
     else:
         # A text that ends an answer is found in text.
         body |= {"token_ids": list(prompt), "sampling_params": {**asked, "detokenize": bool(sampling.stop)}}
-    if sampling.streamed:
+    if sampling.stream_interval:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return msgspec.json.encode(body)
 
@@ -83,6 +78,5 @@ def most_bytes(limits: AnswerLimits, prompt_tokens: int) -> int:
 
 def text_completion_body(sampling: Sampling, dialect: Dialect, prompt: str | Sequence[int]) -> bytes:
     """Return the JSON body that asks for one answer to `prompt`, in the dialect of a server that gives text."""
-    return msgspec.json.encode(
-        text_body(dialect, sampling.model, prompt, sampling_parameters(sampling), streamed=sampling.streamed)
-    )
+    asked, streamed = sampling_parameters(sampling), sampling.stream_interval > 0
+    return msgspec.json.encode(text_body(dialect, sampling.model, prompt, asked, streamed=streamed))

@@ -108,8 +108,7 @@ def begin_piece(
         dropped = ""
         if not begun:
             make_way(path)
-            whole = b""
-        if begun and begun[0].settings != settings_sha256:
+        elif begun[0].settings != settings_sha256:
             dropped = "; ".join(other_content(begun[-1].servers, present)) or "the settings of the run have changed"
         elif again and not accept_restarted:
             dropped = f"{'; '.join(again)} (--accept_restarted_server keeps the earlier answers)"
@@ -144,22 +143,21 @@ def kept_answers(path: Path) -> dict[int, Answer]:
 def pieces(path: Path) -> list[Piece]:
     """Return the pieces that gave answers, in their order. A repeated answer counts once. Raises OSError."""
     samples = set[int]()
-    parts: list[tuple[_Begin, list[bytes], list[float]]] = []
+    parts: list[tuple[_Begin, list[tuple[bytes, float]]]] = []
     for line in _whole_bytes(path).splitlines():
         if (begin := _begin(line)) is not None:
-            parts.append((begin, [], []))
+            parts.append((begin, []))
         elif (answer := _answer(line)) is not None and answer.sample not in samples:
             samples.add(answer.sample)
-            parts[-1][1].append(line)
-            parts[-1][2].append(answer.s)
+            parts[-1][1].append((line, answer.s))
     return [
         Piece(
             began_at=begin.began,
             answers=len(lines),
-            duration_s=seconds[-1],
-            sha256=hashlib.sha256(b"\n".join(lines)).hexdigest(),
+            duration_s=lines[-1][1],
+            sha256=hashlib.sha256(b"\n".join(line for line, _ in lines)).hexdigest(),
         )
-        for begin, lines, seconds in parts
+        for begin, lines in parts
         if lines
     ]
 

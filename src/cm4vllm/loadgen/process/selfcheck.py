@@ -83,11 +83,14 @@ def _check(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfC
     """Return what the client can carry: its rate and its lag against a server in memory."""
     tokens, interval, tally = expected_tokens(settings), settings.stream_interval, _Tally()
     chunks = -(-(tokens - 1) // interval) + 1 if interval else 1
+    # The server in memory is one process, however many the client has.
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = settings.max_in_flight if soft == resource.RLIM_INFINITY else max(1, soft - FILES_BESIDE)
     with _loopback(tokens, interval, STREAM_S / chunks) as (endpoint, server):
         there = replace(
             settings,
             min_tokens=min(tokens, settings.min_tokens),
-            max_in_flight=min(settings.max_in_flight, _most_connections()),
+            max_in_flight=min(settings.max_in_flight, most),
             server=replace(settings.server, endpoint=endpoint, replicas=[], access=NO_ACCESS),
         )
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
@@ -119,12 +122,6 @@ def _check(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfC
         server_share=round(server_share, 3),
         added_ttft=spread(tally.times_to_first_token()),
     )
-
-
-def _most_connections() -> int:
-    """Return how many connections the server in memory can hold: it is one process, however many the client has."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft - FILES_BESIDE)
 
 
 def expected_tokens(settings: RunSettings) -> int:

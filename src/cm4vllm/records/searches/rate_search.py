@@ -44,11 +44,6 @@ class LimitRecord(Record, frozen=True, kw_only=True):
     p99_ms: float | None
 
 
-def tightest_limit(limits: list[LimitRecord]) -> LimitRecord | None:
-    """Return the limit with the fewest queries within it; of equal ones, that with the highest p99 for its limit."""
-    return min(limits, key=lambda limit: (limit.within, -(limit.p99_ms or 0.0) / limit.limit_ms), default=None)
-
-
 class ProbeRecord(Record, frozen=True, kw_only=True):
     """One Server run at `rate` queries/s.
 
@@ -80,8 +75,8 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
 
     @property
     def binding(self) -> LimitRecord | None:
-        """The limit that binds."""
-        return tightest_limit(self.limits)
+        """The limit that binds, with the fewest queries within it; of equal ones, that with the highest p99 for it."""
+        return min(self.limits, key=lambda limit: (limit.within, -(limit.p99_ms or 0.0) / limit.limit_ms), default=None)
 
 
 class Interval(Record, frozen=True, kw_only=True):
