@@ -67,10 +67,13 @@ def test_the_pod_starts_the_server_that_the_inputs_describe(kind):
     assert pod["image"] == IMAGE
 
 
-def test_a_token_goes_into_no_manifest():
-    with pytest.raises(UsageError, match="a token in --extra_args") as caught:
-        objects(CM_VLLM_SERVER_EXTRA_ARGS="--hf-token s3cret-1")
-    assert "--hf_token_secret_name" in caught.value.remedy and "s3cret" not in str(caught.value)
+def test_a_model_on_a_volume_is_mounted_and_asks_no_hub():
+    deployment = objects(CM_VLLM_SERVER_MODEL_NAME="pvc://models/llama/8b")[0]
+    pod = container(deployment)
+    assert pod["args"][0] == "/mnt/models/llama/8b"
+    assert {"name": "HF_HUB_OFFLINE", "value": "1"} in pod["env"]
+    claims = [each.get("persistentVolumeClaim") for each in deployment["spec"]["template"]["spec"]["volumes"]]
+    assert {"claimName": "models", "readOnly": True} in claims
 
 
 def test_a_service_finds_the_pods_of_a_fixed_number():
@@ -167,15 +170,6 @@ def test_a_leader_worker_set_fits_its_definition(model, size):
         check_objects([document], None, lws=Path(LWS))
 
 
-def test_a_model_on_a_volume_is_mounted_and_asks_no_hub():
-    deployment = objects(CM_VLLM_SERVER_MODEL_NAME="pvc://models/llama/8b")[0]
-    pod = container(deployment)
-    assert pod["args"][0] == "/mnt/models/llama/8b"
-    assert {"name": "HF_HUB_OFFLINE", "value": "1"} in pod["env"]
-    claims = [each.get("persistentVolumeClaim") for each in deployment["spec"]["template"]["spec"]["volumes"]]
-    assert {"claimName": "models", "readOnly": True} in claims
-
-
 def test_the_token_is_a_reference(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     env = {**GIVEN, "CM_KUBERNETES_HF_TOKEN_SECRET_NAME": "hub", "HF_TOKEN": "hf_secret"}
@@ -183,6 +177,9 @@ def test_the_token_is_a_reference(monkeypatch, tmp_path):
     assert "hf_secret" not in text
     assert "secretKeyRef" in text
     assert not is_secret_name("hf_token_secret_name")  # it names a Secret; the word is not hidden where it is met
+    with pytest.raises(UsageError, match="a token in --extra_args") as caught:
+        objects(CM_VLLM_SERVER_EXTRA_ARGS="--hf-token s3cret-1")
+    assert "--hf_token_secret_name" in caught.value.remedy and "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
