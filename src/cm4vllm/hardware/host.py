@@ -104,6 +104,7 @@ _PACKAGE_MANAGERS = (
     (("sles", "suse", "opensuse"), "zypper"),
     (("arch",), "pacman"),
     (("alpine",), "apk"),
+    (("macos",), "brew"),
 )
 #: The commands of each package manager that install a package and renew its lists, as cm4mlops' detect-os gives them.
 _COMMANDS = {
@@ -112,6 +113,7 @@ _COMMANDS = {
     "zypper": ("zypper install -y", "zypper update -y"),
     "pacman": ("pacman -Sy --noconfirm", "pacman -Syu"),
     "apk": ("apk add", "apk update"),
+    "brew": ("brew install", "brew update"),
 }
 
 
@@ -124,8 +126,9 @@ def read_os_release(root: Path = Path("/")) -> dict[str, str]:
 
 def os_env(root: Path = Path("/")) -> dict[str, str]:
     """Return the operating system under the public names, as it is published: without the host's name."""
-    release = read_os_release(root)
     family = platform.system().lower()
+    macos = {"ID": "macos", "VERSION_ID": platform.mac_ver()[0]} if family == "darwin" else {}
+    release = read_os_release(root) or macos
     flavor, like = release.get("ID", family).lower(), release.get("ID_LIKE", "").lower()
     name, version = platform.libc_ver()
     names = {flavor, *like.split()}
