@@ -167,7 +167,7 @@ class Home:
             raise RuntimeError(f"{' '.join(words)} ended with {status}:\n{done.stderr}")
         return Taken(float(seconds), int(kib) / 1024)
 
-    def first(self, words: Sequence[str]) -> Taken:
+    def time_first(self, words: Sequence[str]) -> Taken:
         """Time one `cm` in a home in which nothing is indexed."""
         for path in self.home.iterdir():
             if path.is_file() and path.name != "repos.json":
@@ -204,8 +204,8 @@ def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, 
 
 def first_use(homes: Mapping[str, Home], rounds: int) -> Iterator[Figure]:
     """Measure the first command in a home of many scripts; cmind indexes them before any engine is reached."""
-    commands = {"indexing": partial(homes["ours"].first, ["version"])}
-    commands |= {name: partial(home.first, SEARCH.words) for name, home in homes.items()}
+    commands = {"indexing": partial(homes["ours"].time_first, ["version"])}
+    commands |= {name: partial(home.time_first, SEARCH.words) for name, home in homes.items()}
     measured = interleaved(commands, rounds)
     yield figure("cmind's own indexing of 10,000 scripts", [taken.seconds for taken in measured["indexing"]], "s")
     for name in homes:

@@ -14,7 +14,7 @@ from cm4vllm.serving.answers.stated import AnswerLimits
 
 
 class Engine(LoopThread):
-    """The client, whose sink this is."""
+    """The client whose answers come to this object."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Client]:

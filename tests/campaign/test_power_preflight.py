@@ -16,9 +16,9 @@ from cm4vllm.campaign.planning.steps import Step
 from cm4vllm.campaign.power_client import (
     ClientSettings,
     make_preflight,
+    require_channels,
     require_publishable,
     require_settings,
-    require_wiring,
 )
 from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import SubmissionError, UsageError
@@ -42,12 +42,12 @@ def copied(published: Path, name: str, folder: Path) -> PowerSession:
 
 @pytest.mark.parametrize(("name", "channels"), [(SINGLE, 1), (CHANNELS, 3)])
 def test_the_wiring_of_published_sessions_is_right(published_power: Path, name: str, channels: int) -> None:
-    assert require_wiring(PowerSession(published_power / name)) == channels
+    assert require_channels(PowerSession(published_power / name)) == channels
 
 
 def test_a_published_session_reads_power_the_wrong_way_round(published_power: Path) -> None:
     with pytest.raises(UsageError, match=r"reads -3\d\.\d+ W"):  # 37 of its 600 samples are below zero
-        require_wiring(PowerSession(published_power / GATEOVERFLOW))
+        require_channels(PowerSession(published_power / GATEOVERFLOW))
 
 
 def test_a_channel_that_is_missing_or_the_wrong_way_round_is_refused(published_power: Path, tmp_path: Path) -> None:
@@ -56,13 +56,13 @@ def test_a_channel_that_is_missing_or_the_wrong_way_round_is_refused(published_p
     text = samples.read_text()
     samples.write_text("".join(f"{line.partition(',Ch3,')[0]}\n" for line in text.splitlines()))
     with pytest.raises(UsageError, match="gives 2 channels of 3") as raised:
-        require_wiring(session)
+        require_channels(session)
     assert "--channel" in raised.value.remedy
     turned = copied(published_power, CHANNELS, tmp_path / "turned")
     samples = turned.folder / Phase.RANGING / "spl.txt"
     samples.write_text(text.replace(",Ch2,Watts,", ",Ch2,Watts,-"))
     with pytest.raises(UsageError, match="channel Ch2 of the analyzer reads -"):
-        require_wiring(turned)
+        require_channels(turned)
 
 
 def test_two_analyzers_are_refused_before_any_run(published_power: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_two_analyzers_are_refused_before_any_run(published_power: Path, tmp_pat
     stated = json.loads(server.read_text())
     server.write_text(json.dumps({**stated, "ptd_config": stated["ptd_config"] * 2}))
     with pytest.raises(UsageError, match="2 analyzers are not supported"):
-        require_wiring(session)
+        require_channels(session)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,17 @@ def test_one_deadline_holds_over_the_whole_answer(begin, error):
         assert time.monotonic() - began < 20
 
 
+def test_chunks_without_end_are_held_by_the_deadline_too():
+    def answer(connection, head):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            connection.sendall(b"1\r\nx\r\n")
+            time.sleep(0.1)
+
+    with raw_server(answer) as (url, _), pytest.raises(AnswerError, match="no end within 1 s"):
+        asked(url, total_s=0.6)
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -280,7 +280,7 @@ def texts_of_labels(
 
 
 def _readable(rows: Sequence[Mapping[str, Any]], labels: str) -> list[dict[str, Any]]:
-    """Return rows whose references have the characters of a log alone, as the reference reads them."""
+    """Return the rows; their references lose the characters that no answer can have, as in the official script."""
     known = set(labels)
     return [{**row, "output": "".join(filter(known.__contains__, str(row["output"])))} for row in rows]
 

@@ -136,12 +136,12 @@ def make_preflight(site: Site, target: Path, words: Sequence[PrivateWord]) -> Po
     """
     seconds = _SIMULATED_S if site.simulated else _SECONDS
     session = make_session(replace(site, debug=site.simulated), target, partial(preflight_run, seconds=seconds))
-    require_wiring(session)
+    require_channels(session)
     require_publishable(session, words)
     return session
 
 
-def require_wiring(session: PowerSession) -> int:
+def require_channels(session: PowerSession) -> int:
     """Return the number of channels that are read.
 
     Raises UsageError where the analyzer cannot measure as it is configured and wired.

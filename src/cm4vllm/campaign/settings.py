@@ -211,7 +211,7 @@ class Job(ScheduledJob):
 
     @property
     def searches_rate(self) -> bool:
-        """Return True if rates that are not given are searched for: in a valid run, unless the user says otherwise."""
+        """Return True if rates that are not given are searched for. Without --find_target_qps: not in a rehearsal."""
         asked = self.settings.find_target_qps
         return not self.rehearsal if asked is None else asked
 

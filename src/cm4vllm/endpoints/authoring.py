@@ -114,7 +114,8 @@ def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
     points = [(path, record) for path, record in records if record.curve is not None]
     if not points:
         raise SubmissionError(
-            f"{folder} has no point of a curve", remedy="measure them with run-mlperf,endpoints, or give another folder"
+            f"{folder} has no point of a curve",
+            remedy="measure its points with run-mlperf,endpoints, or name a folder that has points",
         )
     points.sort(key=lambda item: (item[1].offline == "dedicated", item[1].terms.concurrency))
     (begin, first), *others = points

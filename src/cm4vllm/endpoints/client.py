@@ -73,7 +73,7 @@ def run_client(
     alive: Callable[[], str | None] = lambda: None,
     facts: Callable[[int, int, float], object] | None = None,
 ) -> None:
-    """Make the run in `folder`, where `wanted.folder` appears.
+    """Run the client with its output in `folder`; `wanted.folder` is the place in it that the client makes.
 
     What an interrupted run left there is replaced, what a killed one left is kept under a new name. `alive` returns why
     the server has ended, None while it runs; `facts` what a view shows of samples done, all samples, and the seconds

@@ -33,7 +33,7 @@ _WIDEST_GAP = 16
 
 
 class CurveInputs(Settings, frozen=True, kw_only=True):
-    """Inputs of a curve: its ends, 0 where they are searched for, or its points; and the number of points."""
+    """Inputs of a curve: its two ends (0: search for this end) or the list of its points, and the number of points."""
 
     c_min: input_types.CurveMin = 0
     c_max: input_types.CurveMax = 0

@@ -143,7 +143,7 @@ def _without_address(words: Iterable[str]) -> Iterator[str]:
 
 
 def _by_part(words: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Yield each word of a command line, and whether it states the address."""
+    """Yield each word of a server's command line, with True if it states the server's host or port."""
     before = ""
     for word in words:
         yield word, before in _ADDRESS or word.partition("=")[0] in _ADDRESS

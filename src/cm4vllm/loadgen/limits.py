@@ -130,7 +130,7 @@ class Demand:
 
     @property
     def to_each_server(self) -> int:
-        """The connections to one server."""
+        """The number of connections that the run opens to one server."""
         return math.ceil(self.open / self.servers) + self.kept * self.workers
 
     @property

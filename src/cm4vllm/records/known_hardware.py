@@ -92,7 +92,7 @@ class Integrated(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A key of a description, its value, and the table's value; a hint if no published system confirms the table."""
+    """A difference between a description and the table; only a hint where no published system confirms the table."""
 
     key: str
     said: str

@@ -69,7 +69,7 @@ def products(count: int, seed: int, *, evaluation: bool) -> Iterator[Product]:
         if (digest[0] % 8 == 0) is not evaluation:  # one of eight is evaluated
             continue
         used = rng.random() < 0.5
-        category = _path(name, colour)
+        category = _category_path(name, colour)
         yield Product(
             title=f"{brand} {name}",
             description=_one(rng, _USED if used else _NEW),
@@ -112,15 +112,15 @@ def png(pixels: Pixels) -> bytes:
     )
 
 
-def _path(name: str, colour: str) -> str:
+def _category_path(name: str, colour: str) -> str:
     return f"{_KIND_OF[name]} > {colour} > {name}"
 
 
 def _offered(rng: random.Random, name: str, category: str) -> list[str]:
     """Return the categories that are offered: the right one, those of other colours, and of other products."""
-    offered = {category: None, **dict.fromkeys(_path(name, _one(rng, tuple(COLOURS))) for _ in range(4))}
+    offered = {category: None, **dict.fromkeys(_category_path(name, _one(rng, tuple(COLOURS))) for _ in range(4))}
     while len(offered) < 8:
-        offered.setdefault(_path(_one(rng, tuple(_KIND_OF)), _one(rng, tuple(COLOURS))))
+        offered.setdefault(_category_path(_one(rng, tuple(_KIND_OF)), _one(rng, tuple(COLOURS))))
     paths = list(offered)
     rng.shuffle(paths)
     return paths

@@ -127,7 +127,7 @@ class Values:
     def has_no_earlier_result(self, place: str) -> bool:
         return self._earlier_target(place) is None
 
-    def has_no_session(self, place: str) -> bool:
+    def lacks_power_session(self, place: str) -> bool:
         """Return True if no folder of runs that the pattern names has its power session."""
         return not any(session_beside(folder) is not None for folder in self.out.glob(place))
 
@@ -136,7 +136,7 @@ _NEEDS: Mapping[Need, Callable[[Values, str], bool]] = {
     Need.ENDED_WELL: Values.has_ended_well,
     Need.TOO_SHORT: Values.was_too_short,
     Need.MISSED_LIMITS: Values.missed_limits,
-    Need.NO_SESSION: Values.has_no_session,
+    Need.NO_SESSION: Values.lacks_power_session,
     Need.NO_EARLIER_RESULT: Values.has_no_earlier_result,
 }
 

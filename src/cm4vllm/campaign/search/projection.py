@@ -214,10 +214,10 @@ def _ttft_edge(window: Window, limit: float, full: FullLength) -> float | None:
 
     capacity = _boundary(above, window.rate / 2, window.rate * _FURTHEST)
 
-    def keeps(rate: float) -> bool:
+    def keeps_limit(rate: float) -> bool:
         return largest_but(_waits(full.arrivals(rate), capacity), full.most_late(rate)) + base <= limit
 
-    return _boundary(keeps, capacity * 0.3, capacity * 1.3)
+    return _boundary(keeps_limit, capacity * 0.3, capacity * 1.3)
 
 
 def _waits(issued: Times, capacity: float) -> Times:
@@ -243,12 +243,12 @@ def _latency_edge(window: Window, limit: float, full: FullLength) -> float | Non
     capacity = float(capacities[int(np.argmin(spreads))])
     own = (values - _waits(window.issued, capacity))[judged]
 
-    def keeps(rate: float) -> bool:
+    def keeps_limit(rate: float) -> bool:
         waits = _waits(full.arrivals(rate), capacity)
         return largest_but(waits + np.resize(own, len(waits)), full.most_late(rate)) <= limit
 
     low, high = capacity * 0.3, capacity * 1.3
-    return _boundary(keeps, low, high) if keeps(low) else window.rate / _FURTHEST
+    return _boundary(keeps_limit, low, high) if keeps_limit(low) else window.rate / _FURTHEST
 
 
 # --- TPOT: a batch ---------------------------------------------------------------------------------------------------

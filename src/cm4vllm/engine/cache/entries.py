@@ -292,12 +292,11 @@ def _sync(folder: str) -> None:
 
 
 def file_records(folder: str, exported: Iterable[str], made_from: str = "") -> dict[str, Record | None]:
-    """Return the files that must not change for an entry to be usable: path -> [size, mtime in ns, digest], or None for
-    that only must exist.
+    """Return the files that an entry needs: path -> [size, mtime in ns, digest], or None for one that must only exist.
 
     Those are the files at the top of the entry and the paths that it exports; exported folders inside the entry with
-    all their files. Files of Python environments and git work trees are changed by rightful use: they must only exist,
-    as must what lies outside of the entry, but for the file that it is `made_from`.
+    all their files. Files of Python environments and git work trees must only exist, since using them changes them;
+    so must files outside of the entry. The file `made_from` must not change, wherever it lies.
     """
     exported = set(exported)
     records: dict[str, Record | None] = {}

@@ -109,10 +109,10 @@ _OWN = "CM_"
 
 
 def unread_words(words: Sequence[str], folders: Iterable[Path], *, with_package: bool) -> list[str]:
-    """Return those of the words, names of environment keys, that no file in these folders of recipes names.
+    """Return the environment keys in `words` that no file in these folders of recipes names.
 
-    `with_package`: nor any file of this package. Its functions read the keys of its recipes; a name that does not begin
-    with `CM_` is there one of the process environment, where the keys of recipes are not.
+    `with_package`: keys that begin with `CM_` are looked for in the files of this package, too. Other names in its
+    files are variables of the process, not keys of recipes.
     """
     recipes = [path for folder in folders for pattern in _SOURCES for path in folder.glob(pattern)]
     left = _words_not_named(words, recipes)

@@ -131,7 +131,7 @@ def expected_tokens(settings: RunSettings) -> int:
 
 
 def _prompts(settings: RunSettings, library: SampleLibrary) -> list[tuple[int, int, int]]:
-    """Return the records of the loaded prompts; text has no tokens in them: the server in memory counts ids alone."""
+    """Return the records of the loaded prompts: offset, length, tokens (0 for text, whose tokens are not counted)."""
     counted = settings.server.dialect is None or settings.server.dialect.prompts is Prompts.IDS
     return [(offset, length, counted * tokens) for offset, length, tokens in library.records.values()]
 

@@ -220,7 +220,7 @@ def _block(sides: Sequence[Side], key: Key) -> Block:
         tuple(part.reasons if part else () for part in parts),
         tuple(part.client_doubts if part else () for part in parts),
         tuple(_answers(scored[0], part) if place else None for place, part in enumerate(scored)),
-        _other_loads(parts),
+        _different_rates(parts),
     )
 
 
@@ -253,7 +253,7 @@ def _answers(first: Accuracy | None, other: Accuracy | None) -> Answers | None:
     )
 
 
-def _other_loads(parts: Sequence[Performance | None]) -> str:
+def _different_rates(parts: Sequence[Performance | None]) -> str:
     rates = [f"{part.target_qps:.6g}" for part in parts if part is not None and part.terms and part.terms.paced]
     return " and ".join(rates) if len(set(rates)) > 1 else ""
 

@@ -199,7 +199,7 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
 def _answers(site: Site, model: str) -> bool:
     """Return True if a server answers for a model that it does not list. Raises Unanswered."""
     try:
-        return _lists_ids(site, model) or find_dialect(site, model, Api.COMPLETIONS) is not None
+        return _returns_token_ids(site, model) or find_dialect(site, model, Api.COMPLETIONS) is not None
     except Unanswered:
         raise
     except ServerUnsuitable:
@@ -213,15 +213,15 @@ def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | N
     """
     if (media := media_api_of(api)) is not None:
         return media.dialect, [media.check(site, model, LONG_S)]
-    if text and api is not Api.GENERATE and not (api is Api.COMPLETIONS and _lists_ids(site, model)):
+    if text and api is not Api.GENERATE and not (api is Api.COMPLETIONS and _returns_token_ids(site, model)):
         dialect, stated = find_dialect(site, model, api)
         # A server that failed for a moment now takes everything, and may list ids after all.
-        if api is not Api.COMPLETIONS or dialect.left_out or not _lists_ids(site, model):
+        if api is not Api.COMPLETIONS or dialect.left_out or not _returns_token_ids(site, model):
             return dialect, [stated]
     return None, [check_completion(site, model, streamed=streamed, api=api) for streamed in (True, False)]
 
 
-def _lists_ids(site: Site, model: str) -> bool:
+def _returns_token_ids(site: Site, model: str) -> bool:
     """Return True if a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
     path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)

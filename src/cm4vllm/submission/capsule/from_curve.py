@@ -157,7 +157,7 @@ def _performance(point: Point, name: str) -> Performance:
 
 
 def _conditions(point: Point) -> Conditions:
-    """Return what was asked of the server and how, by the client's own configuration."""
+    """Return sampling, load and client settings of the requests, from the client's own configuration file."""
     model, settings = part(point.config, "model_params"), part(point.config, "settings")
     pattern = part(settings, "load_pattern")
     return Conditions(
