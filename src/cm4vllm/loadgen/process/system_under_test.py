@@ -195,7 +195,7 @@ class SystemUnderTest:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Stop the workers and write what is left of answers and progress."""
+        """Stop the workers and write what is left of answers and progress; end the process where requests failed."""
         self._over.set()
         self._progress_thread.join()
         with self._ending:
@@ -205,7 +205,7 @@ class SystemUnderTest:
         self._latencies()
         self._process = self._metrics.record()
         if error is None and self._reporter.failed_count:
-            raise self._failure()
+            self._end(self._failure())
 
     def issue(self, samples: Sequence[Any]) -> None:
         """Pass samples to the workers; called by LoadGen on its thread."""
