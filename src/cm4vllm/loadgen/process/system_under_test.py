@@ -205,7 +205,9 @@ class SystemUnderTest:
         self._latencies()
         self._process = self._metrics.record()
         if error is None and self._reporter.failed_count:
-            self._end(self._failure())
+            failure = self._failure()
+            self._report(failure)
+            os._exit(failure.exit_code)
 
     def issue(self, samples: Sequence[Any]) -> None:
         """Pass samples to the workers; called by LoadGen on its thread."""
@@ -320,22 +322,18 @@ class SystemUnderTest:
                 if error is None:
                     self._workers.close()
                 self._process = self._metrics.record()
-                reason = error or self._failure()
-                self._send(
-                    Failed(
-                        exit_code=reason.exit_code,
-                        what=reason.what,
-                        cause=reason.cause,
-                        remedy=reason.remedy,
-                        client=self.record(),
-                    )
-                )
+                self._report(error or self._failure())
             except BaseException:
                 traceback.print_exc()
                 raise
             finally:
                 # Also after an error in this thread: LoadGen would wait for ever.
                 os._exit((error or RunFailed).exit_code)
+
+    def _report(self, reason: CmError) -> None:
+        """Report why the run failed, and what the client saw."""
+        what, cause, remedy = reason.what, reason.cause, reason.remedy
+        self._send(Failed(exit_code=reason.exit_code, what=what, cause=cause, remedy=remedy, client=self.record()))
 
     def _failure(self) -> RunFailed:
         """Return the error for a run with failed requests, with the most frequent causes."""
