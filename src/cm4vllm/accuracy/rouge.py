@@ -1,4 +1,4 @@
-"""ROUGE of all pairs of a run, by rouge-score on all cores.
+"""ROUGE of all pairs of a run, by rouge-score on all cores; ROUGE-L in a faster way with the same result.
 
 Each text is stripped and its sentences are put on lines of their own, for ROUGE-Lsum; the words are stemmed
 (mlcommons/inference language/llama3.1-8b/evaluation.py, which uses the `rouge` metric of the evaluate package, a
@@ -25,8 +25,8 @@ TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 #: Pairs that a process takes at a time: few, so that none of them waits long for the others at the end.
 CHUNK = 16
 #: Seconds of one core for a pair of texts of n words each: so many for each word, and so many for each cell of an n x n
-#: table, as ROUGE-L and ROUGE-Lsum fill (measured by benchmarks/rouge.py).
-_WORD_S, _CELL_S = 28e-6, 1.85e-7
+#: table, as ROUGE-Lsum fills it (measured by benchmarks/rouge.py).
+_WORD_S, _CELL_S = 31e-6, 2.42e-7
 #: Words of a text for each of its tokens: assumed, as of English in the vocabularies of these models.
 _WORDS_PER_TOKEN = 0.75
 
@@ -50,19 +50,44 @@ class PairScorer:
         from rouge_score.tokenize import tokenize
 
         stemmer = SimpleNamespace(stem=cache(PorterStemmer().stem))
-        self._scorer = RougeScorer(list(types), tokenizer=SimpleNamespace(tokenize=partial(tokenize, stemmer=stemmer)))
+        self._tokenize, self._types = partial(tokenize, stemmer=stemmer), types
+        others = [kind for kind in types if kind != "rougeL"]
+        self._scorer = RougeScorer(others, tokenizer=SimpleNamespace(tokenize=self._tokenize))
         self._split = sentences.splitter()
 
     def score(self, prediction: str, reference: str) -> tuple[dict[str, float], int]:
         """Return the F-measures of a prediction by type, and its length in characters as it was scored."""
         ours, theirs = on_lines(self._split, prediction), on_lines(self._split, reference)
-        return {kind: float(score.fmeasure) for kind, score in self._scorer.score(theirs, ours).items()}, len(ours)
+        scores = {kind: float(score.fmeasure) for kind, score in self._scorer.score(theirs, ours).items()}
+        if "rougeL" in self._types:
+            scores["rougeL"] = _rouge_l(self._tokenize(ours), self._tokenize(theirs))
+        return scores, len(ours)
+
+
+def _rouge_l(prediction: Sequence[str], reference: Sequence[str]) -> float:
+    """Return the F-measure of ROUGE-L of two lists of words.
+
+    rouge-score fills a table of all pairs of words for the length of their longest common subsequence, a third of the
+    time of all scores. Here a row of that table is the bits of a number (Hyyrö, 2004), with the same result.
+    """
+    if not prediction or not reference:
+        return 0.0
+    places: dict[str, int] = {}
+    for number, word in enumerate(reference):
+        places[word] = places.get(word, 0) | 1 << number
+    row = everywhere = (1 << len(reference)) - 1
+    for word in prediction:
+        matched = row & places.get(word, 0)
+        row = (row + matched | row - matched) & everywhere
+    length = (row ^ everywhere).bit_count()
+    precision, recall = length / len(prediction), length / len(reference)
+    return 2 * precision * recall / (precision + recall) if length else 0.0
 
 
 def expected_seconds(pairs: int, tokens: float, types: Sequence[str] = TYPES, workers: int | None = None) -> float:
     """Return about how long `score_pairs` takes for answers and references of so many tokens."""
-    words, tables = _WORDS_PER_TOKEN * tokens, sum(type_.startswith("rougeL") for type_ in types)
-    return pairs * words * (_WORD_S + tables * words * _CELL_S) / (workers or usable_processors())
+    words = _WORDS_PER_TOKEN * tokens
+    return pairs * words * (_WORD_S + ("rougeLsum" in types) * words * _CELL_S) / (workers or usable_processors())
 
 
 def score_pairs(
