@@ -332,8 +332,15 @@ class SystemUnderTest:
 
     def _report(self, reason: CmError) -> None:
         """Report why the run failed, and what the client saw."""
-        what, cause, remedy = reason.what, reason.cause, reason.remedy
-        self._send(Failed(exit_code=reason.exit_code, what=what, cause=cause, remedy=remedy, client=self.record()))
+        self._send(
+            Failed(
+                exit_code=reason.exit_code,
+                what=reason.what,
+                cause=reason.cause,
+                remedy=reason.remedy,
+                client=self.record(),
+            )
+        )
 
     def _failure(self) -> RunFailed:
         """Return the error for a run with failed requests, with the most frequent causes."""
