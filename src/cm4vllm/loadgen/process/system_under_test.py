@@ -318,6 +318,8 @@ class SystemUnderTest:
     def _end(self, error: CmError | None) -> None:
         """Report `error`, or else the requests that failed, and end the process."""
         with self._ending:
+            if error is None and self._over.is_set():
+                return  # the run has ended meanwhile, and reports its failures itself
             try:
                 if error is None:
                     self._workers.close()
