@@ -198,7 +198,7 @@ def published_power():
 
 @pytest.fixture(scope="session")
 def power_dev():
-    """The git directory of mlcommons/power-dev, which lies beside the checkout; skip where its programs do not start."""
+    """The git directory of mlcommons/power-dev, which lies beside the checkout; skip where they do not start."""
     try:
         require_python(round_terms(round_names()[-1]).power)
     except InstallError as error:
