@@ -198,6 +198,9 @@ def read_all(root):
 @pytest.mark.parametrize("kind", ["a folder", "a loop of links", "noise", "nothing"])
 def test_each_file_of_the_kernel_may_be_unreadable(server, kind):
     put(server, FILES)
+    for folder in server.glob("sys/devices/system/*/*"):  # one of many alike is enough
+        if re.fullmatch(r"cpu([1-79]|1\d)|memory([1-9]|\d\d)", folder.name):
+            shutil.rmtree(folder)
     read_all(server)
     kept = server.with_name(server.name + "-kept")
     shutil.copytree(server, kept)
@@ -217,8 +220,7 @@ def test_each_file_of_the_kernel_may_be_unreadable(server, kind):
             copied = kept / path.relative_to(server)
             shutil.copytree(copied, path) if copied.is_dir() else shutil.copy(copied, path)
 
-    of_cpu = re.compile(r"cpu([1-9]|1\d)/|memory([1-9]|\d\d)/")  # one of many alike is enough
-    cases = [path for path in sorted(server.rglob("*")) if not of_cpu.search(f"{path}/")]
+    cases = [path for path in sorted(server.rglob("*")) if "cpu8" not in path.parts]
     assert len(cases) > 60
     assert offenders(check, [(path,) for path in cases]) == []
 
