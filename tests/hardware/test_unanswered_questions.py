@@ -37,7 +37,7 @@ from cm4vllm.serving.gpu_memory import gpu_memory
 from cm4vllm.serving.installation.vllm_choice import require_device
 from gpu_replay import Replay
 from offenders import offenders
-from syntax import parsed
+from syntax import nodes_of
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "cm4vllm"
 RECORDINGS = Path(__file__).with_name("recordings")
@@ -225,11 +225,6 @@ def test_each_file_of_the_kernel_may_be_unreadable(server, kind):
     assert offenders(check, [(path,) for path in cases]) == []
 
 
-@pytest.fixture(scope="module")
-def trees():
-    return {name: parsed(text) for name, text in TEXTS.items()}
-
-
 #: Modules that read other files too, of their own, of a container engine, or those of a tree.
 OWN_FILES = set(
     "records/known_hardware.py hardware/system_file.py common/programs/containers.py submission/privacy.py".split()
@@ -238,10 +233,11 @@ READS = set("exists glob is_dir is_file iterdir open read_bytes read_text readli
 KERNEL = re.compile(r"/?sys/(block|class|devices|firmware|fs|hypervisor)\b.*")
 
 
-def test_no_driver_is_asked_outside_the_wrapper(trees):
+@pytest.mark.xdist_group("source")
+def test_no_driver_is_asked_outside_the_wrapper():
     breaches = []
-    for name, tree in trees.items():
-        for node in ast.walk(tree):
+    for name in TEXTS:
+        for node in nodes_of(SRC / name):
             if isinstance(node, ast.Attribute) and QUESTION.fullmatch(node.attr):
                 breaches.append((name, node.attr))
             if isinstance(node, ast.Import) and name not in (
@@ -252,10 +248,11 @@ def test_no_driver_is_asked_outside_the_wrapper(trees):
     assert breaches == []
 
 
-def test_no_file_of_the_kernel_is_read_outside_the_wrapper(trees):
+@pytest.mark.xdist_group("source")
+def test_no_file_of_the_kernel_is_read_outside_the_wrapper():
     breaches = []
-    for name, tree in trees.items():
-        nodes = list(ast.walk(tree))
+    for name in TEXTS:
+        nodes = nodes_of(SRC / name)
         words = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         of_kernel = any(KERNEL.fullmatch(word) for word in words)
         if name in OWN_FILES or not (of_kernel or name.startswith("hardware/")):
