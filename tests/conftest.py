@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 #: The real vLLM takes longest, and what measures time waits until all else has ended.
-_TURNS = ("vllm", "", "timing")
+_TURNS = ("vllm", "", "source", "timing")
 
 
 def _group(item) -> str:
