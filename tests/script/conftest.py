@@ -100,13 +100,13 @@ class Cm:
     read = (cli, automation, graph, entry)
 
     def __init__(self, cwd: Path) -> None:
-        self.cwd = cwd
+        self.cwd = self.logs = cwd
         self.env: dict[str, str] = {}
         self.running: list[Running] = []
         self.called = 0
 
     def __call__(self, *words: str, timeout_s: float = 120) -> Finished:
-        log = self.cwd / f"cm-{self.called}.txt"
+        log = self.logs / f"cm-{self.called}.txt"
         self.called += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: this process has threads
@@ -138,7 +138,7 @@ class Cm:
 
     def start_program(self, *words: str, log: str = "") -> Running:
         """Start a program, which may have its messages in a `log` of its own."""
-        own = self.cwd / f"cm-{len(self.running)}.log"
+        own = self.logs / f"cm-{len(self.running)}.log"
         with own.open("w") as file:
             process = subprocess.Popen(
                 words,
