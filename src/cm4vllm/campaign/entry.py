@@ -100,7 +100,7 @@ def prepared(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
     All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
     the result that is asked for is then said before. Raises CmError.
     """
-    settings = of_anywhere(_rehearsed(published_settings(asked)))
+    settings = of_anywhere(_with_profile_benchmark(published_settings(asked)))
     require_rehearsal(
         settings.view(SimulatedSettings),
         differing(settings),
@@ -129,7 +129,7 @@ def prepared(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
     return replace(job, notes=(*job.notes, *read, *node_notes(settings.launch), *needed))
 
 
-def _rehearsed(asked: CampaignSettings) -> CampaignSettings:
+def _with_profile_benchmark(asked: CampaignSettings) -> CampaignSettings:
     """Return settings with the benchmark that the profile of --rehearse is for. Raises UsageError."""
     if not asked.rehearse:
         return asked

@@ -16,7 +16,7 @@ from cm4vllm.accuracy.scoring import require_scorable
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.tiny.stand_ins import stand_in_named, variation_of
-from cm4vllm.campaign.amendments import Reach, amendments
+from cm4vllm.campaign.amendments import AdrTargets, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.job_checks.capabilities import needs_sentences, require_runnable
 from cm4vllm.campaign.job_checks.preflight import (
@@ -127,7 +127,9 @@ class LinkOutputs(StepInputs, frozen=True, kw_only=True):
     earlier: bool | None = None
 
 
-def completed_link(link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | None, reach: Reach) -> Mapping[str, str]:
+def completed_link(
+    link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | None, adr_targets: AdrTargets
+) -> Mapping[str, str]:
     """Return the keys that a link run alone gets before its dependencies; none in the main job.
 
     `link` are the tags of its recipe, `adr` the changes that `--adr` asks for. Raises CmError for what can be refused
@@ -135,7 +137,7 @@ def completed_link(link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | N
     """
     if ScoreInputs.of(env).results_dir:
         return {}
-    changed = amendments(adr, reach, job=link).settings
+    changed = amendments(adr, adr_targets, job=link).settings
     return {**changed, **_COMPLETED[link]({**env, **changed}).env()}
 
 

@@ -78,20 +78,20 @@ def _lines(
     points = sum(len(curve.points) for curve in curves)
     yield f"{len(curves):,} curve{'s' * (len(curves) != 1)}, {points:,} points: {summary(findings)}"
     for finding in findings:
-        yield from _wrapped(str(finding))
+        yield from _wrap(str(finding))
     if official is None:
         yield f"official checker: not run, {why_not}"
         return
     for severity in ("error", "warning"):
         messages = {each.rule: each.message for each in reversed(official.results) if each.severity == severity}
         for rule, count in official.counts(severity).items():
-            yield from _wrapped(f"official {severity} {rule} ({count}): {messages[rule]}")
+            yield from _wrap(f"official {severity} {rule} ({count}): {messages[rule]}")
     errors, warnings = (official.counts(severity).total() for severity in ("error", "warning"))
     verdict = "passed" if official.passed else "failed"
     yield f"official checker {official.version}: {verdict}, {errors} errors, {warnings} warnings"
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 

@@ -165,7 +165,7 @@ class _Folder:
         benchmark = rules.benchmark_of(round_name, self.model, self.mapping)
         terms = {mode: terms_of(round_name, benchmark, self.scenario, mode) for mode in Mode}
         performance = self.performance and replace(self.performance, terms=terms[Mode.PERFORMANCE])
-        conf, readme = self._beside("user.conf"), self._beside("README.md")
+        conf, readme = self._file_beside("user.conf"), self._file_beside("README.md")
         stated = self._measurements_file()
         files = {"measurements": stated, "user_conf": conf, "readme": readme}
         return Result(
@@ -197,7 +197,7 @@ class _Folder:
             for layout in tree_layouts()
         )
 
-    def _beside(self, name: str) -> Path | None:
+    def _file_beside(self, name: str) -> Path | None:
         return next((path for _, folder in self._settings() if (path := folder / name).is_file()), None)
 
     def _measurements_file(self) -> Path:

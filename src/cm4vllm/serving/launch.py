@@ -223,10 +223,10 @@ def _running(pid: int) -> RunningServer | None:
 
 def status_text(servers: Iterable[RunningServer]) -> str:
     """Return a text on each server: its address, its model, the outcome of a completion, and its present load."""
-    return "\n\n".join(map(_described, servers)) or "no server started by cm4vllm runs on this machine"
+    return "\n\n".join(map(_status_words, servers)) or "no server started by cm4vllm runs on this machine"
 
 
-def _described(running: RunningServer) -> str:
+def _status_words(running: RunningServer) -> str:
     log = running.folder / LOG_FILE
     if running.record is None:
         return f"starting for {running.age_s:.0f} s\n  log         {log}\n  supervisor  {running.supervisor}"

@@ -103,7 +103,7 @@ def scripts_that_ran(noted: Sequence[Mapping[str, Any]], script: str) -> dict[st
     return {
         asked[0] if asked else "cm": [
             {
-                _published(tags): {key: _published(value) for key, value in detail.items()}
+                _publishable(tags): {key: _publishable(value) for key, value in detail.items()}
                 for tags, detail in entry.items()
             }
             for entry in noted
@@ -126,7 +126,7 @@ def published_facts(out: Path) -> dict[str, str]:
     return {name: json.dumps(value, indent=2) + "\n" for name, value in facts.items()}
 
 
-def _published(value: Any) -> Any:
+def _publishable(value: Any) -> Any:
     return published_words([value])[0] if isinstance(value, str) else value
 
 

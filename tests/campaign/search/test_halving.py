@@ -31,7 +31,7 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import LatencyLimits
 from cm4vllm.serving.options.arguments import ServerSettings
 from simulated.prober import SimulatedProber, offline_rate
-from simulated.settings_bench import SimulatedBench, configured, tokens_per_s
+from simulated.settings_bench import SimulatedBench, tokens_per_s, with_settings
 from simulated.systems import Batching, Paged
 
 SPACE = "max-num-seqs:32..128,max-num-batched-tokens:512..2048"
@@ -124,7 +124,7 @@ def chosen():
 
 def test_the_best_settings_are_found(chosen):
     true = {
-        evaluation.number: tokens_per_s(configured(SYSTEM, evaluation.options), 60.0, seed=3, noise=1)[0]
+        evaluation.number: tokens_per_s(with_settings(SYSTEM, evaluation.options), 60.0, seed=3, noise=1)[0]
         for evaluation in chosen.evaluations
     }
     assert true[chosen.best.number] >= 0.97 * max(true.values())

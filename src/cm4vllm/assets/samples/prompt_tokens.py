@@ -58,9 +58,7 @@ def misread(rows: Sequence[Mapping[str, Any]], model: Path) -> str:
         text, ids = _text(rows[number]), rows[number]["tok_input"]
         decoded = tokenizer.decode(ids, skip_special_tokens=False)
         if text and not _holds(decoded, text, tokenizer):
-            return (
-                f"sample {number} reads {_short(decoded)!r} by the model's tokenizer, and its text is {_short(text)!r}"
-            )
+            return f"sample {number} reads {_cut(decoded)!r} by the model's tokenizer, and its text is {_cut(text)!r}"
     return ""
 
 
@@ -157,7 +155,7 @@ def _signs(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", text).split())
 
 
-def _short(text: str) -> str:
+def _cut(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= _COMPARED else f"{words[:_COMPARED]}..."
 

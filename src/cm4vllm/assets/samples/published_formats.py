@@ -68,7 +68,7 @@ def read_published(path: Path) -> list[dict[str, Any]]:
     kinds = path.name.lower().split(".")
     if kinds[-1] == "gz":
         kinds.pop()
-    return list(map(_renamed, rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)))
+    return list(map(_with_our_names, rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)))
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def _from_columns(path: Path, columns: Mapping[str, Any]) -> list[dict[str, Any]
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _with_our_names(row: Mapping[str, Any]) -> dict[str, Any]:
     row = dict(row)
     for ours, others in _OTHER_NAMES.items():
         name = next((other for other in others if other in row), None)

@@ -191,12 +191,12 @@ def _servers(job: Job) -> int:
 def _rate_notes(demand: Demand, load: Load, limits: MachineLimits) -> Iterator[str]:
     """Yield the highest rate that fits, where the run's rate is not known yet and the machine bounds it."""
 
-    def at(rate: float) -> Demand:
+    def demand_at(rate: float) -> Demand:
         return replace(demand, open=load.at(rate) or demand.open)
 
-    rate, _ = highest_rate(at, limits)
+    rate, _ = highest_rate(demand_at, limits)
     if rate < math.inf:
-        fits = needs(at(rate), limits)
+        fits = needs(demand_at(rate), limits)
         yield (
             f"this machine: {demand.title}, whose rate is measured before it, may have {fits.open:,} requests open at "
             f"once, with {fits.files_in_words}: a rate above about {four_digits(rate)} queries/s is refused"

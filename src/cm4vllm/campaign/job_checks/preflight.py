@@ -50,7 +50,7 @@ def require_given_datasets(
     are made. Raises DatasetError, ModelError.
     """
     notes: list[str] = []
-    for path, required, modes in _given(assets, benchmark, tests, valid=valid):
+    for path, required, modes in _given_files(assets, benchmark, tests, valid=valid):
         if benchmark.media is not None:
             check_file(path, required)
             continue
@@ -72,7 +72,7 @@ def other_prompts(path: Path, model: str) -> str:
     return "" if folder is None else misread(checked_rows(path, Requirements()), folder)
 
 
-def _given(
+def _given_files(
     assets: AssetInputs, benchmark: BenchmarkTerms, tests: Sequence[str], *, valid: bool
 ) -> Iterator[tuple[Path, Requirements, tuple[Mode, ...]]]:
     """Yield each file, its requirements, and the modes of the runs that read it."""

@@ -95,7 +95,7 @@ def schedule(job: Job) -> tuple[Step, ...]:
 
     Raises UsageError for an input of --adr that the job itself gives.
     """
-    steps = (*steps_before(job), *asset_steps(job), *_runs(job), *_submission(job))
+    steps = (*steps_before(job), *asset_steps(job), *_runs(job), *_submission_steps(job))
     return tuple(replace(step, amended=amended(step, job.step_inputs)) for step in steps)
 
 
@@ -316,7 +316,7 @@ def _run(scenario: Scenario, mode: Mode, folder: str, target: Target) -> RunStep
 # --- the submission --------------------------------------------------------------------------------------------------
 
 
-def _submission(job: Job) -> Iterator[Step]:
+def _submission_steps(job: Job) -> Iterator[Step]:
     """Yield the steps that build the tree and check it, where one is made."""
     if job.no_tree:
         return

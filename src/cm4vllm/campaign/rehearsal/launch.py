@@ -72,7 +72,7 @@ def act(settings: SimulatedSettings) -> LaunchExports:
     simulation = simulation_of(settings)
     folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
     asked = replace(settings.launch, benchmark=profile.benchmark)
-    planned = _planned(settings, profile, asked_api(asked, None))
+    planned = _plan(settings, profile, asked_api(asked, None))
     if settings.action == "describe":
         path = folder / PLANNED_FILE
         write_record(path, replace(described(planned), simulated=simulation, packages={}))
@@ -99,7 +99,7 @@ def _require_possible(settings: SimulatedSettings) -> None:
     Faults.parse(settings.faults)
 
 
-def _planned(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
+def _plan(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
     name = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else profile.benchmark
     part = ServerSettings(device="simulated", model=name, name=name, port=settings.port, api=api)
     words = [

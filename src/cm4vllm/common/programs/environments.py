@@ -53,7 +53,7 @@ def pip_settings() -> tuple[dict[str, str], list[str]]:
     settings that pip could not read either.
     """
     given: dict[str, tuple[str, str]] = {}
-    read = [_read(path) for path in _files()]
+    read = [_read(path) for path in _pip_settings_files()]
     for section in ("global", "install"):
         for parser in read:
             given |= {_variable(name): (value, f"{section}.{name}") for name, value in _items(parser, section)}
@@ -68,7 +68,7 @@ def _variable(name: str) -> str:
     return _PREFIX + name.upper().replace("-", "_")
 
 
-def _files() -> list[Path]:
+def _pip_settings_files() -> list[Path]:
     """Return pip's files of settings, each of which holds before those ahead of it (pip, docs/topics/configuration)."""
     own = os.environ.get(_FILE, "")
     if own == os.devnull:

@@ -61,10 +61,10 @@ class Sender(Protocol):
     texts: Texts | None
 
     def complete(self, request: InFlightRequest, tokens: array[int] | Encoded | int, reason: FinishReason) -> None:
-        """Take in a whole answer."""
+        """Process a complete answer."""
 
     def fail(self, request: InFlightRequest, cause: str) -> None:
-        """Take in that a request has failed."""
+        """Process the failure of a request."""
 
     def release(self, connection: Connection, server: Server) -> None:
         """Take back a connection that can be used again."""

@@ -90,7 +90,7 @@ class PowerSession:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.samples, self.window, self._go = cache(self._samples), cache(self._window), cache(self._sent)
+        self.samples, self.window, self._go = cache(self._samples), cache(self._window), cache(self._go_time)
 
     @cached_property
     def client(self) -> Mapping[str, Any]:
@@ -191,7 +191,7 @@ class PowerSession:
         except (ValueError, OverflowError):
             return None
 
-    def _sent(self, phase: Phase) -> datetime | None:
+    def _go_time(self, phase: Phase) -> datetime | None:
         """Return when the server sent `Go` for a phase, by the local time of its log; None if it cannot be read."""
         for stamp, mark in _GO.findall(self.text(_SERVER_LOG)):
             if mark.endswith(f"_{phase.key}") and self.name in mark:

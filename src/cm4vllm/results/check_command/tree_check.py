@@ -40,11 +40,13 @@ class Filters:
     @classmethod
     def parse(cls, *, submitters: str = "", codes: str = "", severities: str = "") -> Self:
         """Read lists separated by commas. Raises UsageError for an unknown code or severity."""
-        levels = [_one_of(word.lower().removesuffix("s"), list(FAULTS), "severity") for word in _listed(severities)]
+        levels = [
+            _one_of(word.lower().removesuffix("s"), list(FAULTS), "severity") for word in _comma_separated(severities)
+        ]
         known = [*CHECKS, *PROBLEMS]
         return cls(
-            tuple(_listed(submitters)),
-            tuple(_one_of(word.upper(), known, "code") for word in _listed(codes)),
+            tuple(_comma_separated(submitters)),
+            tuple(_one_of(word.upper(), known, "code") for word in _comma_separated(codes)),
             tuple(map(Severity, levels)),
         )
 
@@ -73,7 +75,7 @@ class Filters:
         ]
 
 
-def _listed(text: str) -> list[str]:
+def _comma_separated(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -163,7 +165,7 @@ def check_tree(
     homes = filters.chosen(all_homes) if filters else all_homes
     if weights is not None:
         read = with_weights([read_submission(base, home, round_name) for home in homes], weights, weights_of)
-        checked = [_checked(submission) for submission in read]
+        checked = [_check_submission(submission) for submission in read]
     else:
         by_home = dict(each_submission(partial(_check_folder, base, round_name), homes))
         checked = [by_home[home] for home in homes]
@@ -173,7 +175,7 @@ def check_tree(
         tuple(checked),
         tuple(ordered(all_findings)),
         base,
-        tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None)),
+        tuple(_unchecked_parts(root.resolve(), all_homes, homes, checked, with_weights=weights is not None)),
     )
 
 
@@ -191,7 +193,7 @@ def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
         )
 
 
-def _unchecked(
+def _unchecked_parts(
     root: Path,
     all_homes: Sequence[Path],
     homes: Sequence[Path],
@@ -220,10 +222,10 @@ def _unchecked(
 
 
 def _check_folder(base: Path, round_name: str, home: Path) -> CheckedSubmission:
-    return _checked(read_submission(base, home, round_name))
+    return _check_submission(read_submission(base, home, round_name))
 
 
-def _checked(submission: Submission) -> CheckedSubmission:
+def _check_submission(submission: Submission) -> CheckedSubmission:
     return CheckedSubmission(
         name=submission_name(submission.home),
         round=submission.round,

@@ -84,7 +84,7 @@ def possible(_: Result, part: Accuracy) -> Iterator[Fault]:
 def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
     """The counts in accuracy.txt agree with each other and with the log: samples, tokens, and tokens a sample."""
     samples, tokens, each = (part.figures.value(name) for name in (_SAMPLES, _TOKENS, _EACH))
-    expected = _answered(part)
+    expected = _answered_samples(part)
     if samples and expected and samples != expected:
         yield Fault(
             "the scores are of another number of samples than the run answered",
@@ -112,7 +112,7 @@ def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
         )
 
 
-def _answered(part: Accuracy) -> int | None:
+def _answered_samples(part: Accuracy) -> int | None:
     """Return how many samples the accuracy run answered, by its log."""
     counts = (part.settings.get(key) for key in ("accuracy_sample_count", "qsl_reported_total_count"))
     return next((count for count in counts if isinstance(count, int) and count > 0), None)
@@ -155,7 +155,8 @@ def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
     """An accuracy log has one answer for each sample of the dataset."""
     name = part.beside(ACCURACY_LOG)
     pairs = [
-        (int(match[1]), int(match[2])) for match in _whole(_ENTRY, head_and_tail(part.folder / ACCURACY_LOG, MAX_LOG))
+        (int(match[1]), int(match[2]))
+        for match in _untruncated_matches(_ENTRY, head_and_tail(part.folder / ACCURACY_LOG, MAX_LOG))
     ]
     total = part.settings.get("qsl_reported_total_count")
     for key, values in (("seq_id", [pair[0] for pair in pairs]), ("qsl_idx", [pair[1] for pair in pairs])):
@@ -181,7 +182,7 @@ def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
     name, text = part.beside(ACCURACY_LOG), head_and_tail(path, MAX_LOG)
     if path.is_file() and b'"qsl_idx"' not in text:
         yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
-    answers = [(len(match[1]), int(match[2])) for match in _whole(_ANSWER, text)]
+    answers = [(len(match[1]), int(match[2])) for match in _untruncated_matches(_ANSWER, text)]
     # Some systems log texts: only where an answer is of tokens with a fixed width, all are.
     width = next((width for width in _WIDTHS if any(size == width * count > 0 for size, count in answers)), 0)
     for size, count in answers:
@@ -196,7 +197,7 @@ def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
             break
 
 
-def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:
+def _untruncated_matches(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:
     """Yield the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
     cut = len(text) // 2
     yield from (match for match in pattern.finditer(text) if not match.start() - _JOINED < cut < match.end() + _JOINED)

@@ -174,7 +174,7 @@ def one_piece(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fa
         )
 
 
-def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, AccuracyRecord]]:
+def _scored_runs(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, AccuracyRecord]]:
     return (
         (part, part.run, part.record)
         for result in submission.results
@@ -183,7 +183,10 @@ def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, Accur
 
 
 @check(
-    "SCORES-LOG", source="docs/results.md", remedy="score the run again: --tags=process,mlperf,accuracy", each=_scored
+    "SCORES-LOG",
+    source="docs/results.md",
+    remedy="score the run again: --tags=process,mlperf,accuracy",
+    each=_scored_runs,
 )
 def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
     """Scores are those of the log beside them."""
@@ -202,7 +205,7 @@ def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -
     "TOKEN-WIDTH",
     source="evaluate-accuracy.py of the benchmark, --dtype",
     remedy="remove the run's folder and run it again",
-    each=_scored,
+    each=_scored_runs,
 )
 def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
     """Tokens are scored with the width that they were written with: a 64-bit token read as two 32-bit ones doubles the
@@ -226,7 +229,7 @@ def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Itera
     "SCORES-TARGETS",
     source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
     remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy",
-    each=_scored,
+    each=_scored_runs,
 )
 def targets(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
     """Scores are compared with the targets of their round, benchmark and scenario."""

@@ -96,12 +96,12 @@ def unexpected(submission: Submission) -> Iterator[Fault]:
     yield from (Fault("a folder of bytecode", folder) for folder in listing.folders if folder.endswith("/__pycache__"))
     yield from (Fault("an empty folder", folder) for folder in listing.empty_folders if _BYTECODE not in f"{folder}/")
     for file in listing.files:
-        yield from _unexpected(file)
+        yield from _unexpected_file_faults(file)
     yield from _beside_logs(submission)
     yield from _beside_results(submission)
 
 
-def _unexpected(file: ListedFile) -> Iterator[Fault]:
+def _unexpected_file_faults(file: ListedFile) -> Iterator[Fault]:
     if _BYTECODE not in file.path:
         if " " in file.name:
             yield Fault("the name has a space", file.path)

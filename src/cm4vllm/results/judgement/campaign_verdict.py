@@ -206,11 +206,13 @@ def _checker(report: Report) -> Finding:
         return _line(subject, Severity.NOTE, "not run")
     if checker.unavailable:
         return _line(subject, Severity.NOTE, f"not run: {checker.unavailable}")
-    said = ", ".join(f"{run.name}: {_said(run)}" for run in checker.runs)
+    said = ", ".join(f"{run.name}: {_outcome_words(run)}" for run in checker.runs)
     if report.rehearsal and not checker.passed:
         defects = len(unexpected(report))
         text = (
-            f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else expected_words(checker)
+            f"{_count_words(defects, 'finding')} that a rehearsal does not explain"
+            if defects
+            else expected_words(checker)
         )
         return _line(subject, Severity.ERROR if defects else Severity.GOOD, f"{text} ({said})")
     return _line(
@@ -220,15 +222,15 @@ def _checker(report: Report) -> Finding:
     )
 
 
-def _said(run: CheckerRun) -> str:
+def _outcome_words(run: CheckerRun) -> str:
     if run.own_fault:
         return "no verdict, it ended by a fault of its own"
     if run.crashed:
         return "crashed"
-    return "passed" if run.passed else f"refused with {_counted(len(run.errors), 'error')}"
+    return "passed" if run.passed else f"refused with {_count_words(len(run.errors), 'error')}"
 
 
-def _counted(count: int, noun: str) -> str:
+def _count_words(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

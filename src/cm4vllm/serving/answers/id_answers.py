@@ -139,7 +139,7 @@ class StreamReader(EventStream):
         return len(self._parts.tokens)
 
     def feed(self, data: bytes) -> int | None:
-        """Take the next bytes. Returns the first token's id when it came just now, None otherwise."""
+        """Process the next bytes. Returns the first token's id when it came just now, None otherwise."""
         self._buffer += data
         return self._first_token() if self._first < 0 else None
 

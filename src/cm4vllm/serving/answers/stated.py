@@ -135,13 +135,13 @@ class Parts(ABC, Generic[C]):
         self._last = b""
 
     def add_one(self, raw: bytes) -> None:
-        """Take the next document. Raises NotJson, AnswerError."""
+        """Process the next document. Raises NotJson, AnswerError."""
         document = decoded(raw, self._decoders.one)
         self._take_model(document.model)
         self._add((document,), raw)
 
     def add_all(self, documents: list[bytes], joined: bytes) -> bool:
-        """Take the next documents, two at least; `joined` has them with commas between.
+        """Process the next documents, two at least; `joined` has them with commas between.
 
         The name of the model is read of the first one and the last: those between are the same server's. Returns
         False, and takes nothing, where they cannot be read all at once. Raises AnswerError.
@@ -160,7 +160,7 @@ class Parts(ABC, Generic[C]):
 
     @abstractmethod
     def _add(self, documents: Sequence[Document[C]], raw: bytes) -> None:
-        """Take the next documents, which are in `raw`. Raises AnswerError."""
+        """Process the next documents, which are in `raw`. Raises AnswerError."""
 
     def _choice(self, document: Document[C], raw: bytes) -> C | None:
         """Take what a document has beside tokens; return its choice, None where it has none. Raises AnswerError."""

@@ -66,7 +66,7 @@ def choose(choice: Choice) -> dict[str, str]:
     return {"CM_VLLM_CHOSEN_VARIANT": variant, **({"CM_VLLM_WANTED_VERSION": ""} if same else {})}
 
 
-def say_choice(choice: Choice) -> None:
+def print_choice(choice: Choice) -> None:
     """Print which build was chosen where none was requested, and why."""
     if not choice.variant:
         variant, why = detected(choice)

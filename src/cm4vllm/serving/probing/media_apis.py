@@ -116,7 +116,7 @@ def check_pictures(site: Site, model: str, timeout_s: float = LONG_S) -> Stated:
     """
     from cm4vllm.assets.tiny.product_pictures import blank, png  # with numpy, which no other server is asked with
 
-    stated = [_asked(site, model, picture, timeout_s) for picture in (png(blank(_PICTURE_SIZE)), b"")]
+    stated = [_ask(site, model, picture, timeout_s) for picture in (png(blank(_PICTURE_SIZE)), b"")]
     counts = [each.prompt_tokens for each in stated]
     if counts[0] <= counts[1]:
         raise _without_pictures(
@@ -125,7 +125,7 @@ def check_pictures(site: Site, model: str, timeout_s: float = LONG_S) -> Stated:
     return stated[0]
 
 
-def _asked(site: Site, model: str, picture: bytes, timeout_s: float) -> Stated:
+def _ask(site: Site, model: str, picture: bytes, timeout_s: float) -> Stated:
     """Return the server's statements about the answer to a short prompt."""
     path = Api.PICTURES.path
     body = picture_chat(model, "What is this?", picture, "PNG", {"max_tokens": 4, "temperature": 0})

@@ -113,7 +113,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     model, unlisted = _model(site, model_name, text=text)
     version, simulated, no_version = _version(site)
     try:
-        dialect, stated = _asked(site, model.name, api, text=text)
+        dialect, stated = _dialect_of(site, model.name, api, text=text)
     except ServerUnsuitable as error:
         if unlisted:
             error.cause = f"{unlisted}\n{error.cause}"
@@ -193,7 +193,7 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
     listed = any(_is_called(model, name) or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
         return Model(name), "its /v1/models does not list it"
-    return _chosen(site.endpoint, name, models), ""
+    return _chosen_model(site.endpoint, name, models), ""
 
 
 def _answers(site: Site, model: str) -> bool:
@@ -206,7 +206,7 @@ def _answers(site: Site, model: str) -> bool:
         return False
 
 
-def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | None, list[Stated]]:
+def _dialect_of(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | None, list[Stated]]:
     """Return the dialect of a server, None for one that lists token ids, with its statements about its answers.
 
     With `text` one that gives text alone is taken too.
@@ -223,7 +223,7 @@ def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | N
 
 def _returns_token_ids(site: Site, model: str) -> bool:
     """Return True if a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
-    path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
+    path, body = Api.COMPLETIONS.path, _completion_request(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
     if status not in (200, *REFUSED):
         raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
@@ -280,7 +280,7 @@ def check_completion(
     Returns its statements about them.
     """
     try:
-        answer = request(site, "POST", api.path, _completion(model, api, streamed=streamed), timeout_s)
+        answer = request(site, "POST", api.path, _completion_request(model, api, streamed=streamed), timeout_s)
     except ServerUnsuitable as error:
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
@@ -302,7 +302,7 @@ def check_completion(
         ) from error
 
 
-def _completion(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
+def _completion_request(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
     """Return the request for a few tokens."""
     drawn = {"max_tokens": _TOKENS, "min_tokens": _TOKENS, "ignore_eos": True, "temperature": 0}
     body: dict[str, Any] = {"model": model}
@@ -364,7 +364,7 @@ def _version(site: Site) -> tuple[str, Simulation | None, str]:
     return version if isinstance(version, str) else "", simulation, page.missing or "its /version states none"
 
 
-def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
+def _chosen_model(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
     named = sorted((model for model in models if _is_called(model, name)), key=lambda model: model.name != name)
     loaded = [model for model in models if name and not model.parent and _same_root(model.root, name)]

@@ -100,14 +100,14 @@ def modes(_: Result, part: Part) -> Iterator[Fault]:
 @check("LOG-REQUESTED", source=_INTERNAL, remedy=_PUBLISH, stage=Stage.TREE, each=with_tests)
 def as_requested(part: Part) -> Iterator[Fault]:
     """LoadGen used the settings that were requested: a log states both."""
-    apart = list(_apart(part.settings))
+    apart = list(_unused_requests(part.settings))
     if apart:
         key, requested, used = apart[0]
         more = f"; {len(apart) - 1} more settings differ" if len(apart) > 1 else ""
         yield Fault(f"the log requests another value than it used{more}", part.log, key, requested, used)
 
 
-def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
+def _unused_requests(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
     for key, value in settings.items():
         if not key.startswith("requested_") or key == _DERIVED:
             continue

@@ -163,7 +163,7 @@ def shape(_: Result, part: Performance) -> Iterator[Fault]:
     low, p50, p90, p95, p99 = (figures.value(f"ttft_{name}") for name in ("min", "p50", "p90", "p95", "p99"))
     if low is None or p50 is None or p90 is None or p95 is None or p99 is None or not (p50 and low):
         return
-    tpot = _spread(figures, "tpot")
+    tpot = _relative_spread(figures, "tpot")
     wide = (p95 - p50) / p50
     if wide < NARROW and tpot is not None and tpot > SPREAD:
         yield Fault(
@@ -192,6 +192,6 @@ def shape(_: Result, part: Performance) -> Iterator[Fault]:
         )
 
 
-def _spread(figures: Figures, name: str) -> float | None:
+def _relative_spread(figures: Figures, name: str) -> float | None:
     p50, p95 = figures.value(f"{name}_p50"), figures.value(f"{name}_p95")
     return None if p50 is None or p95 is None or not p50 else (p95 - p50) / p50

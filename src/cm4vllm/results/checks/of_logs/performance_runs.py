@@ -164,10 +164,10 @@ def performance_samples(result: Result, part: Performance) -> Iterator[Fault]:
             f"{terms.samples} or more",
         )
     if part.loadgen_scenario == terms.loadgen_scenario:  # else LOG-SCENARIO, or inferred
-        yield from _issued(part, terms, strict=is_strict(result))
+        yield from _requested_count_faults(part, terms, strict=is_strict(result))
 
 
-def _issued(part: Performance, terms: Terms, *, strict: bool) -> Iterator[Fault]:
+def _requested_count_faults(part: Performance, terms: Terms, *, strict: bool) -> Iterator[Fault]:
     """Yield the counts of samples and queries that a run was asked for and that are below those of the rules."""
     issued, queries = (part.settings.get(key) for key in ("samples_per_query", "min_query_count"))
     if terms.at_once and isinstance(issued, int) and issued < terms.min_samples:

@@ -133,7 +133,7 @@ def both_variants(submission: Submission, group: list[Result]) -> Iterator[Fault
     """Two variants of a benchmark, as those of 99 % and 99.9 %, may come from one run that reaches both targets."""
     variants = sorted(_variants(submission, group), key=_part)
     for result in variants[1:]:
-        if missed := next(_missed(result), None):
+        if missed := next(_missed_targets(result), None):
             yield Fault(
                 f"one run stands under both variants, and misses the {_part(result):g} % target: {missed[0]}",
                 result.accuracy.log if result.accuracy else "",
@@ -154,7 +154,7 @@ def _part(result: Result) -> float:
     return float(match[1]) if match else 0.0
 
 
-def _missed(result: Result) -> Iterator[tuple[str, float, str]]:
+def _missed_targets(result: Result) -> Iterator[tuple[str, float, str]]:
     if result.accuracy is None or result.accuracy.terms is None:
         return
     for target in result.accuracy.terms.targets:
@@ -230,7 +230,11 @@ def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
 )
 def loadgen_versions(result: Result, part: Performance) -> Iterator[Fault]:
     """The runs of a result were made by one LoadGen, of a version that has the round's seeds."""
-    if part.detail is not None and (known := _known(result.round)) and not _fits(part.loadgen_version, result.round):
+    if (
+        part.detail is not None
+        and (known := _known_versions(result.round))
+        and not _fits(part.loadgen_version, result.round)
+    ):
         yield Fault("the LoadGen is not one of the round", part.log, "loadgen_version", part.loadgen_version, known)
     for other in result.logged:
         if other.loadgen_version and _number(other.loadgen_version) != _number(part.loadgen_version):
@@ -244,7 +248,7 @@ def loadgen_versions(result: Result, part: Performance) -> Iterator[Fault]:
             break
 
 
-def _known(round_name: str) -> str:
+def _known_versions(round_name: str) -> str:
     known = rules.if_known(rules.round_terms, round_name)
     return " or ".join((f"{known.loadgen.first} to {known.loadgen.last}", *known.builds)) if known else ""
 

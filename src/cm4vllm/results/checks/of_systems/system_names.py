@@ -76,9 +76,9 @@ def software(submission: Submission, system: System, stated: Mapping[str, Any]) 
         return
     framework = str(stated.get("framework", ""))
     stack = f"{framework} {stated.get('other_software_stack', '')} {stated.get('sw_notes', '')}"
-    yield from _used(submission, system, framework, stack)
+    yield from _used_software_faults(submission, system, framework, stack)
     if not is_no_framework(framework):
-        yield from _named(system, stated, framework, stack)
+        yield from _named_software_faults(system, stated, framework, stack)
     else:
         yield Fault(
             "the framework is not named, only what lies below it",
@@ -99,7 +99,7 @@ def software(submission: Submission, system: System, stated: Mapping[str, Any]) 
         )
 
 
-def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str) -> Iterator[Fault]:
+def _named_software_faults(system: System, stated: Mapping[str, Any], framework: str, stack: str) -> Iterator[Fault]:
     """Yield the software that a name states and the description does not."""
     names = f"{system.name} {stated.get('system_name', '')}"
     on_cpu = re.search(r"reference-cpu-([a-z]+)(?:-v([\d.]+))?", system.name)
@@ -124,7 +124,7 @@ def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str
     )
 
 
-def _used(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:
+def _used_software_faults(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:
     """Yield the software that the command of a README starts or asks, and the description does not name."""
     for software in serving_software():
         used = (

@@ -68,7 +68,7 @@ def metric(result: Result, part: Performance) -> Iterator[Fault]:
 def figures(submission: Submission) -> Iterator[Fault]:
     """A README states the figures of the logs and scores beside it."""
     for result, part in measured(submission):
-        known = list(_known(part))
+        known = list(_known_figures(part))
         yield from (
             Fault("the log has no such figure", result.file("readme"), label, text, str(part.metric or "none"))
             for label, text in dict.fromkeys((*_VALUE.findall(result.readme), *_elsewhere(result.readme)))
@@ -80,7 +80,7 @@ def figures(submission: Submission) -> Iterator[Fault]:
         yield from _overview(submission, system.name)
 
 
-def _known(part: Performance) -> Iterator[float]:
+def _known_figures(part: Performance) -> Iterator[float]:
     """Yield the figures and the settings of a run, and the rates that its latencies make."""
     at_once = part.settings.get("samples_per_query")
     for figure in part.figures.values():
@@ -126,7 +126,10 @@ def _overview(submission: Submission, system: str) -> Iterator[Fault]:
             if result is None or result.performance is None:
                 continue
             scores = [score.value for score in result.accuracy.stated] if result.accuracy else []
-            for head, known in (*((name, list(_known(result.performance))) for name in _RATES), ("Accuracy", scores)):
+            for head, known in (
+                *((name, list(_known_figures(result.performance))) for name in _RATES),
+                ("Accuracy", scores),
+            ):
                 yield from (
                     Fault(
                         f"{result.model}, {result.scenario}: the run has no such figure",
