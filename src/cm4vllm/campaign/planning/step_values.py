@@ -22,8 +22,8 @@ from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Category, Division, ExecutionMode, Mode, division_rules
-from cm4vllm.serving.probing.server_probe import check_vocabulary
 from cm4vllm.serving.probing.text_servers import check_tokenizer, require_division
+from cm4vllm.serving.probing.vocabularies import check_vocabulary
 
 #: The rule by which a division takes a benchmark's own dataset alone.
 _DATASET_RULE = "DATASET"
