@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from builders import quantization_record
 from cm4vllm.assets import dummy
 from cm4vllm.assets.datasets import provide as provide_dataset
-from cm4vllm.assets.model_identity import _published_digests, differences, identified, is_from
+from cm4vllm.assets.model_identity import _published_digests, differences, is_from, with_benchmark_name
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check, check_unchanged, model_exports, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize
 from cm4vllm.assets.samples.dataset_files import DatasetSettings
@@ -137,7 +137,7 @@ def quantised(base: ModelRecord) -> ModelRecord:
 
 
 def test_a_model_with_the_published_digests_goes_by_the_benchmarks_name(folder):
-    model = identified(record(folder), BENCHMARK)
+    model = with_benchmark_name(record(folder), BENCHMARK)
     assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
     assert "3 files have the digests" in model.source
     assert list(differences(folder, BENCHMARK)) == []
@@ -155,7 +155,7 @@ def test_a_model_with_the_published_digests_goes_by_the_benchmarks_name(folder):
 def test_another_model_is_refused(folder, change, words):
     change(folder)
     with pytest.raises(ModelError, match="is not the model of llama3.1-8b") as refused:
-        identified(record(folder), BENCHMARK)
+        with_benchmark_name(record(folder), BENCHMARK)
     assert words in refused.value.cause
     assert "_mlcommons.llama-3.1-8b-instruct" in refused.value.remedy
 
@@ -180,11 +180,11 @@ def test_the_quick_comparison_leaves_large_files_to_the_whole_one(folder, monkey
     ids=["none", "unproved", "other", "benchmark"],
 )
 def test_a_quantised_model_is_the_benchmarks_with_an_identified_base_alone(folder, base):
-    own = identified(record(folder), BENCHMARK)
-    model = identified(quantised(own), BENCHMARK, own)
+    own = with_benchmark_name(record(folder), BENCHMARK)
+    model = with_benchmark_name(quantised(own), BENCHMARK, own)
     assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
     with pytest.raises(ModelError, match="is not known to be quantised from"):
-        identified(quantised(own), BENCHMARK, base(own))
+        with_benchmark_name(quantised(own), BENCHMARK, base(own))
 
 
 @pytest.mark.parametrize(

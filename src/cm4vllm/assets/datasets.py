@@ -10,7 +10,7 @@ from cm4vllm.assets.downloads import mlcommons
 from cm4vllm.assets.samples.audio_dataset import audio_rows
 from cm4vllm.assets.samples.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
 from cm4vllm.assets.samples.picture_dataset import catalogue_rows, check_catalogue
-from cm4vllm.assets.samples.prompt_tokens import beyond, misread, tokenised
+from cm4vllm.assets.samples.prompt_tokens import beyond, misread_prompts, with_token_ids
 from cm4vllm.assets.samples.published_formats import media_record, write_rows
 from cm4vllm.assets.tiny.stand_in_datasets import SPACE_BYTES, stand_in_dataset
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
@@ -160,7 +160,7 @@ def _for_model(
     if model is None:
         return rows, {}
     folder = Path(model.path)
-    why = (beyond if model.is_dummy else misread)(rows, folder)
+    why = (beyond if model.is_dummy else misread_prompts)(rows, folder)
     if not why:
         return rows, {}
     if model.is_dummy:
@@ -169,7 +169,7 @@ def _for_model(
         )
     words = f"its prompts were tokenised for another model ({why}); they were tokenised again for {model.name}"
     warn(f"{name}: {words}")
-    return tokenised(rows, folder, name, why), {RETOKENISED: words}
+    return with_token_ids(rows, folder, name, why), {RETOKENISED: words}
 
 
 def _catalogue(

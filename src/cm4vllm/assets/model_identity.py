@@ -45,12 +45,12 @@ def identify(inputs: IdentityInputs, folder: Path) -> ModelRecord:
             "no model is named", remedy="give --model_record=FILE to verify,ml-model: the file model.json of the model"
         )
     base = read_record(Path(inputs.base_record), ModelRecord) if inputs.base_record else None
-    record = identified(read_record(Path(inputs.model_record), ModelRecord), inputs.benchmark, base)
+    record = with_benchmark_name(read_record(Path(inputs.model_record), ModelRecord), inputs.benchmark, base)
     write_record(folder / MODEL_FILE, record)
     return record
 
 
-def identified(record: ModelRecord, benchmark: str, base: ModelRecord | None = None) -> ModelRecord:
+def with_benchmark_name(record: ModelRecord, benchmark: str, base: ModelRecord | None = None) -> ModelRecord:
     """Return the record of a benchmark's own model under the benchmark's name.
 
     A model that was quantised here is one if it was made from `base`, which was identified before. Raises ModelError.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput, given
+from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput, given_values
 from cm4vllm.common.errors import UsageError, nearest
 
 #: The tags of the recipe whose flags are the settings of the whole job.
@@ -145,11 +145,11 @@ def _sources(name: str, value: Any) -> tuple[dict[str, str], list[str]]:
     return settings, [tag for tag in tags if tag not in chosen]
 
 
-def amended(step: Step, inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
+def added_inputs(step: Step, inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
     """Return the inputs that `--adr` adds to a step. Raises UsageError for an input that the job itself gives."""
     added = {amendment.key: amendment for amendment in inputs if amendment.name in step.names}
     for key, amendment in added.items():
-        if key in given(step.inputs):
+        if key in given_values(step.inputs):
             raise UsageError(
                 f"--adr.{amendment.name}.{amendment.flag} cannot be given",
                 cause=f"the job itself gives it to the step {step.name}",

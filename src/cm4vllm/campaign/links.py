@@ -38,7 +38,7 @@ from cm4vllm.campaign.search.search_space import asked_space
 from cm4vllm.campaign.search.settings_job import SettingsJob
 from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder
-from cm4vllm.common.folders.ownership_notes import beside
+from cm4vllm.common.folders.ownership_notes import path_beside
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
@@ -210,7 +210,7 @@ def completed_server(settings: LaunchSettings, inputs: LinkInputs) -> LinkOutput
 
 def _with_folders(done: LinkOutputs, folder: Path, record: str) -> LinkOutputs:
     """Add the folders of a link and of its server, and whether both hold the records of an earlier command."""
-    server = beside(folder, ".server")
+    server = path_beside(folder, ".server")
     earlier = (folder / record).exists() and (server / SERVER_FILE).exists()
     return replace(done, output_dir=str(folder), folder=str(server), earlier=earlier)
 
@@ -301,7 +301,7 @@ def _check_server(link: Link) -> None:
 
 def lock_of(folder: Path) -> Path:
     """Return the lock of a run's folder. It lies beside the folder, which appears only when the run is whole."""
-    return beside(folder, ".lock", ".")
+    return path_beside(folder, ".lock", ".")
 
 
 def _require_runnable(inputs: RunInputs) -> RunInputs:

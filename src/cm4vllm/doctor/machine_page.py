@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
-from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored
+from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored_metrics
 from cm4vllm.common import input_types
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
@@ -193,7 +193,7 @@ def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
         command=_advice(benchmark, model) if fit is None else _command(benchmark, device, entry.hub, asked, fit),
         weight_bytes=weights,
         gate=" ".join(sources(AssetInputs(model=benchmark.name, vllm_model_name=entry.hub)).model_notes),
-        performance_only=bool(unscored(benchmark)),
+        performance_only=bool(unscored_metrics(benchmark)),
     )
 
 

@@ -6,7 +6,7 @@ from functools import cache, partial
 import jinja2
 from markupsafe import Markup, escape
 
-from cm4vllm.common.number_texts import ms, number, percent, rate, seconds, times, when
+from cm4vllm.common.number_texts import ms, number, percent, rate, seconds, time_text, times
 from cm4vllm.results.figure_texts import (
     counting_words,
     headroom,
@@ -34,7 +34,7 @@ _WRITERS = (
     target_name,
     target_value,
     times,
-    when,
+    time_text,
 )
 #: A flag in a sentence, with its value.
 _FLAG = re.compile(r"(?<![^\s(])--\w[^\s<>]*")

@@ -212,7 +212,8 @@ def _homes(root: Path) -> list[Path]:
             cause=f"no <division>/<submitter>/results in it; divisions: {', '.join(Division)}"
             if root.exists()
             else "it does not exist",
-            remedy="give the folder of a results repository, a folder of several, or an index made by explore,mlperf,results",
+            remedy="give the folder of a results repository, one that holds several, or the index that "
+            "explore,mlperf,results wrote beside its page",
         )
     return sorted(homes)
 

@@ -26,7 +26,7 @@ from cm4vllm.results.endpoints.endpoints_harness import (
     read_endpoints_performance,
 )
 from cm4vllm.results.file_listing import Listing, list_files
-from cm4vllm.results.log_folders import Reader, terms_of, uncovered
+from cm4vllm.results.log_folders import Reader, reason_without_rules, terms_of
 from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.rules import Division, Mode, Scenario, TreeLayout, tree_layouts
 
@@ -187,7 +187,7 @@ class _Folder:
             files={name: self.reader.name(path) for name, path in files.items() if path},
             compliance=tuple(sorted(path.name for path in self._compliance() if path.is_dir())),
             test_runs=dict(self._test_runs()),
-            uncovered=uncovered(round_name, benchmark, self.scenario),
+            uncovered=reason_without_rules(round_name, benchmark, self.scenario),
         )
 
     def _settings(self) -> Iterator[tuple[TreeLayout, Path]]:

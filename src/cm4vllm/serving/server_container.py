@@ -50,7 +50,7 @@ from cm4vllm.records.published_server import described_container
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.installation.install import PACKAGES, PROOF, PROOF_ENV, InstallSettings, check, proof_result
-from cm4vllm.serving.installation.vllm_choice import VENDORS, Choice, detected
+from cm4vllm.serving.installation.vllm_choice import VENDORS, Choice, detected_build
 from cm4vllm.serving.options.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.supervision.logs import telling_lines
 from cm4vllm.serving.supervision.own_supervisors import end_supervisors, own, supervisor_spec
@@ -186,7 +186,9 @@ class ImageSettings(Settings, frozen=True, kw_only=True):
         if self.device:
             return self.device
         makers = {gpu.vendor for gpu in detect_gpus()}
-        return next((device for device, vendor in VENDORS.items() if vendor.name in makers), detected(self.choice)[0])
+        return next(
+            (device for device, vendor in VENDORS.items() if vendor.name in makers), detected_build(self.choice)[0]
+        )
 
 
 class VllmImage(Record, frozen=True, kw_only=True):

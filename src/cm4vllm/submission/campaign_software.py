@@ -43,7 +43,7 @@ def contents_digest(package: metadata.Distribution) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
 
 
-def installed() -> tuple[str, dict[str, str], dict[str, str]]:
+def installed_software() -> tuple[str, dict[str, str], dict[str, str]]:
     """Return the version of the Python that runs this, its packages, and digests of what they installed."""
     packages = {package.name: package for package in metadata.distributions() if package.name and package.version}
     ordered = {name: packages[name] for name in sorted(packages, key=str.lower)}
@@ -57,14 +57,14 @@ from __future__ import annotations
 import hashlib, json, platform
 from importlib import metadata
 {inspect.getsource(contents_digest)}
-{inspect.getsource(installed)}
+{inspect.getsource(installed_software)}
 print(json.dumps(installed()))
 """
 
 
 def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
     """Return what runs here, and in the environment of the server where it was started here."""
-    _, packages, contents = installed()
+    _, packages, contents = installed_software()
     own = (
         next((member for member in (server, *server.members) if member.owned and member.argv), None) if server else None
     )

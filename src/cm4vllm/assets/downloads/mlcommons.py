@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlsplit
 
-from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of, fetch, part_of, present
+from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of, bytes_present, fetch, part_of
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import digest_of, locked, require_space, user_cache, write_json
@@ -149,7 +149,7 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
         _prove(manifest, folder, wanted, verified, again=again)
         missing = [name for name in wanted if not (folder / name).exists()]
         sizes = {name: _size(_address(manifest, name)) for name in missing}
-        there = {name: present(part_of(folder / name)) for name in missing}
+        there = {name: bytes_present(part_of(folder / name)) for name in missing}
         require_space(folder, sum(sizes.values()) - sum(there.values()), manifest.name, FOLDER_KEY)
         if missing:
             _all(manifest, folder, sizes, verified)

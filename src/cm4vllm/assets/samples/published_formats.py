@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.samples.bounded_tables import rows_apart, unpacked
+from cm4vllm.assets.samples.bounded_tables import rows_apart, unpacked_bytes
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of, write_text
@@ -75,7 +75,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     """Read a JSON file as pandas.read_json does: a list of records, or an object of columns by index."""
     require_file(path)
     try:
-        value = json_of(unpacked(path))
+        value = json_of(unpacked_bytes(path))
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} is not a JSON file", cause=str(error), remedy=_AS_PUBLISHED) from error
     rows = _from_columns(path, value) if isinstance(value, dict) else value

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE
-from cm4vllm.campaign.job_checks.capabilities import reads_problems, unscored, unscored_words
+from cm4vllm.campaign.job_checks.capabilities import reads_problems, unscored_metrics, unscored_words
 from cm4vllm.campaign.planning.run_targets import given_target, run_name
 from cm4vllm.campaign.rehearsal.profile import read_profile
 from cm4vllm.campaign.settings import Job
@@ -89,7 +89,9 @@ def _unscored_notes(job: Job) -> Iterator[str]:
     if problems and not (reads_problems(benchmark) and Mode.ACCURACY in job.modes):
         yield f"--livecodebench_path={problems}: ignored, no answer of this job is judged by LiveCodeBench's tests"
     if Mode.ACCURACY in job.modes:
-        yield from (f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored(benchmark, problems)))
+        yield from (
+            f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored_metrics(benchmark, problems))
+        )
 
 
 def _length_notes(job: Job) -> Iterator[str]:

@@ -27,7 +27,7 @@ from cm4vllm.campaign.search.probing import (
 )
 from cm4vllm.campaign.search.projection import FullLength, Window, largest_but
 from cm4vllm.campaign.search.rate_search import Prober
-from cm4vllm.campaign.search.search_space import Candidate, shown, words_of
+from cm4vllm.campaign.search.search_space import Candidate, candidate_words, words_of
 from cm4vllm.common.errors import (
     InvalidResult,
     LimitTooLow,
@@ -216,14 +216,14 @@ class ServerBench:
 
     def _measure(self, place: Path, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
         begin, start_s, scores, failure = time.monotonic(), 0.0, list[Score](), ""
-        say(f"server settings: {shown(candidate)}, {seconds:.0f} s a scenario")
+        say(f"server settings: {candidate_words(candidate)}, {seconds:.0f} s a scenario")
         try:
             self._now = {}
             start_s = self._serve(number, candidate)
             scores = [self._score(run, (number, round_), place, seconds) for run in self._runs]
         except _DROPPED as error:
             failure = "; ".join(filter(None, (error.what, error.cause)))
-            warn(f"server settings: {shown(candidate)} is dropped: {failure}")
+            warn(f"server settings: {candidate_words(candidate)} is dropped: {failure}")
             self.close()
         made = Evaluation(
             number=number,

@@ -22,7 +22,6 @@ from cm4vllm.common.folders.ownership_notes import (
     Files,
     Kind,
     Note,
-    beside,
     entries,
     identity,
     in_the_making,
@@ -33,6 +32,7 @@ from cm4vllm.common.folders.ownership_notes import (
     note_files,
     note_finished,
     note_written,
+    path_beside,
     require_replaceable,
     unmark,
 )
@@ -81,7 +81,7 @@ def _require_ended(making: Path, target: Path) -> None:
 
 def _set_aside(target: Path) -> Path:
     """Rename what is at a place to a name that is free, with its note, and return the new place."""
-    names = (beside(target, "", f"kept{number or ''}-") for number in count())
+    names = (path_beside(target, "", f"kept{number or ''}-") for number in count())
     aside = next(place for place in names if not os.path.lexists(place))
     if files := Note.of(target).files:
         note_all(aside, files)
@@ -115,7 +115,7 @@ def _removed_from(aside: Path, target: Path, carried: Mapping[str, list[int]] = 
 def recover(target: Path) -> None:
     """Finish what a killed command was about when it replaced `target`: it had set the earlier result aside."""
     for number in count():
-        aside = beside(target, "", f"kept{number or ''}-")
+        aside = path_beside(target, "", f"kept{number or ''}-")
         if not os.path.lexists(aside):
             return
         if files := Note.of(aside).files:
@@ -260,7 +260,7 @@ def _free(target: Path, ending: str, only: str = "") -> Path:
     Raises NotWritable where another command is making the target.
     """
     for number in count():
-        place = beside(target, f"{ending}{number or ''}")
+        place = path_beside(target, f"{ending}{number or ''}")
         note = Note.of(place)
         if note.files or note.marks(place):
             _require_ended(place, target)

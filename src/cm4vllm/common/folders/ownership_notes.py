@@ -75,7 +75,7 @@ def identity(folder: Path) -> list[int]:
     return [inode, 0]
 
 
-def beside(target: Path, ending: str, beginning: str = "") -> Path:
+def path_beside(target: Path, ending: str, beginning: str = "") -> Path:
     """Return the place of that name beside a target: in it where it is the working folder, which has no other place."""
     folder = target if is_working_folder(target) else target.parent
     return folder / f"{beginning}{target.name}{ending}"

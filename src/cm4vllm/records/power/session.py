@@ -18,7 +18,7 @@ from typing import Any
 
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import mapped, opened, text_of
+from cm4vllm.common.files import mapped, open_file, text_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, Window, read_detail_log
 from cm4vllm.records.power.protocol import Identity, LogLine, Totals, identity_of, log_lines, totals_of
 from cm4vllm.records.power.samples import SAMPLES, SIMULATED, Samples, samples_of
@@ -246,7 +246,7 @@ def _names(path: Path, word: bytes) -> bool:
 
 
 def _sha1(path: Path) -> str:
-    with opened(path) as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
 
 

@@ -81,7 +81,7 @@ def by_submission(findings: Mapping[str, Sequence[Finding]], level: Severity) ->
     """
     explained: set[str] = set()
     for name, own_findings in findings.items():
-        if not (own := [finding for finding in ordered(own_findings) if finding.severity is level]):
+        if not (own := [finding for finding in order_findings(own_findings) if finding.severity is level]):
             continue
         yield from (
             "",
@@ -117,7 +117,7 @@ def lines(texts: Iterable[str]) -> Iterator[str]:
         yield from _wrap(text, "  - ", "    ")
 
 
-def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]) -> Iterator[str]:
+def code_lines(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]) -> Iterator[str]:
     """Yield a line for each code of these severities: how many findings it has, and in how many submissions."""
     rules = {finding.code: finding.rule.text for own in findings.values() for finding in own}
     places: dict[tuple[Severity, str], list[str]] = defaultdict(list)
@@ -155,7 +155,7 @@ def _wrap(text: str, first: str, later: str) -> Iterator[str]:
     yield line
 
 
-def ordered(findings: Iterable[Finding]) -> list[Finding]:
+def order_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with errors first, then by code, file and field; each once."""
     return sorted(
         dict.fromkeys(findings),
@@ -171,5 +171,5 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def as_objects(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Return one object a finding, with the names of its fields."""
-    objects: list[dict[str, Any]] = msgspec.to_builtins(ordered(findings))
+    objects: list[dict[str, Any]] = msgspec.to_builtins(order_findings(findings))
     return [{name: value for name, value in entry.items() if name != "line"} for entry in objects]

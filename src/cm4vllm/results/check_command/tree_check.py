@@ -15,7 +15,7 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results.check_command import check_summary
-from cm4vllm.results.check_command.check_summary import CheckedSubmission, as_objects, ordered, summary
+from cm4vllm.results.check_command.check_summary import CheckedSubmission, as_objects, order_findings, summary
 from cm4vllm.results.checks import CHECKS, findings, findings_at
 from cm4vllm.results.checks.of_logs.shared_logs import marks_of
 from cm4vllm.results.checks.served_weights import with_weights
@@ -173,7 +173,7 @@ def check_tree(
     all_findings = [*(finding for each in checked for finding in each.findings), *_several_rounds(checked), *across]
     return CheckedTree(
         tuple(checked),
-        tuple(ordered(all_findings)),
+        tuple(order_findings(all_findings)),
         base,
         tuple(_unchecked_parts(root.resolve(), all_homes, homes, checked, with_weights=weights is not None)),
     )
@@ -295,7 +295,7 @@ def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
     yield from check_summary.by_submission(by_place, Severity.ERROR)
     others = (Severity.WARNING, Severity.NOTE)
     if len(checked.submissions) > 1 and not filters:
-        yield from check_summary.listed(by_place, others)
+        yield from check_summary.code_lines(by_place, others)
         yield f"Each place: --severity={','.join(others)}, --code=CODE or --submitter=NAME; --out=json has all."
     else:
         for level in others:

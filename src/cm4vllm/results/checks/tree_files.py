@@ -11,7 +11,7 @@ from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
-from cm4vllm.results.checks.subjects import is_strict, measured, results, strict_results, with_submission
+from cm4vllm.results.checks.subjects import is_strict, measured_results, results, strict_results, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
 from cm4vllm.results.file_listing import ListedFile
 from cm4vllm.results.model import Result, Submission
@@ -313,7 +313,7 @@ def known_round(submission: Submission) -> Iterator[Fault]:
     """The round of a submission is known: its logs have the seeds of one."""
     if submission.round or not submission.results:
         return
-    logs = [part for _, part in measured(submission)]
+    logs = [part for _, part in measured_results(submission)]
     yield Fault(
         f"no rule is applied to {len(submission.results)} results: "
         + ("no log has the seeds of a round" if logs else "no performance log can be read"),
@@ -334,7 +334,7 @@ def known_round(submission: Submission) -> Iterator[Fault]:
 )
 def one_round(submission: Submission) -> Iterator[Fault]:
     """All logs of a submission, and all submissions of a tree, are of one round."""
-    rounds = Counter(name for _, part in measured(submission) if (name := round_of(part)))
+    rounds = Counter(name for _, part in measured_results(submission) if (name := round_of(part)))
     if others := sorted(name for name in rounds if name != submission.round):
         yield Fault(
             f"logs have the seeds of other rounds than {submission.round}, whose rules are applied to all",

@@ -115,15 +115,15 @@ def missing(report: Report) -> list[str]:
         (report.model.weight_data_types, "the data types of the model's weights"),
         (report.server.argv, "the server's command: it was not started by cm4vllm"),
     )
-    return [*gaps, *(name for known, name in facts if not known), *unchecked(report)]
+    return [*gaps, *(name for known, name in facts if not known), *unchecked_facts(report)]
 
 
-def unchecked(report: Report) -> list[str]:
+def unchecked_facts(report: Report) -> list[str]:
     """Return the facts that the server could not be asked for."""
     return [f"not checked: {note}" for note in report.server.unchecked]
 
 
-def unexpected(report: Report) -> list[str]:
+def findings_on_rehearsal(report: Report) -> list[str]:
     """Return the checkers' findings on a rehearsal beyond its short runs; none for other reports."""
     return unexpected_findings(report.checker) if report.checker and report.rehearsal else []
 
@@ -208,7 +208,7 @@ def _checker(report: Report) -> Finding:
         return _line(subject, Severity.NOTE, f"not run: {checker.unavailable}")
     said = ", ".join(f"{run.name}: {_outcome_words(run)}" for run in checker.runs)
     if report.rehearsal and not checker.passed:
-        defects = len(unexpected(report))
+        defects = len(findings_on_rehearsal(report))
         text = (
             f"{_count_words(defects, 'finding')} that a rehearsal does not explain"
             if defects

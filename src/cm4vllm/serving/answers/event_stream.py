@@ -178,9 +178,9 @@ def error_words(error: Any) -> str:
     if not error:
         return ""
     message = (error.get("message") or error) if isinstance(error, dict) else error
-    return f"the server answered: {cleaned(str(message))}"
+    return f"the server answered: {printable_beginning(str(message))}"
 
 
-def cleaned(text: str) -> str:
+def printable_beginning(text: str) -> str:
     """Return the beginning of a server's text in printable characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MOST_TEXT])

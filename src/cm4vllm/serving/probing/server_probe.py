@@ -14,7 +14,7 @@ from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.records.access import NO_ACCESS, Access
 from cm4vllm.records.server import Api, Dialect, ServerRecord, Simulation
-from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
+from cm4vllm.serving.answers.event_stream import AnswerError, printable_beginning
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.probing.media_apis import media_api_of
@@ -33,10 +33,10 @@ from cm4vllm.serving.probing.server_requests import (
     Site,
     ask,
     base_urls,
-    decoded,
+    error_words,
+    json_object,
     read_ids,
     request,
-    said,
     words_of,
 )
 from cm4vllm.serving.probing.text_servers import find_dialect
@@ -117,7 +117,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
             remedy="give it with --max_model_len=N",
         )
-    names = list(dict.fromkeys(name for each in stated for name in map(cleaned, each.models)))
+    names = list(dict.fromkeys(name for each in stated for name in map(printable_beginning, each.models)))
     if len(names) > 1:
         raise ServerUnsuitable(
             f"the answers of the server at {site.endpoint} name several models",
@@ -236,7 +236,7 @@ def _returns_token_ids(site: Site, model: str) -> bool:
     path, body = Api.COMPLETIONS.path, _completion_request(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
     if status not in (200, *REFUSED):
-        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
+        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {error_words(site, answer)}")
     try:
         return status == 200 and lists_ids(answer)
     except AnswerError as error:
@@ -254,7 +254,7 @@ def _software(version: str, owner: str, dialect: Dialect | None) -> str:
 
 def served_models(site: Site) -> list[Model]:
     """Return the models that the server lists."""
-    listed = decoded(site, "/v1/models", request(site, "GET", "/v1/models", None, _SHORT_S)).get("data")
+    listed = json_object(site, "/v1/models", request(site, "GET", "/v1/models", None, _SHORT_S)).get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
         raise not_measurable(site.endpoint, "its /v1/models lists no models")
     return [

@@ -24,7 +24,16 @@ from cm4vllm.rules import Division
 from cm4vllm.serving.answers.stated import Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer
 from cm4vllm.serving.probing.server_access import not_measurable
-from cm4vllm.serving.probing.server_requests import LONG_S, REFUSED, Site, ask, read_text, request, said, sites_of
+from cm4vllm.serving.probing.server_requests import (
+    LONG_S,
+    REFUSED,
+    Site,
+    ask,
+    error_words,
+    read_text,
+    request,
+    sites_of,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -130,9 +139,9 @@ def _complete_dialect(site: Site, model: str, dialect: Dialect, api: Api) -> tup
         body = text_body(dialect, model, prompt, _DRAWN, streamed=streamed)
         status, answer = ask(site, "POST", api.path, body, LONG_S)
         if status in REFUSED:
-            raise _Refused(status, said(site, answer))
+            raise _Refused(status, error_words(site, answer))
         if status != HTTPStatus.OK:
-            raise not_measurable(site.endpoint, f"its {api.path} answers HTTP {status} {said(site, answer)}")
+            raise not_measurable(site.endpoint, f"its {api.path} answers HTTP {status} {error_words(site, answer)}")
         read, done = read_text(site, answer, dialect.prompts, streamed=streamed)
         kind, tokens = "a streamed answer" if streamed else "an answer", read.stated.tokens
         if not read.text and tokens <= 0:

@@ -175,7 +175,7 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
 
 
 def _checker_failure(failure: str, findings: list[str], where: str) -> CmError:
-    return CheckerFailed(failure, cause=first_of([*map(explained, findings)], 20, "\n"), remedy=where)
+    return CheckerFailed(failure, cause=first_of([*map(explain, findings)], 20, "\n"), remedy=where)
 
 
 #: Folders in a message: their names are the submitter's, or that of a test whose files the message is not about.
@@ -238,7 +238,7 @@ def codes_of(message: str) -> list[str]:
     return next((codes for pattern, codes in _MEANINGS if pattern.search(text)), [])
 
 
-def explained(message: str) -> str:
+def explain(message: str) -> str:
     """Return an official message with the codes of its rule, and what to do about the first."""
     if _OWN_FAILURE.search(message):
         return f"{message} [the checker itself failed, which is no finding on the tree]"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cm4vllm.common.kernel_files import exists
-from cm4vllm.hardware.gpus.vendor import Filter, Questions, Read, Vendor, answered, asked, constant, entry
+from cm4vllm.hardware.gpus.vendor import Filter, Questions, Read, Vendor, answer_of, answer_or_error, constant, entry
 from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
@@ -45,14 +45,14 @@ def _library() -> Any:
             import amdsmi
     except Exception:
         return None
-    _, error = answered(amdsmi, "amdsmi_init", constant(amdsmi, "AmdSmiInitFlags.INIT_AMD_GPUS"))
+    _, error = answer_or_error(amdsmi, "amdsmi_init", constant(amdsmi, "AmdSmiInitFlags.INIT_AMD_GPUS"))
     return amdsmi if error is None else None
 
 
 def cards(amdsmi: Any) -> list[Card]:
     """Return the GPUs that are built in, in the driver's order, each with the partitions that are listed as GPUs."""
     listed: list[Card] = []
-    for place, handle in enumerate(asked(amdsmi, "amdsmi_get_processor_handles") or ()):
+    for place, handle in enumerate(answer_of(amdsmi, "amdsmi_get_processor_handles") or ()):
         ask = Questions(amdsmi, handle)
         bus = str(ask("amdsmi_get_gpu_device_bdf") or "")
         uuid = str(ask("amdsmi_get_gpu_device_uuid", fact="UUID") or f"place {place}")
@@ -168,7 +168,7 @@ class _Amd(Vendor):
             yield amdsmi
         finally:
             if amdsmi is not None:
-                asked(amdsmi, "amdsmi_shut_down")
+                answer_of(amdsmi, "amdsmi_shut_down")
 
     def gpus(self, library: Any) -> list[GpuFacts]:
         """Return the GPUs that the driver shows, in its order."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.logs.impossible_values import impossible_window, out_of_order
-from cm4vllm.results.checks.subjects import Part, measured, results, with_tests
+from cm4vllm.results.checks.subjects import Part, measured_results, results, with_tests
 from cm4vllm.results.figures import Figures
 from cm4vllm.results.model import Performance, Result
 
@@ -153,7 +153,7 @@ def _day(value: object) -> datetime | None:
     remedy="make the client report first tokens at once, as they arrive",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def shape(_: Result, part: Performance) -> Iterator[Fault]:
     """Times to the first token spread as those of a server do: neither all alike, nor cut off at a round time, nor many

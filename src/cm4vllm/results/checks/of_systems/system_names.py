@@ -10,7 +10,7 @@ from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.known_hardware import products_named
 from cm4vllm.results.checks.of_systems.system_files import accelerator_count
-from cm4vllm.results.checks.subjects import described, results, with_submission
+from cm4vllm.results.checks.subjects import described_systems, results, with_submission
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Result, Submission, System
 from cm4vllm.results.submitted_names import accelerators_named, is_no_framework, serving_software
@@ -30,7 +30,7 @@ _SERVED = re.compile(r"vllm[ _-]v?(\d+(?:\.\d+)+)", re.IGNORECASE)
     remedy="state what the machine has in systems/<system>.json",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=described,
+    each=described_systems,
 )
 def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """The accelerators that are described are those that the system's names say, its folder's and system_name: the
@@ -66,7 +66,7 @@ def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     remedy="state framework, its version, driver and CUDA or ROCm in systems/<system>.json",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=with_submission(described),
+    each=with_submission(described_systems),
 )
 def software(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """The names and the description of a system state the software that served, with the versions of what drives the

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.of_texts.readmes import BOUND, POLICY, WRITE, close, targets_of
-from cm4vllm.results.checks.subjects import measured
+from cm4vllm.results.checks.subjects import measured_results
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result, Submission
 
@@ -30,7 +30,7 @@ _OVERVIEWS = ("measurements", "results")
 _RATES = ("QPS", "Throughput")
 
 
-@check("README-UNIT", source=POLICY, remedy=WRITE, stage=Stage.TREE, each=measured)
+@check("README-UNIT", source=POLICY, remedy=WRITE, stage=Stage.TREE, each=measured_results)
 def units(result: Result, part: Performance) -> Iterator[Fault]:
     """A README states a figure with the unit that it has in the log."""
     rates = {"token": part.tokens_per_second, "sample": part.samples_per_second}
@@ -47,7 +47,7 @@ def units(result: Result, part: Performance) -> Iterator[Fault]:
             )
 
 
-@check("README-METRIC", source=POLICY, remedy=WRITE, severity=Severity.WARNING, stage=Stage.TREE, each=measured)
+@check("README-METRIC", source=POLICY, remedy=WRITE, severity=Severity.WARNING, stage=Stage.TREE, each=measured_results)
 def metric(result: Result, part: Performance) -> Iterator[Fault]:
     """A README states the figure by which results of its scenario are compared."""
     labelled = [(label, _number(text)) for label, text in _VALUE.findall(result.readme)]
@@ -67,7 +67,7 @@ def metric(result: Result, part: Performance) -> Iterator[Fault]:
 @check("README-FIGURE", source=POLICY, remedy=WRITE, stage=Stage.TREE, each=whole)
 def figures(submission: Submission) -> Iterator[Fault]:
     """A README states the figures of the logs and scores beside it."""
-    for result, part in measured(submission):
+    for result, part in measured_results(submission):
         known = list(_known_figures(part))
         yield from (
             Fault("the log has no such figure", result.file("readme"), label, text, str(part.metric or "none"))
