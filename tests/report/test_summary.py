@@ -19,7 +19,7 @@ from test_halving import record
 from builders import metrics_sample
 from cm4vllm import STAND_IN_NOTICE
 from cm4vllm.common.files import write_json
-from cm4vllm.common.number_texts import ms, number, rate, when
+from cm4vllm.common.number_texts import ms, number, rate, time_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import STAND_IN_SOURCE
@@ -349,7 +349,7 @@ def test_every_number_of_the_model_is_there(real_runs, page):
                     client.completion_tokens,
                 )
             ]
-            expected += [*run.files, *run.files.values(), when(run.started_at)]
+            expected += [*run.files, *run.files.values(), time_text(run.started_at)]
     assert [words for words in expected if words not in page.text] == []
 
 

@@ -36,7 +36,7 @@ def capsule_of_part(submission: Submission, results: list[Result]) -> Capsule:
     first = results[0]
     texts = [*(result.readme for result in results), *_pages(submission, first)]
     command = next(iter(_lines(texts, r"(cm run script|cmr|mlcr)\b.*(run-mlperf|app-mlperf)")), [])
-    served = _served(texts, command)
+    served = _server_command(texts, command)
     facts = _facts(submission, first)
     freeze = facts.get("pip_freeze.json", {})
     packages = freeze.get("server_pip_freeze", {})
@@ -97,7 +97,7 @@ def _code_lines(text: str) -> tuple[str, ...]:
     return tuple(line for block in blocks for line in block.splitlines())
 
 
-def _served(texts: Iterable[str], command: list[str]) -> list[str]:
+def _server_command(texts: Iterable[str], command: list[str]) -> list[str]:
     """Return the line that started the server of the model that the command names; nothing where no page has it."""
     names = {word.partition("=")[2] for word in command if word.startswith(("--vllm_model_name", "--model"))}
     return next((line for line in _lines(texts, r"(vllm serve|python\S* -m vllm)\b") if names & set(line)), [])
