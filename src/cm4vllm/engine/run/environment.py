@@ -143,7 +143,7 @@ def matching(keys: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 class _Matches(dict[str, bool]):
-    """Whether keys match patterns: a plan asks the same of the same keys hundreds of times."""
+    """The keys that match patterns, and those that do not: a plan asks the same of the same keys hundreds of times."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         """Take the patterns, of which those without `*`, `?` and `[` are keys."""
