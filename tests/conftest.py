@@ -18,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.common.errors import InstallError
+from cm4vllm.power.programs import require_python
+from cm4vllm.rules import round_names, round_terms
 from commands import beside_checkout, missing_command, need
 
 # A runner started in the background hands down ignored signals (nohup, `&` of a shell), and the processes under test
@@ -114,8 +117,8 @@ def pytest_collection_modifyitems(config, items):
     aside.replace(path)
 
 
-#: The real vLLM takes longest, and what measures time waits until all else has ended.
-_TURNS = ("vllm", "", "timing")
+#: The real vLLM takes longest, then the files that share runs; what measures time waits until all else has ended.
+_TURNS = ("vllm", "runs", "", "source", "timing")
 
 
 def _group(item) -> str:
@@ -195,7 +198,11 @@ def published_power():
 
 @pytest.fixture(scope="session")
 def power_dev():
-    """The git directory of mlcommons/power-dev, which lies beside the checkout."""
+    """The git directory of mlcommons/power-dev, which lies beside the checkout; skip where they do not start."""
+    try:
+        require_python(round_terms(round_names()[-1]).power)
+    except InstallError as error:
+        pytest.skip(error.what)
     return beside_checkout("upstream/power-dev.git", "mlcommons/power-dev")
 
 

@@ -84,10 +84,33 @@ def is_whole(folder):
     return True
 
 
-def test_what_is_whole_is_left_as_it_is_and_what_was_moved_or_broken_is_made_again(checkout, tmp_path):
-    code, said = make(checkout)
-    assert code == 0 and "installing the packages of requirements.txt" in said and is_whole(checkout)
-    assert make(checkout) == (0, "")
+def require_made_again_after_a_kill(checkout, at, locale):
+    """Kill the installation when the file `at` of the environment appears; the next one makes a whole environment."""
+    begun = subprocess.Popen(
+        ["make", ".venv/.installed", f"PYTHON={sys.executable}"],
+        cwd=checkout,
+        env=environ(LC_ALL=locale),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not os.path.lexists(checkout / ".venv" / at):
+        assert begun.poll() is None
+        time.sleep(0.001)
+    os.killpg(begun.pid, signal.SIGKILL)
+    begun.wait()
+    code, said = make(checkout, LC_ALL=locale)
+    assert code == 0 and "making .venv/ again: its installation did not end" in said, said
+    assert "installing the packages of requirements.txt" in said
+    python = [checkout / ".venv/bin/python", "-c", "import cm4vllm, tiny_for_test"]
+    for utf8 in ("0", "1"):
+        subprocess.run(python, env=environ(LC_ALL=locale, PYTHONUTF8=utf8, PYTHONCOERCECLOCALE="0"), check=True)
+
+
+def test_what_is_whole_is_left_as_it_is_and_what_was_killed_moved_or_broken_is_made_again(tmp_path):
+    checkout = checkout_at(tmp_path / "meine Läufe 日本")
+    require_made_again_after_a_kill(checkout, "bin/python", "C")
+    assert is_whole(checkout) and make(checkout) == (0, "")
     for file in ("requirements-test.txt", "requirements.txt"):  # the second after a change
         installing = f"installing the packages of {file} into .venv/\n"
         assert make(checkout, target=".venv/.installed-test") == (0, installing)
@@ -105,29 +128,10 @@ def test_what_is_whole_is_left_as_it_is_and_what_was_moved_or_broken_is_made_aga
     assert code == 0 and "does not start" in said and is_whole(moved) and not elsewhere.exists()
 
 
-@pytest.mark.parametrize(
-    ("at", "locale"), [("bin/python", "C"), long("pyvenv.cfg", "POSIX"), long("bin/pip", "en_US.ISO-8859-1")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("at", "locale"), [("pyvenv.cfg", "POSIX"), ("bin/pip", "en_US.ISO-8859-1")])
 def test_what_a_kill_left_half_made_is_made_again_also_in_a_path_beyond_ascii_without_a_locale(tmp_path, at, locale):
-    checkout = checkout_at(tmp_path / "meine Läufe 日本")
-    begun = subprocess.Popen(
-        ["make", ".venv/.installed", f"PYTHON={sys.executable}"],
-        cwd=checkout,
-        env=environ(LC_ALL=locale),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while not os.path.lexists(checkout / ".venv" / at):
-        assert begun.poll() is None
-        time.sleep(0.001)
-    os.killpg(begun.pid, signal.SIGKILL)
-    begun.wait()
-    code, said = make(checkout, LC_ALL=locale)
-    assert code == 0 and "making .venv/ again: its installation did not end" in said, said
-    python = [checkout / ".venv/bin/python", "-c", "import cm4vllm, tiny_for_test"]
-    for utf8 in ("0", "1"):
-        subprocess.run(python, env=environ(LC_ALL=locale, PYTHONUTF8=utf8, PYTHONCOERCECLOCALE="0"), check=True)
+    require_made_again_after_a_kill(checkout_at(tmp_path / "meine Läufe 日本"), at, locale)
 
 
 @pytest.mark.long

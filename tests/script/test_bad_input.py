@@ -63,6 +63,11 @@ def test_a_value_that_begins_with_dashes_is_quoted_in_the_right_form(cm):
     done.refused_with(UsageError.exit_code, "'--extra_args=--max-num-seqs 64'", "a flag of its own")
 
 
+def test_words_that_cm_does_not_read_are_refused(cm):
+    done = cm.main_job("--plan", "--", "--scenario=Offline")
+    done.refused_with(UsageError.exit_code, "-- --scenario=Offline", "leave the -- out")
+
+
 def test_switches_and_texts_that_take_yes_need_no_value(cm):
     done = cm.main_job("--plan", "--rerun", "-find_target_qps", "--quiet")
     assert done.code == 0, done.output
@@ -117,7 +122,7 @@ def test_a_recipe_names_the_inputs_that_it_cannot_do_without(cm, tags, flags):
 
 
 def test_an_error_ends_with_its_own_text(cm):
-    done = cm.main_job("--vllm_model_name=/nowhere", "--dataset_path=/nowhere/data.json")
+    done = cm.start_main_job("--vllm_model_name=/nowhere", "--dataset_path=/nowhere/data.json").finish(120)
     done.refused_with(DatasetError.exit_code, "/nowhere/data.json")
     assert not done.output.rstrip().endswith("!")
 

@@ -28,8 +28,9 @@ from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Prompts
 from cm4vllm.serving.probing import server_requests
 from cm4vllm.serving.probing.server_identities import identity, optional_page
-from cm4vllm.serving.probing.server_probe import check_vocabulary, probe
+from cm4vllm.serving.probing.server_probe import probe
 from cm4vllm.serving.probing.server_requests import Site, ask
+from cm4vllm.serving.probing.vocabularies import check_vocabulary
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,9 @@ from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageErro
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api
 from cm4vllm.serving.probing import server_probe as module
-from cm4vllm.serving.probing.server_probe import check_vocabulary, probe
+from cm4vllm.serving.probing.server_probe import probe
 from cm4vllm.serving.probing.server_requests import base_url, base_urls
+from cm4vllm.serving.probing.vocabularies import check_vocabulary
 
 
 def test_a_good_server_is_described_by_what_it_says_itself():

@@ -21,8 +21,9 @@ from cm4vllm.records.server import Api, Dialect, Prompts, ServerRecord, counting
 from cm4vllm.rules import Division
 from cm4vllm.serving.launch import launch
 from cm4vllm.serving.launch_settings import LaunchSettings
-from cm4vllm.serving.probing.server_probe import check_vocabulary, probe
+from cm4vllm.serving.probing.server_probe import probe
 from cm4vllm.serving.probing.text_servers import check_tokenizer, require_division
+from cm4vllm.serving.probing.vocabularies import check_vocabulary
 
 
 def probed(server, **more):

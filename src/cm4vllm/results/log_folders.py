@@ -12,12 +12,13 @@ from cm4vllm.common.bounded_documents import read_object, read_yaml
 from cm4vllm.common.checking.checks import NOT_CHECKED
 from cm4vllm.common.checking.findings import Finding, Rule, Severity
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import beginning_of, opened
+from cm4vllm.common.files import beginning_of, open_file
 from cm4vllm.records.accuracy import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.records.logs.figures import figures
 from cm4vllm.records.logs.run_logs import verdict
 from cm4vllm.records.run import RunRecord
+from cm4vllm.records.weights.checkpoint import FETCH, is_pointer
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.model import Accuracy, Performance
 
@@ -60,7 +61,7 @@ def terms_of(round_name: str, benchmark: str, scenario: str, mode: rules.Mode) -
     return rules.if_known(lambda: rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), mode))
 
 
-def uncovered(round_name: str, benchmark: str, scenario: str) -> str:
+def reason_without_rules(round_name: str, benchmark: str, scenario: str) -> str:
     """Return the reason why no rules are applied to a result; empty where they are."""
     if not round_name:
         return "its round is unknown"
@@ -173,7 +174,7 @@ class Reader:
     def text(self, path: Path, most: int = _MAX_TEXT) -> str:
         """Return the end of a text file, whatever its encoding; empty, and a problem, where it cannot be read."""
         try:
-            with opened(path) as file:
+            with open_file(path) as file:
                 file.seek(max(0, path.stat().st_size - most))
                 return file.read(most).decode(errors="replace")
         except OSError as error:
@@ -204,9 +205,9 @@ class Reader:
     def _unreadable(self, folder: Path, error: CmError) -> None:
         path = folder / DETAIL_LOG
         if path.exists():
-            self.problem(
-                "LOG-UNREADABLE", error.what.replace(str(path), path.name), path, value=error.cause, remedy=error.remedy
-            )
+            remedy = FETCH if is_pointer(path) else error.remedy
+            failure = error.what.replace(str(path), path.name)
+            self.problem("LOG-UNREADABLE", failure, path, value=error.cause, remedy=remedy)
         else:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
 
@@ -222,7 +223,7 @@ def text_at(path: Path, most: int = _MAX_TEXT) -> str:
 def head_and_tail(path: Path, most: int = _MAX_TEXT) -> bytes:
     """Return the first and the last `most` bytes of a file on two lines, all of a shorter one; nothing of no file."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             head = file.read(most)
             size = path.stat().st_size
             if size > len(head):

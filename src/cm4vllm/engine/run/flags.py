@@ -149,6 +149,20 @@ _VALUED = frozenset(
 _FORM = re.compile(r"--?[A-Za-z_][^\s=]*(?:=.*)?", re.DOTALL)
 
 
+#: The signs that look like a hyphen: the dashes of Unicode, and the minus of mathematics.
+_DASHES = "".join(map(chr, range(0x2010, 0x2016))) + "\N{MINUS SIGN}"
+
+
+def require_flags(words: Sequence[str]) -> None:
+    """Raise UsageError for a typed word whose hyphens are dashes: CM reads it as the name of a script."""
+    if typed := next((word for word in words if word.startswith(tuple(_DASHES))), ""):
+        raise UsageError(
+            f"{typed!r} is no flag",
+            cause="it begins with a dash, as text programs and web pages write it, and flags begin with two hyphens",
+            remedy=f"type {shlex.quote('--' + typed.lstrip(_DASHES + '-'))}",
+        )
+
+
 def require_joined_values(words: Sequence[str]) -> None:
     """Refuse `--flag value` among the typed words: CM reads the flag without a value, and the value as something else.
 
@@ -178,14 +192,19 @@ def flag(inputs: Mapping[str, Any], *names: str) -> bool:
 def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each flag that neither the engine nor the script knows.
 
-    Raises UsageError for the first of them where the script has strict_input, and for a flag that needs a value and is
-    given without one.
+    Raises UsageError for the first of them, and for words after --, where the script has strict_input, and for a flag
+    that needs a value and is given without one.
     """
     unknown = unknown_flags(script, inputs)
     sentences = [f"{script.title()} has no input --{key}" for key in unknown]
     hints = [_near_flag(key, _own_flags(script), script) for key in unknown]
     if unknown and script.strict_input:
         raise UsageError(sentences[0], remedy=hints[0])
+    if script.strict_input and (ignored := inputs.get("unparsed_cmd")):
+        raise UsageError(
+            f"-- {shlex.join(ignored)}: CM reads no flags after a -- that stands alone",
+            remedy="leave the -- out; an empty variable before a flag makes one",
+        )
     _require_values(script, inputs)
     return [f"{sentence}; {hint}" for sentence, hint in zip(sentences, hints, strict=True)]
 

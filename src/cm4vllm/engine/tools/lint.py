@@ -37,12 +37,7 @@ _LISTED = 8
 
 def finding(text: str, place: Place = (), path: str | Path = "", line: int = 0) -> Finding:
     """Return one mistake in a script: what, where in the meta (a path of keys), file and line (0: the whole file)."""
-    return Finding(what=text, field=place_text(place), file=str(path), line=line)
-
-
-def place_text(place: Place) -> str:
-    """Return a path of keys in a meta as a finding names it."""
-    return ".".join(map(str, place))
+    return Finding(what=text, field=".".join(map(str, place)), file=str(path), line=line)
 
 
 def own_findings(script: ScriptMeta) -> list[Finding]:
@@ -282,7 +277,7 @@ class Linter:
         except (AttributeError, TypeError, ValueError) as error:
             faults = [finding(f"a part of the meta has the wrong shape: {error}")]
         meta = next((path for name in ("_cm.yaml", "_cm.json") if (path := script.path / name).is_file()), script.path)
-        lines = {place_text(place): line for place, line in lines_of(meta).items()}
+        lines = {".".join(map(str, place)): line for place, line in lines_of(meta).items()}
         placed = (
             replace(fault, file=fault.file or str(meta), line=fault.line or _line(lines, fault.field))
             for fault in faults
@@ -332,8 +327,6 @@ class Linter:
                 described[script.repo, str(entry.get("key"))].append(script.path.name)
         return described
 
-    # --- what a script says of others --------------------------------------------------------------------------------
-
     def _dependencies(self, script: ScriptMeta) -> Iterator[Finding]:
         for place, _, phase, number, dependency in dependencies_of(script):
             yield from (finding(text, (*place, phase, number)) for text in self._dependency(dependency))
@@ -352,9 +345,8 @@ class Linter:
             yield f"no script matches {text}"
         elif whole and not any(are_defined(script, variations) for script in answering):
             names = {name for script in answering for name in script.variations}
-            missing = next(
-                (name for name in variations if not any(are_defined(s, [name]) for s in answering)), variations[0]
-            )
+            alone = (name for name in variations if not any(are_defined(s, [name]) for s in answering))
+            missing = next(alone, variations[0])
             yield f"no script that matches {text} has these variations; _{missing}: {nearest_choice(missing, names)}"
         inputs = {key for script in answering for key in (*script.input_mapping, *script.input_description)}
         for key in dependency.raw:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.assets.tiny.stand_ins import stand_in_named
-from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.records.access import NO_ACCESS, Access
-from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api, Dialect, ServerRecord, Simulation
-from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
+from cm4vllm.serving.answers.event_stream import AnswerError, printable_beginning
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.probing.media_apis import media_api_of
@@ -36,23 +33,18 @@ from cm4vllm.serving.probing.server_requests import (
     Site,
     ask,
     base_urls,
-    decoded,
+    error_words,
+    json_object,
     read_ids,
     request,
-    said,
-    sites_of,
     words_of,
 )
 from cm4vllm.serving.probing.text_servers import find_dialect
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
-#: Statuses for token ids that a vocabulary does not have.
-_NO_SUCH_IDS = (400, 422)
 #: Long enough to fill a block of a server's cache, of 16 to 128 tokens: asked twice, it shows in `cached_tokens`.
 _PROMPT = [3, 4, 5] * 48
-#: About how many token ids a vocabulary is compared by.
-_SPREAD = 64
 _TOKENS = 4
 _LIMITS = AnswerLimits(min_tokens=_TOKENS, max_tokens=_TOKENS, max_model_len=2**31)
 #: The owner that a server states for its models, and the name of that server's software.
@@ -113,7 +105,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     model, unlisted = _model(site, model_name, text=text)
     version, simulated, no_version = _version(site)
     try:
-        dialect, stated = _asked(site, model.name, api, text=text)
+        dialect, stated = _dialect_of(site, model.name, api, text=text)
     except ServerUnsuitable as error:
         if unlisted:
             error.cause = f"{unlisted}\n{error.cause}"
@@ -125,7 +117,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
             remedy="give it with --max_model_len=N",
         )
-    names = list(dict.fromkeys(name for each in stated for name in map(cleaned, each.models)))
+    names = list(dict.fromkeys(name for each in stated for name in map(printable_beginning, each.models)))
     if len(names) > 1:
         raise ServerUnsuitable(
             f"the answers of the server at {site.endpoint} name several models",
@@ -140,19 +132,6 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             cause="MLPerf's rules forbid reuse of results between queries (inference_rules, Caching)",
             remedy="start it with --no-enable-prefix-caching",
         )
-    of_software = (
-        f"its vocabulary: it is {software or 'no vLLM'}, and cannot report what token ids mean"
-        if version
-        else f"its {'version' if software else 'software'}, and its vocabulary: {no_version}"
-    )
-    # What is not known of the server, in words, and whether it is known.
-    facts = {
-        of_software: bool(version) and software == "vLLM",
-        f"whether it caches prompt prefixes: {not_stated}": "enable-prefix-caching" in options,
-        f"the weights of the adapter {model.name} ({model.root or 'its root is not reported'}), which changes "
-        f"{model.parent}: the digest and the folder in the records are those of a model without it": not model.parent,
-        f"whether it serves that model: {unlisted}": not unlisted,
-    }
     return ServerRecord(
         endpoint=site.endpoint,
         adapter_of=model.parent,
@@ -168,10 +147,41 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         owned=False,
         options=options,
         model_folder=_folder(site, model),
-        unchecked=[words for words, is_known in facts.items() if not is_known],
+        unchecked=_unknown_facts(
+            model,
+            unlisted,
+            software=software,
+            version=version,
+            no_version=no_version,
+            no_caching="" if "enable-prefix-caching" in options else not_stated,
+        ),
         identities={site.endpoint: identity(site, model.name)},
         simulated=simulated,
     )
+
+
+def _unknown_facts(
+    model: Model, unlisted: str, *, software: str, version: str, no_version: str, no_caching: str
+) -> list[str]:
+    """Return what is not known of a server, in words. The last two are why its version and its caching are not known,
+    empty where they are; `unlisted` is why it is not known that it serves the model.
+    """
+    facts = []
+    if not version:
+        facts.append(f"its {'version' if software else 'software'}, and its vocabulary: {no_version}")
+    elif software != "vLLM":
+        facts.append(f"its vocabulary: it is {software or 'no vLLM'}, and cannot report what token ids mean")
+    if no_caching:
+        facts.append(f"whether it caches prompt prefixes: {no_caching}")
+    if model.parent:
+        root = model.root or "its root is not reported"
+        facts.append(
+            f"the weights of the adapter {model.name} ({root}), which changes {model.parent}: the digest and the "
+            "folder in the records are those of a model without it"
+        )
+    if unlisted:
+        facts.append(f"whether it serves that model: {unlisted}")
+    return facts
 
 
 def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
@@ -193,7 +203,7 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
     listed = any(_is_called(model, name) or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
         return Model(name), "its /v1/models does not list it"
-    return _chosen(site.endpoint, name, models), ""
+    return _chosen_model(site.endpoint, name, models), ""
 
 
 def _answers(site: Site, model: str) -> bool:
@@ -206,7 +216,7 @@ def _answers(site: Site, model: str) -> bool:
         return False
 
 
-def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | None, list[Stated]]:
+def _dialect_of(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | None, list[Stated]]:
     """Return the dialect of a server, None for one that lists token ids, with its statements about its answers.
 
     With `text` one that gives text alone is taken too.
@@ -223,10 +233,10 @@ def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | N
 
 def _returns_token_ids(site: Site, model: str) -> bool:
     """Return True if a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
-    path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
+    path, body = Api.COMPLETIONS.path, _completion_request(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
     if status not in (200, *REFUSED):
-        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
+        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {error_words(site, answer)}")
     try:
         return status == 200 and lists_ids(answer)
     except AnswerError as error:
@@ -244,7 +254,7 @@ def _software(version: str, owner: str, dialect: Dialect | None) -> str:
 
 def served_models(site: Site) -> list[Model]:
     """Return the models that the server lists."""
-    listed = decoded(site, "/v1/models", request(site, "GET", "/v1/models", None, _SHORT_S)).get("data")
+    listed = json_object(site, "/v1/models", request(site, "GET", "/v1/models", None, _SHORT_S)).get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
         raise not_measurable(site.endpoint, "its /v1/models lists no models")
     return [
@@ -280,7 +290,7 @@ def check_completion(
     Returns its statements about them.
     """
     try:
-        answer = request(site, "POST", api.path, _completion(model, api, streamed=streamed), timeout_s)
+        answer = request(site, "POST", api.path, _completion_request(model, api, streamed=streamed), timeout_s)
     except ServerUnsuitable as error:
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
@@ -302,7 +312,7 @@ def check_completion(
         ) from error
 
 
-def _completion(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
+def _completion_request(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
     """Return the request for a few tokens."""
     drawn = {"max_tokens": _TOKENS, "min_tokens": _TOKENS, "ignore_eos": True, "temperature": 0}
     body: dict[str, Any] = {"model": model}
@@ -313,37 +323,6 @@ def _completion(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
     if streamed:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
-
-
-def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
-    """Prove that the server reads token ids as the tokenizer of `model` does: that it can be that model at all.
-
-    Ids from all over the vocabulary are turned into text by both; letters and digits are compared, because spaces and
-    broken characters depend on options of the decoder. Raises ServerUnsuitable when they differ. A server that is no
-    vLLM cannot be asked; its record says so (`unchecked`).
-    """
-    if server.software != "vLLM" or not server.version:
-        return
-    tokenizer = read_tokenizer(Path(model.path) / "tokenizer.json")
-    size = tokenizer.get_vocab_size(with_added_tokens=False)
-    ids = list(range(0, size, max(1, size // _SPREAD)))
-    site = sites_of(server)[0]
-    status, answer = ask(site, "POST", "/detokenize", {"model": server.model_name, "tokens": ids}, _SHORT_S)
-    if status not in (HTTPStatus.OK, *_NO_SUCH_IDS):
-        raise not_measurable(site.endpoint, f"its /detokenize answers HTTP {status} {said(site, answer)}")
-    refused = status in _NO_SUCH_IDS
-    theirs = said(site, answer) if refused else str(decoded(site, "/detokenize", answer).get("prompt"))
-    if _letters(tokenizer.decode(ids, skip_special_tokens=False)) != _letters(theirs):
-        raise ServerUnsuitable(
-            f"the server at {server.endpoint} does not serve {model.name}",
-            cause=f"it decodes the token ids {ids[1]}, {ids[2]}, {ids[3]}, ... differently from that model's tokenizer",
-            remedy=f"name the model it serves with --vllm_model_name (a hub id or a folder), and its dataset with "
-            f"--dataset_path, or --dataset=tiny of run-mlperf,inference for the tiny model's; or serve {model.path}",
-        )
-
-
-def _letters(text: str) -> str:
-    return "".join(character for character in text if character.isalnum())
 
 
 def _version(site: Site) -> tuple[str, Simulation | None, str]:
@@ -364,7 +343,7 @@ def _version(site: Site) -> tuple[str, Simulation | None, str]:
     return version if isinstance(version, str) else "", simulation, page.missing or "its /version states none"
 
 
-def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
+def _chosen_model(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
     named = sorted((model for model in models if _is_called(model, name)), key=lambda model: model.name != name)
     loaded = [model for model in models if name and not model.parent and _same_root(model.root, name)]
