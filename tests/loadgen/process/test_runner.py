@@ -153,7 +153,6 @@ def test_in_a_single_stream_each_query_follows_the_answer_before_it(tmp_path, ma
     [
         ("Offline", Fault.STATUS_500, "HTTP status 500: made to fail"),
         ("Server", Fault.STALL_THEN_CLOSE, "in the middle of an answer"),
-        ("Server", Fault.ABORTED, "its finish_reason is 'abort'"),
     ],
 )
 def test_a_request_that_stays_unanswered_fails_the_run_and_leaves_an_earlier_one_alone(
