@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from clients.programs import AT_ONCE, FLOOR, MOCK, Mock, Pace, compiled, floor, mock, wrk
+from clients.programs import AT_ONCE, FLOOR, MOCK, Mock, Pace, compile_program, floor, mock, wrk
 from clients.real_vllm_groups import Bench, executors, vllm, ways
 from clients.task import Result, Task, perform
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
@@ -241,7 +241,7 @@ def main() -> int:
     rounds, share = (1, 1 / 30) if told.quick else (told.rounds, 1.0)
     bench = Bench(client, server, rounds, share, told.endpoints, told.vllm, told.model)
     for source in (MOCK, FLOOR):
-        compiled(source)
+        compile_program(source)
     return report([result for name in told.only for result in GROUPS[name](bench)], told.json)
 
 

@@ -148,9 +148,9 @@ class Home:
 
     def cm(self, words: Sequence[str], *, fails: bool = False) -> Taken:
         """Time one `cm`."""
-        return self.timed([str(CM), *words], fails=fails)
+        return self.time_process([str(CM), *words], fails=fails)
 
-    def timed(self, words: Sequence[str], *, fails: bool = False) -> Taken:
+    def time_process(self, words: Sequence[str], *, fails: bool = False) -> Taken:
         """Time one process. Raises RuntimeError when it ends otherwise than it should."""
         left = "PYTHONDONTWRITEBYTECODE"
         kept = {key: value for key, value in os.environ.items() if not key.startswith("CM_") and key != left}
@@ -167,7 +167,7 @@ class Home:
             raise RuntimeError(f"{' '.join(words)} ended with {status}:\n{done.stderr}")
         return Taken(float(seconds), int(kib) / 1024)
 
-    def time_first(self, words: Sequence[str]) -> Taken:
+    def time_first_use(self, words: Sequence[str]) -> Taken:
         """Time one `cm` in a home in which nothing is indexed."""
         for path in self.home.iterdir():
             if path.is_file() and path.name != "repos.json":
@@ -175,11 +175,11 @@ class Home:
         return self.cm(words)
 
 
-def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, among: str) -> Iterator[Figure]:
+def comparison(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, among: str) -> Iterator[Figure]:
     """Measure each case in each home, beside Python's and cmind's own start."""
     ours = homes["ours"]
     commands: dict[str, Callable[[], Taken]] = {
-        "pass": partial(ours.timed, [sys.executable, "-c", "pass"]),
+        "pass": partial(ours.time_process, [sys.executable, "-c", "pass"]),
         "version": partial(ours.cm, ["version"]),
     }
     for name, case in cases.items():
@@ -191,35 +191,35 @@ def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, 
     plain, floor = measured["pass"], f"cmind's own start, {among}"
     yield from (
         figure(f"python -c pass, beside {among}", [taken.seconds * 1e3 for taken in plain], "ms"),
-        figure(floor, over(measured["version"], plain), "x"),
-        figure(f"{floor}: memory", above(measured["version"], plain), "MiB"),
+        figure(floor, time_ratios(measured["version"], plain), "x"),
+        figure(f"{floor}: memory", memory_differences(measured["version"], plain), "MiB"),
     )
     for name, case in cases.items():
         own = measured[f"{name} ours"]
-        yield figure(case.title, over(own, plain), "x", at_most=case.limit)
-        yield figure(f"{case.title}: memory", above(own, plain), "MiB", at_most=MEMORY_MIB)
+        yield figure(case.title, time_ratios(own, plain), "x", at_most=case.limit)
+        yield figure(f"{case.title}: memory", memory_differences(own, plain), "MiB", at_most=MEMORY_MIB)
         if "cm4mlops" in homes:
-            yield figure(f"{case.title}: cm4mlops", over(measured[f"{name} cm4mlops"], plain), "x")
+            yield figure(f"{case.title}: cm4mlops", time_ratios(measured[f"{name} cm4mlops"], plain), "x")
 
 
 def first_use(homes: Mapping[str, Home], rounds: int) -> Iterator[Figure]:
     """Measure the first command in a home of many scripts; cmind indexes them before any engine is reached."""
-    commands = {"indexing": partial(homes["ours"].time_first, ["version"])}
-    commands |= {name: partial(home.time_first, SEARCH.words) for name, home in homes.items()}
+    commands = {"indexing": partial(homes["ours"].time_first_use, ["version"])}
+    commands |= {name: partial(home.time_first_use, SEARCH.words) for name, home in homes.items()}
     measured = interleaved(commands, rounds)
     yield figure("cmind's own indexing of 10,000 scripts", [taken.seconds for taken in measured["indexing"]], "s")
     for name in homes:
         title = f"first use, 10,000 scripts: {name} / cmind's own indexing"
         limit = FIRST_USE if name == "ours" else None
-        yield figure(title, over(measured[name], measured["indexing"]), "x", at_most=limit)
+        yield figure(title, time_ratios(measured[name], measured["indexing"]), "x", at_most=limit)
 
 
-def over(some: Sequence[Taken], other: Sequence[Taken]) -> list[float]:
+def time_ratios(some: Sequence[Taken], other: Sequence[Taken]) -> list[float]:
     """Return the ratio of the times of each round."""
     return ratios([taken.seconds for taken in some], [taken.seconds for taken in other])
 
 
-def above(some: Sequence[Taken], other: Sequence[Taken]) -> list[float]:
+def memory_differences(some: Sequence[Taken], other: Sequence[Taken]) -> list[float]:
     """Return how many MiB more the one took in each round."""
     return [a.mib - b.mib for a, b in zip(some, other, strict=True)]
 
@@ -241,9 +241,9 @@ def figures_of(names: Sequence[str], folder: Path, *, rounds: int, many: int) ->
         return {engine: Home(folder / name / engine, path, scripts) for engine, path in engines.items()}
 
     if few := {name: CASES[name] for name in names if name in CASES}:
-        yield from compared(few, homes("some", SCRIPTS), rounds, f"{SCRIPTS:,} scripts")
+        yield from comparison(few, homes("some", SCRIPTS), rounds, f"{SCRIPTS:,} scripts")
     if "search" in names:
-        yield from compared({"search": SEARCH}, homes("many", many), rounds, f"{many:,} scripts")
+        yield from comparison({"search": SEARCH}, homes("many", many), rounds, f"{many:,} scripts")
     if "first" in names:
         yield from first_use(homes("first", many), min(rounds, 2))
 

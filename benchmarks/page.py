@@ -104,7 +104,7 @@ def write_metrics(path: Path, queries: int) -> ServerMetrics:
     )
 
 
-def made(out: Path) -> tuple[float, float, float]:
+def make_page(out: Path) -> tuple[float, float, float]:
     """Make the page in a process of its own; return its wall and processor time in s, and its size in kB."""
     done = subprocess.run([sys.executable, "-c", PAGE, str(out)], check=True, capture_output=True, text=True)
     wall, processor, size = map(float, done.stdout.split()[-3:])
@@ -118,7 +118,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make_run(Path(folder), options.queries)
-        walls, processor, sizes = zip(*(made(Path(folder)) for _ in range(options.rounds)), strict=True)
+        walls, processor, sizes = zip(*(make_page(Path(folder)) for _ in range(options.rounds)), strict=True)
     name = f"page of {options.queries:,} queries"
     figures = [
         figure(f"{name}: time", walls, "s"),

@@ -55,15 +55,19 @@ def main() -> int:
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         dataset = Path(folder) / DATASET
-        model = exported("get,ml-model,_tiny")["CM_ML_MODEL_PATH"]
+        model = exported_environment("get,ml-model,_tiny")["CM_ML_MODEL_PATH"]
         write_published(
-            Path(exported("get,dataset,_tiny", CM_MLPERF_ROUND=ROUND, CM_MLPERF_MODEL=BENCHMARK)["CM_DATASET_PATH"]),
+            Path(
+                exported_environment("get,dataset,_tiny", CM_MLPERF_ROUND=ROUND, CM_MLPERF_MODEL=BENCHMARK)[
+                    "CM_DATASET_PATH"
+                ]
+            ),
             dataset,
         )
         for line in LINES:
             if asked.line in (None, line["name"]):
                 words = [
-                    *changed(line["words"], asked.valid, asked.server_target_qps),
+                    *words_without_gpus(line["words"], asked.valid, asked.server_target_qps),
                     f"--dataset_path={dataset}",
                     f"--output_dir={asked.output_dir.absolute() / line['name']}",
                     *asked.flags,
@@ -79,7 +83,7 @@ def main() -> int:
     return report(figures, asked.json)
 
 
-def exported(tags: str, **env: str) -> dict[str, Any]:
+def exported_environment(tags: str, **env: str) -> dict[str, Any]:
     """Run a recipe and return the environment that it exports."""
     done = cmind.access(
         {"action": "run", "automation": "script", "tags": tags, "env": env, "quiet": True, "out": "con"}
@@ -89,7 +93,7 @@ def exported(tags: str, **env: str) -> dict[str, Any]:
     return dict(done["new_env"])
 
 
-def changed(words: Sequence[str], valid: bool, server_target_qps: float | None) -> list[str]:
+def words_without_gpus(words: Sequence[str], valid: bool, server_target_qps: float | None) -> list[str]:
     """Return the published words with the one that a machine without GPUs needs otherwise."""
     if not valid:
         return [word.replace("--execution_mode=valid", "--execution_mode=test") for word in words]
@@ -128,7 +132,7 @@ def server(model: str, name: str, sequences: int) -> Iterator[None]:
     computes in one process, with one thread less than there are processors, and has more niceness than the client. It
     is of the same session, because Linux may count niceness only among the processes of one (sched(7), autogroup).
     """
-    python = exported("get,vllm")["CM_VLLM_PYTHON_BIN_WITH_PATH"]
+    python = exported_environment("get,vllm")["CM_VLLM_PYTHON_BIN_WITH_PATH"]
     options = (
         f"--served-model-name {name} --port {PORT} --max-num-seqs {sequences} --no-enable-prefix-caching "
         "--generation-config vllm --dtype float32 --enforce-eager --distributed-executor-backend uni"

@@ -57,7 +57,7 @@ def pairs_of(words: int, count: int) -> list[Pair]:
     return [pair() for _ in range(count)]
 
 
-def speed(shape: str, words: int, rounds: int) -> Figure:
+def pair_time(shape: str, words: int, rounds: int) -> Figure:
     """Return the processor's time for a pair of so many words, in ms."""
     scorer, pairs, times = PairScorer(Sentences(UNTRAINED), TYPES), iter(pairs_of(words, PAIRS * rounds)), []
     for _ in range(rounds):
@@ -90,7 +90,7 @@ def main() -> int:
     parser = arguments("ROUGE by rouge-score", rounds=5)
     parser.add_argument("--job", type=int, default=JOB_PAIRS, metavar="PAIRS", help="pairs of the whole job; 0: none")
     options = parser.parse_args()
-    figures = [speed(shape, words, options.rounds) for shape, words in SHAPES.items()]
+    figures = [pair_time(shape, words, options.rounds) for shape, words in SHAPES.items()]
     if options.job and len(os.sched_getaffinity(0)) >= JOB_CORES:
         figures += job(options.job)
     return report(figures, options.json)

@@ -31,7 +31,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.rules import LatencyLimits
 from figures import Figure, arguments, figure, report
 from simulated.prober import SimulatedProber, full_length_run_is_valid, offline_rate
-from simulated.settings_bench import SimulatedBench, configured, tokens_per_s
+from simulated.settings_bench import SimulatedBench, tokens_per_s, with_settings
 from simulated.systems import Batching, Drift, Drifting, Paged, Queue, System
 
 FULL_S = 600.0
@@ -84,7 +84,7 @@ class Outcome:
         return self.low <= 1 <= self.high
 
     @property
-    def words(self) -> str:
+    def report_line(self) -> str:
         """The outcome, for people."""
         interval = f"interval {self.low:.3f} to {self.high:.3f} of it" if self.high else "no interval"
         return (
@@ -168,7 +168,7 @@ def rate_figures(asked: Iterable[Case], *, drifts: bool) -> list[Figure]:
     kinds: dict[str, list[Outcome]] = {}
     for case in asked:
         kinds.setdefault(case.kind, []).append(trial := outcome(case))
-        print(f"{case.kind} {case.full.seed}: {trial.words}", flush=True)
+        print(f"{case.kind} {case.full.seed}: {trial.report_line}", flush=True)
     every = [trial for outcomes in kinds.values() for trial in outcomes]
     print(
         f"of {len(every)}: a full-length run passed at the rate found: {sum(bool(trial.ratio) for trial in every)}; "
@@ -255,7 +255,7 @@ class SettingsOutcome:
         return self.bound is not None and 1 / self.tried <= self.bound * EQUAL
 
     @property
-    def words(self) -> str:
+    def report_line(self) -> str:
         """The outcome, for people."""
         bound = "no bound" if self.bound is None else f"up to {self.bound:.3f} times as much"
         return (
@@ -271,7 +271,7 @@ def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> 
     start_s = random.Random(seed).uniform(*START_S)  # noqa: S311 - a simulation
     candidates, full = SPACE.candidates({}), FullLength(SETTINGS_S, seed)
     made = halve(candidates, SimulatedBench(system, limits, full, start_s=start_s), HalvingPlan(60 * MINUTES))
-    systems = [configured(system, candidate) for candidate in candidates]
+    systems = [with_settings(system, candidate) for candidate in candidates]
     scores = [true_score(each, limits, seed) if each else 0.0 for each in systems]
     chosen, others = scores[made.best.number], rivals(made.evaluations, made.best.number)
     bounds = [other.most for other in others if other.most is not None]
@@ -290,7 +290,7 @@ def settings_figures(count: int, first: int) -> list[Figure]:
     outcomes = []
     for system, limits, seed in settings_systems(count, first):
         outcomes.append(trial := settings_outcome(system, limits, seed))
-        print(f"settings {seed} ({'Server' if limits else 'Offline'}): {trial.words}", flush=True)
+        print(f"settings {seed} ({'Server' if limits else 'Offline'}): {trial.report_line}", flush=True)
     longest = max(trial.cost for trial in outcomes)
     return [
         figure("settings within 3 % of the best", [share(trial.part >= 1 - NEAR for trial in outcomes)], "share"),

@@ -55,11 +55,11 @@ class Endpoints:
             while result is not None:
                 if isinstance(result, QueryResult):
                     open_now, answered = open_now - 1, answered + 1
-                    self._done(int(result.id), array("i", bytes(4 * _words(result))))
+                    self._done(int(result.id), array("i", bytes(4 * _word_count(result))))
                 result = self._client.poll()
 
 
-def _words(result: QueryResult) -> int:
+def _word_count(result: QueryResult) -> int:
     if result.error:
         raise RuntimeError(str(result.error))
     output = result.response_output.output

@@ -49,7 +49,13 @@ def mock(*, core: int, tokens: int, pace: Pace = AT_ONCE) -> Iterator[Mock]:
     with tempfile.TemporaryDirectory() as folder:
         stamps = Path(folder) / "stamps"
         microseconds = (f"-t{round(pace.ttft_ms * 1000)}", f"-i{round(pace.interval_ms * 1000)}")
-        argv = [str(compiled(MOCK)), f"-n{tokens}", *microseconds, f"-s{stamps}", *(["-p"] if pace.spread else [])]
+        argv = [
+            str(compile_program(MOCK)),
+            f"-n{tokens}",
+            *microseconds,
+            f"-s{stamps}",
+            *(["-p"] if pace.spread else []),
+        ]
         server = subprocess.Popen(on_cores([core], *argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             running = Mock(int(cast(IO[bytes], server.stdout).readline()))
@@ -62,7 +68,7 @@ def mock(*, core: int, tokens: int, pace: Pace = AT_ONCE) -> Iterator[Mock]:
             running.tpot += [(last - first) / 1e6 / (count - 1)] if count > 1 else []
 
 
-def compiled(source: Path, *flags: str) -> Path:
+def compile_program(source: Path, *flags: str) -> Path:
     """Return the program of a file of C, compiled once for each version of it."""
     digest = hashlib.sha256(source.read_bytes() + " ".join((*_FLAGS, *flags)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cm4vllm" / "benchmarks"
@@ -81,7 +87,7 @@ def floor(task: Task, core: int) -> Result:
     body = bodies(task)[0]
     head = f"POST /v1/completions HTTP/1.1\r\nHost: mock\r\nContent-Length: {len(body)}\r\n\r\n"
     words = (str(task.port), str(task.in_flight), str(task.queries))
-    wall, cpu, tokens = map(int, _output(core, (str(compiled(FLOOR)), *words), head.encode() + body).split())
+    wall, cpu, tokens = map(int, _run(core, (str(compile_program(FLOOR)), *words), head.encode() + body).split())
     return Result(queries=task.queries, tokens=tokens, wall_s=wall / 1e9, cpu_s=cpu / 1e9)
 
 
@@ -92,14 +98,14 @@ def wrk(task: Task, core: int) -> Result:
         f"wrk.body = [==[{bodies(task)[0].decode()}]==]\n"
     )
     words = ("wrk", "-t1", f"-c{task.in_flight}", "-d2s", f"{task.url}/v1/completions", "-s")
-    said = _output(core, words, script.encode())
+    said = _run(core, words, script.encode())
     match = re.search(r"(\d+) requests in ([\d.]+)s", said)
     if match is None or "Non-2xx" in said:
         raise RuntimeError(f"wrk failed:\n{said}")
     return Result(queries=int(match[1]), tokens=int(match[1]) * task.tokens, wall_s=float(match[2]))
 
 
-def _output(core: int, words: tuple[str, ...], content: bytes) -> str:
+def _run(core: int, words: tuple[str, ...], content: bytes) -> str:
     """Run a program on a core, whose last word is a file of this content, and return what it prints."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)

@@ -18,7 +18,7 @@ from clients.task import HERE, PROMPTS, TOO_LONG_S, Task, cpu_seconds, perform, 
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
 from cm4vllm.records.server import Api
-from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
+from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed_servers
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.ports import free_port
@@ -161,7 +161,9 @@ class RealVllm:
         with ExitStack() as stack:
             yield [
                 stack.enter_context(self.served(placed_settings))
-                for placed_settings in placed(self.settings(), count, gpus_for(self.settings().device), os.environ)
+                for placed_settings in placed_servers(
+                    self.settings(), count, gpus_for(self.settings().device), os.environ
+                )
             ]
 
     @contextmanager

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from clients.programs import compiled
+from clients.programs import compile_program
 from cm4vllm.campaign.ledger import LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.status import STATUS_FILE
 from cm4vllm.campaign.rehearsal.profile import FAULT_FILE
@@ -268,4 +268,4 @@ class Trial:
 def clock_library() -> Path | None:
     """Return the library that gives processes a clock of their own; None without a C compiler."""
     source = Path(__file__).with_name("clock.c")
-    return compiled(source, "-shared", "-fPIC", "-ldl") if shutil.which(os.environ.get("CC", "cc")) else None
+    return compile_program(source, "-shared", "-fPIC", "-ldl") if shutil.which(os.environ.get("CC", "cc")) else None

@@ -25,7 +25,7 @@ _CACHE_EACH, _LEAST_CACHE = 2, 2000
 _WARM = 1 / 3
 
 
-def configured(system: Paged, candidate: Candidate) -> Paged | None:
+def with_settings(system: Paged, candidate: Candidate) -> Paged | None:
     """Return the system with a candidate's settings, None where its memory is not enough for them."""
     made = replace(system, **{name.replace("-", "_"): int(value) for name, value in candidate.items()})
     cache = system.kv_tokens - _CACHE_EACH * made.max_num_batched_tokens
@@ -84,7 +84,7 @@ class SimulatedBench:
         self.measured += 1
         start_s = 0.0 if self.serving == number else self.start_s
         self.serving = number
-        system, failure, scores, took = configured(self.system, candidate), "", list[Score](), start_s
+        system, failure, scores, took = with_settings(self.system, candidate), "", list[Score](), start_s
         if system is None:
             failure, self.serving = "no room for the KV cache", None
         else:

@@ -163,10 +163,10 @@ class Paged(ServerTimes, frozen=True, kw_only=True):
         sizes = lengths.integers(
             (self.prompt_least, self.shortest), (self.prompt_most + 1, self.longest + 1), (len(issued), 2)
         )
-        return simulated(Batch(self, step_factors(noise, self.noise)), issued, sizes[:, 0], sizes[:, 1])
+        return simulate(Batch(self, step_factors(noise, self.noise)), issued, sizes[:, 0], sizes[:, 1])
 
 
-def simulated(batch: Batch, issued: Times, prompts: Tokens, tokens: Tokens) -> Served:
+def simulate(batch: Batch, issued: Times, prompts: Tokens, tokens: Tokens) -> Served:
     """Return what becomes of the queries on a simulated clock."""
     at, sizes = issued.tolist(), list(zip(prompts.tolist(), tokens.tolist(), strict=True))
     first, done = [0.0] * len(at), [0.0] * len(at)

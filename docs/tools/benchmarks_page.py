@@ -53,8 +53,8 @@ def _section(name: str) -> Iterator[str]:
         ("compliance tests", lambda benchmark: ", ".join(benchmark.compliance) or "none"),
         ("not run", lambda benchmark: "; ".join(f"{name}: {why}" for name, why in benchmark.refused.items())),
     ):
-        for text, part in ((text, part) for text, part in _grouped(facts, value) if text):
-            yield textwrap.fill(f"- {title}{_in(part, rounds)}: {text}", _WIDTH, subsequent_indent="  ")
+        for text, part in ((text, part) for text, part in _group(facts, value) if text):
+            yield textwrap.fill(f"- {title}{_rounds_note(part, rounds)}: {text}", _WIDTH, subsequent_indent="  ")
     if rows := list(_runs(facts, rounds)):
         yield "\n| scenario | runs | limits | samples | new tokens | sampling |\n|---|---|---|---|---|---|"
         yield from rows
@@ -63,8 +63,8 @@ def _section(name: str) -> Iterator[str]:
 def _runs(facts: list[BenchmarkTerms], rounds: list[str]) -> Iterator[str]:
     for scenario in Scenario:
         runs = [_both_modes(benchmark, scenario) for benchmark in facts if _is_run(benchmark, scenario)]
-        for lines, part in _grouped(runs, _rows):
-            yield from (f"| {scenario}{_in([pair[0] for pair in part], rounds)} | {line} |" for line in lines)
+        for lines, part in _group(runs, _rows):
+            yield from (f"| {scenario}{_rounds_note([pair[0] for pair in part], rounds)} | {line} |" for line in lines)
 
 
 def _is_run(benchmark: BenchmarkTerms, scenario: Scenario) -> bool:
@@ -86,12 +86,12 @@ def _both_modes(benchmark: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, T
     return performance, accuracy
 
 
-def _grouped(items: Iterable[T], text: Callable[[T], U]) -> Iterator[tuple[U, list[T]]]:
+def _group(items: Iterable[T], text: Callable[[T], U]) -> Iterator[tuple[U, list[T]]]:
     """Return each text with the neighbours that share it."""
     return ((shared, list(group)) for shared, group in groupby(items, text))
 
 
-def _in(part: Sequence[BenchmarkTerms | Terms], rounds: Sequence[str]) -> str:
+def _rounds_note(part: Sequence[BenchmarkTerms | Terms], rounds: Sequence[str]) -> str:
     """Return the rounds of a row, where they are not all of the benchmark's."""
     first, last = part[0].round, part[-1].round
     if len(part) == len(rounds):

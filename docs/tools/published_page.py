@@ -42,7 +42,7 @@ _REASONS = (LAYOUTS_DIFFER, SEQUENCES_DIFFER)
 
 def published_page() -> str:
     """Return docs/published.md."""
-    reasons = [_wrapped(f"{why[0].upper()}{why[1:]}.") for why in _REASONS]
+    reasons = [_wrap(f"{why[0].upper()}{why[1:]}.") for why in _REASONS]
     sections = map(_section, published_runs(), published_runs().values())
     return _HEAD + "\n" + "\n\n".join([*reasons, *sections]) + "\n"
 
@@ -52,10 +52,10 @@ def _section(name: str, run: PublishedRun) -> str:
         f"{run.submitter}, {run.hardware}, {run.software}, {run.round}, {run.division} division. Source: {run.source}."
     )
     settings = (f"| {field} | `{setting_text(value)}` |" for field, value in run.settings.items())
-    notes = (_wrapped(f"- {note}", "  ") for note in run.notes if note not in _REASONS)
+    notes = (_wrap(f"- {note}", "  ") for note in run.notes if note not in _REASONS)
     parts = [
         f"## {name}",
-        _wrapped(about),
+        _wrap(about),
         "\n".join(["| setting | value |", "|---|---|", *settings]),
         "\n".join([_FIGURES, *map(_row, run.results)]),
         "\n".join(notes),
@@ -71,7 +71,7 @@ def _row(result: PublishedResult) -> str:
     )
 
 
-def _wrapped(text: str, indent: str = "") -> str:
+def _wrap(text: str, indent: str = "") -> str:
     return "\n".join(wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 
 

@@ -103,11 +103,11 @@ def renew(meta: Path) -> None:
     text = meta.read_text(encoding="utf-8")
     for flag, entry in stale(meta).items():
         block = re.compile(rf"(?<=^inputs:\n).*?^  {flag}:\n.*?(?=^  \S|^\S|^\n|\Z)", re.MULTILINE | re.DOTALL)
-        text = block.sub(lambda match: _replaced(match[0], flag, entry), text, count=1)  # noqa: B023 - used at once
+        text = block.sub(lambda match: _replace(match[0], flag, entry), text, count=1)  # noqa: B023 - used at once
     meta.write_text(text, encoding="utf-8")
 
 
-def _replaced(inputs: str, flag: str, entry: Facts) -> str:
+def _replace(inputs: str, flag: str, entry: Facts) -> str:
     """Return the text of inputs with the last of them, `flag`, as it has to be."""
     start = inputs.rindex(f"  {flag}:\n")
     words = [f"{name}: {_scalar(entry[name])}" for name in _ORDER if name in entry]

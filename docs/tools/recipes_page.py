@@ -31,7 +31,7 @@ def _section(script: ScriptMeta) -> Iterator[str]:
     typed = script.tags_help.strip().strip('"') or ",".join(script.tags)
     yield f"## {script.alias}\n"
     if script.purpose:
-        yield from _wrapped(f"{script.purpose[0].upper()}{script.purpose[1:]}.", "")
+        yield from _wrap(f"{script.purpose[0].upper()}{script.purpose[1:]}.", "")
         yield ""
     for example in script.examples or [typed]:
         yield from command_lines(example, "    ", _WIDTH)
@@ -42,7 +42,7 @@ def _section(script: ScriptMeta) -> Iterator[str]:
             yield from _items(rows)
             yield ""
     if script.layer.new_env_keys:
-        yield from _wrapped("**Exports** " + ", ".join(f"`{key}`" for key in script.layer.new_env_keys), "")
+        yield from _wrap("**Exports** " + ", ".join(f"`{key}`" for key in script.layer.new_env_keys), "")
         yield ""
 
 
@@ -54,10 +54,10 @@ def _inputs(script: ScriptMeta) -> Iterator[tuple[str, str]]:
 
 def _items(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
     for left, right in rows:
-        yield from _wrapped(f"- `{left.rstrip(':')}`: {right}" if left else f"- {right}", "  ")
+        yield from _wrap(f"- `{left.rstrip(':')}`: {right}" if left else f"- {right}", "  ")
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrap(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

@@ -12,7 +12,9 @@ def values(i: dict[str, Any]) -> dict[str, Any]:
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.links import completed_link
 
-    i["env"].update(completed_link("app,mlperf,inference,vllm", i["env"], i["input"].get("adr"), i["automation"].reach))
+    i["env"].update(
+        completed_link("app,mlperf,inference,vllm", i["env"], i["input"].get("adr"), i["automation"].adr_targets)
+    )
     return {"return": 0}
 
 

@@ -7,7 +7,9 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.links import completed_link
 
     i["env"].update(
-        completed_link("find,mlperf,inference,server-settings", i["env"], i["input"].get("adr"), i["automation"].reach)
+        completed_link(
+            "find,mlperf,inference,server-settings", i["env"], i["input"].get("adr"), i["automation"].adr_targets
+        )
     )
     return {"return": 0}
 

@@ -10,10 +10,10 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.installation.vllm_choice import Choice, choose, say_choice
+    from cm4vllm.serving.installation.vllm_choice import Choice, choose, print_choice
 
     choice = Choice.of(i["env"])
-    say_choice(choice)
+    print_choice(choice)
     i["env"].update(choose(choice))
     return {"return": 0}
 

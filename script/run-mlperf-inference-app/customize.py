@@ -8,7 +8,7 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.entry import plan_job
     from cm4vllm.campaign.settings import CampaignSettings
 
-    changes = amendments(i["input"].get("adr"), i["automation"].reach)
+    changes = amendments(i["input"].get("adr"), i["automation"].adr_targets)
     return {"return": 0, **plan_job(CampaignSettings.of({**i["env"], **changes.settings}), changes)}
 
 
@@ -25,7 +25,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.execution import recipes_of
     from cm4vllm.campaign.settings import CampaignSettings
 
-    changes = amendments(i["input"].get("adr"), i["automation"].reach)
+    changes = amendments(i["input"].get("adr"), i["automation"].adr_targets)
     settings = CampaignSettings.of({**i["env"], **changes.settings})
     recipes = recipes_of(i["automation"].run, changes.rest)
     i["env"].update(run_job(settings, recipes, command_line(i["input"]), typed_env(i["input"]), changes).env())

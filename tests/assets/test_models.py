@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from builders import quantization_record
 from cm4vllm.assets import dummy
 from cm4vllm.assets.datasets import provide as provide_dataset
-from cm4vllm.assets.model_identity import _published, differences, identified, is_from
+from cm4vllm.assets.model_identity import _published_digests, differences, is_from, with_benchmark_name
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check, check_unchanged, model_exports, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize
 from cm4vllm.assets.samples.dataset_files import DatasetSettings
@@ -27,7 +27,7 @@ from cm4vllm.records.assets import DUMMY_SOURCE, IDENTITY, STAND_IN_SOURCE, Mode
 from cm4vllm.records.weights.model_size import read_architecture
 from cm4vllm.rules import CatalogueDataset, CatalogueModel, benchmark_terms, catalogue, published_digests, round_names
 from cm4vllm.rules import assets as catalogue_module
-from cm4vllm.serving.fit.advice import _stated
+from cm4vllm.serving.fit.advice import _stated_precision
 from cm4vllm.serving.fit.layout import Asked, advise
 
 
@@ -137,7 +137,7 @@ def quantised(base: ModelRecord) -> ModelRecord:
 
 
 def test_a_model_with_the_published_digests_goes_by_the_benchmarks_name(folder):
-    model = identified(record(folder), BENCHMARK)
+    model = with_benchmark_name(record(folder), BENCHMARK)
     assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
     assert "3 files have the digests" in model.source
     assert list(differences(folder, BENCHMARK)) == []
@@ -155,7 +155,7 @@ def test_a_model_with_the_published_digests_goes_by_the_benchmarks_name(folder):
 def test_another_model_is_refused(folder, change, words):
     change(folder)
     with pytest.raises(ModelError, match="is not the model of llama3.1-8b") as refused:
-        identified(record(folder), BENCHMARK)
+        with_benchmark_name(record(folder), BENCHMARK)
     assert words in refused.value.cause
     assert "_mlcommons.llama-3.1-8b-instruct" in refused.value.remedy
 
@@ -180,11 +180,11 @@ def test_the_quick_comparison_leaves_large_files_to_the_whole_one(folder, monkey
     ids=["none", "unproved", "other", "benchmark"],
 )
 def test_a_quantised_model_is_the_benchmarks_with_an_identified_base_alone(folder, base):
-    own = identified(record(folder), BENCHMARK)
-    model = identified(quantised(own), BENCHMARK, own)
+    own = with_benchmark_name(record(folder), BENCHMARK)
+    model = with_benchmark_name(quantised(own), BENCHMARK, own)
     assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
     with pytest.raises(ModelError, match="is not known to be quantised from"):
-        identified(quantised(own), BENCHMARK, base(own))
+        with_benchmark_name(quantised(own), BENCHMARK, base(own))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_names_of_the_catalogue_and_the_hub_say_whose_model_it_is(benchmark, loc
 
 def test_every_benchmarks_model_has_published_digests_or_is_never_taken_for_it(tmp_path):
     for benchmark, assets in catalogue().benchmarks.items():
-        names = _published(benchmark)
+        names = _published_digests(benchmark)
         if not catalogue().model(assets.model).mlcommons:
             assert not names and "no digests" in next(differences(tmp_path, benchmark))
             continue
@@ -317,7 +317,7 @@ def test_every_benchmarks_model_has_an_architecture_that_can_be_sized(benchmark)
     assert config["architectures"] and config["torch_dtype"]
     architecture = read_architecture({**config, "num_hidden_layers": 4})
     size = {"gpus": 8, "memory_bytes": 80e9, "max_model_len": 2048}
-    advise(Asked(name=model, architecture=architecture, precision=_stated(config), **size))
+    advise(Asked(name=model, architecture=architecture, precision=_stated_precision(config), **size))
 
 
 @pytest.mark.parametrize("source", ["path", "served"])

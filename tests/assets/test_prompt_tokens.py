@@ -11,7 +11,7 @@ from cm4vllm.assets.datasets import provide
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings
 from cm4vllm.assets.models import provide as provide_model
 from cm4vllm.assets.samples.dataset_files import DatasetSettings
-from cm4vllm.assets.samples.prompt_tokens import ChatTokens, PictureGrid, message, misread
+from cm4vllm.assets.samples.prompt_tokens import ChatTokens, PictureGrid, message, misread_prompts
 from cm4vllm.assets.samples.published_formats import rows_of
 from cm4vllm.assets.tiny.stand_ins import MODELS
 from cm4vllm.common.errors import DatasetError, ModelError
@@ -96,11 +96,11 @@ def provided(tmp_path, model, made, **more):
 def test_prompts_of_the_models_own_tokenizer_are_taken_as_they_are(kind, template, model, tmp_path, other):
     own = kind(ARTICLES, model)
     made = rows(own, template=template)
-    assert misread(made, model) == ""
+    assert misread_prompts(made, model) == ""
     record = provided(tmp_path, model, made)
     assert not record.tokenised_again
     assert rows_of(Path(record.path)) == made
-    assert misread(rows(other, template=template), model)
+    assert misread_prompts(rows(other, template=template), model)
 
 
 @pytest.mark.parametrize("kind", [bpe, lower_case, with_spaces])
@@ -135,8 +135,8 @@ def test_ids_beyond_the_vocabulary_and_some_rows_of_another_model_are_found(mode
     record = provided(tmp_path, model, made)
     assert "sample 5 has token id 300, and the model's vocabulary has 300" in record.tokenised_again
     assert rows_of(Path(record.path)) == rows(own)
-    assert "sample 140" in misread([*rows(own)[:140], *rows(other)[140:]], model)
-    assert "sample 279" in misread([*rows(own)[:279], *rows(other)[279:]], model)
+    assert "sample 140" in misread_prompts([*rows(own)[:140], *rows(other)[140:]], model)
+    assert "sample 279" in misread_prompts([*rows(own)[:279], *rows(other)[279:]], model)
 
 
 @pytest.mark.parametrize("kept", [slice(0, 300), slice(-300, None)])
@@ -144,8 +144,8 @@ def test_a_prompt_that_was_cut_is_the_models(kept, model, other):
     own = bpe(ARTICLES, model)
     texts = [" ".join(ARTICLES[at : at + 20]) for at in range(20)]
     made = [{**row, "tok_input": row["tok_input"][kept]} for row in rows(own, texts)]
-    assert misread(made, model) == ""
-    assert misread([{**row, "tok_input": row["tok_input"][kept]} for row in rows(other, texts)], model)
+    assert misread_prompts(made, model) == ""
+    assert misread_prompts([{**row, "tok_input": row["tok_input"][kept]} for row in rows(other, texts)], model)
 
 
 def test_a_prompt_without_a_text_cannot_be_tokenised_again(model, tmp_path, other):
@@ -182,9 +182,9 @@ def test_a_message_is_without_the_chat_template_though_its_text_was_cut(model, c
 def test_a_text_without_letters_is_compared_by_its_signs(model, other, text):
     own = bpe([*ARTICLES, text], model)
     made = [{"input": text, "tok_input": own.encode(text).ids, "output": "x"}]
-    assert misread(made, model) == ""
+    assert misread_prompts(made, model) == ""
     others = [row | {"tok_input": other.encode(ARTICLES[0]).ids[:4]} for row in made]
-    assert misread(others, model)
+    assert misread_prompts(others, model)
 
 
 def test_a_message_is_without_the_chat_template_that_the_prompt_has(model):

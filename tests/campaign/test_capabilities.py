@@ -12,7 +12,7 @@ from cm4vllm.campaign.job_checks.capabilities import (
     require_runnable,
     require_scored,
     runnable_benchmarks,
-    unscored,
+    unscored_metrics,
 )
 from cm4vllm.common.errors import UsageError
 from cm4vllm.compliance.verification import verified_tests
@@ -103,7 +103,7 @@ def test_a_valid_accuracy_run_without_a_scorer_of_all_its_samples_is_refused(nam
     require_scored(benchmark, (Mode.PERFORMANCE,), ExecutionMode.VALID)
     with pytest.raises(UsageError, match="cannot be scored as a whole") as refused:
         require_scored(benchmark, tuple(Mode), ExecutionMode.VALID)
-    assert all(why in refused.value.cause for reasons in unscored(benchmark).values() for why in reasons)
+    assert all(why in refused.value.cause for reasons in unscored_metrics(benchmark).values() for why in reasons)
     assert "_performance-only" in refused.value.remedy
     assert graders(benchmark) == ()
 

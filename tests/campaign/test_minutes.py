@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from builders import job_of
 from cm4vllm.campaign.job_checks.job_notes import job_notes
-from cm4vllm.campaign.planning.minutes import LEAST, Minutes, Rate, RunSize, divided, fitting, run_size, run_terms
+from cm4vllm.campaign.planning.minutes import LEAST, Minutes, Rate, RunSize, divide, fitting, run_size, run_terms
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.step_environment import Shortened
 from cm4vllm.campaign.planning.steps import MeasuredTarget, Product
@@ -252,7 +252,7 @@ def test_what_is_known_before_gives_the_times_of_a_plan():
     [([80.0, 20.0, 80.0], 100.0, [40.0, 20.0, 40.0]), ([math.inf, 5.0], 50.0, [45.0, 5.0]), ([10.0], -3.0, [0.0])],
 )
 def test_seconds_are_divided_so_that_who_gets_less_than_wanted_gets_as_much_as_others(wanted, seconds, parts):
-    assert divided(wanted, seconds) == parts
+    assert divide(wanted, seconds) == parts
 
 
 def test_the_queries_that_fit_take_no_longer():

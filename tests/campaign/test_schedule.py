@@ -15,7 +15,7 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.planning.expected_times import with_expected_times
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.planning.step_values import measured_rate
-from cm4vllm.campaign.planning.steps import RECIPES, MeasuredTarget, given, names_of
+from cm4vllm.campaign.planning.steps import RECIPES, MeasuredTarget, given_values, names_of
 from cm4vllm.common.errors import UsageError
 from small_job import PROFILE, RUNS, SmallJob
 
@@ -52,7 +52,7 @@ def test_what_a_step_needs_comes_of_steps_before_it_and_all_is_plain_data():
         before, steps = set(), schedule(job)
         for step in steps:
             assert step.name not in before, step.name
-            for value in given(step.inputs).values():
+            for value in given_values(step.inputs).values():
                 if isinstance(value, MeasuredTarget):
                     assert value.step in before, (step.name, value)
                 else:

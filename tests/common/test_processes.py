@@ -26,10 +26,10 @@ from cm4vllm.common.programs.containers import (
     run_words,
 )
 from cm4vllm.common.programs.environments import (
-    checked,
     make_environment,
     pip_settings,
     require_resolved,
+    require_success,
     site_packages,
 )
 from cm4vllm.common.programs.processes import Completed, exit_in_words, run
@@ -116,7 +116,7 @@ def test_a_machine_without_a_network_is_named_as_the_cause(tmp_path, constraint)
     (tmp_path / "constraint.txt").write_text(constraint)
     words = ["--retries=1", f"--index-url={INDEX}", f"--constraint={tmp_path / 'constraint.txt'}", "cm4vllm-none==1"]
     with pytest.raises(InstallError) as failed:
-        checked(pip(*words), "it cannot be installed", "--my_index")
+        require_success(pip(*words), "it cannot be installed", "--my_index")
     assert failed.value.what == "it cannot be installed"
     assert failed.value.cause == "pip has no connection to the package index: [Errno 111] Connection refused"
     assert "where the machine has a network" in failed.value.remedy
@@ -125,7 +125,7 @@ def test_a_machine_without_a_network_is_named_as_the_cause(tmp_path, constraint)
 
 def test_a_release_that_an_index_does_not_have_is_no_failure_of_the_network(tmp_path):
     with pytest.raises(InstallError) as failed:
-        checked(pip("--no-index", f"--find-links={tmp_path}", "cm4vllm-none==1"), "it cannot be installed")
+        require_success(pip("--no-index", f"--find-links={tmp_path}", "cm4vllm-none==1"), "it cannot be installed")
     assert "No matching distribution found for cm4vllm-none==1" in failed.value.cause
 
 
@@ -134,7 +134,7 @@ def test_a_release_that_an_index_does_not_have_is_no_failure_of_the_network(tmp_
 )
 def test_another_users_python_is_answered_with_a_virtual_environment(said):
     with pytest.raises(InstallError) as failed:
-        checked(Completed(("pip",), 1, said), "it cannot be installed")
+        require_success(Completed(("pip",), 1, said), "it cannot be installed")
     assert "use a virtual environment" in failed.value.remedy
     assert said.splitlines()[0] in failed.value.cause
 

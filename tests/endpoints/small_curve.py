@@ -26,7 +26,7 @@ from cm4vllm.endpoints.curve_search import CurveInputs, find_curve
 from cm4vllm.endpoints.point import PointInputs, measure_point
 from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.records.server import Api
-from cm4vllm.serving.launch import end, launch, started
+from cm4vllm.serving.launch import end, launch, start_servers
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
 from cm4vllm.serving.planned_servers import Planned
@@ -86,7 +86,7 @@ class Recipes:
         start = Path(rehearsal.__file__).with_name("start.py")
         words = [sys.executable, str(start), f"--profile={PROFILE}", f"--served-model-name={NAME}", "--port={port}"]
         words += ["--max-num-seqs=64", *env.get("CM_VLLM_SERVER_EXTRA_ARGS", "").split()]
-        record = started(Planned(Path(sys.executable), [part], words), folder, 60)
+        record = start_servers(Planned(Path(sys.executable), [part], words), folder, 60)
         self.server = str(folder / "server.json")
         return {"CM_VLLM_SERVER_RECORD": self.server, "CM_VLLM_SERVER_ENDPOINT": record.endpoint}
 

@@ -11,7 +11,7 @@ from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.folders.ownership_notes import note_finished
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints import authoring
-from cm4vllm.endpoints.authoring import BundleInputs, _starts, _warmed, author_and_build, require_target
+from cm4vllm.endpoints.authoring import BundleInputs, _no_warm_up_note, _starts, author_and_build, require_target
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.assets import ModelRecord
@@ -46,12 +46,14 @@ def test_each_command_line_names_its_points(tmp_path):
 def test_the_words_on_a_warm_up_count_what_the_server_has_answered_before(tmp_path):
     first, second, third = records(tmp_path, ["vllm"], ["vllm"], ["vllm"])
     other = replace(first, server=replace(first.server, started_at="2026-11-24T09:00:00+00:00"))
-    assert "answered 0 requests of 0 probes and points" in _warmed(first, [first, second, third])
-    words = _warmed(third, [first, second, third, other])
+    assert "answered 0 requests of 0 probes and points" in _no_warm_up_note(first, [first, second, third])
+    words = _no_warm_up_note(third, [first, second, third, other])
     assert f"answered {first.run.samples + second.run.samples:,} requests of 2 probes and points" in words
     scored = replace(first, run=replace(first.run, scored=BENCHMARK.scored))
-    assert f"answered {first.run.samples + BENCHMARK.accuracy_samples:,} requests of 1" in _warmed(second, [scored])
-    assert "not known" in _warmed(replace(first, server=replace(first.server, started_at="")), [])
+    assert f"answered {first.run.samples + BENCHMARK.accuracy_samples:,} requests of 1" in _no_warm_up_note(
+        second, [scored]
+    )
+    assert "not known" in _no_warm_up_note(replace(first, server=replace(first.server, started_at="")), [])
 
 
 def test_files_of_the_user_beside_and_in_the_points_are_kept(tmp_path, monkeypatch, capsys):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cm4vllm.hardware.machine_samples import throttled, throttling
+from cm4vllm.hardware.machine_samples import throttling, throttling_between
 from cm4vllm.hardware.readiness import LoadSample, load_sample, unready
 
 GOOD = {
@@ -111,10 +111,10 @@ def test_slowing_down_is_counted_between_two_readings(tmp_path):
     (counters / "core_throttle_count").write_text("3")
     before = throttling(tmp_path)
     (counters / "core_throttle_count").write_text("5")
-    assert throttled(before, throttling(tmp_path)) == {"a processor: its temperature (times)": 2.0}
+    assert throttling_between(before, throttling(tmp_path)) == {"a processor: its temperature (times)": 2.0}
     (counters / "package_throttle_total_time_ms").write_text("1000")
     before = throttling(tmp_path)
     (counters / "package_throttle_total_time_ms").write_text("1200")
-    assert throttled(before, throttling(tmp_path)) == {}  # too little to count
+    assert throttling_between(before, throttling(tmp_path)) == {}  # too little to count
     (counters / "package_throttle_total_time_ms").write_text("4500")
-    assert throttled(before, throttling(tmp_path)) == {"a processor: its temperature": 3.5}
+    assert throttling_between(before, throttling(tmp_path)) == {"a processor: its temperature": 3.5}

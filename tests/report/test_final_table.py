@@ -23,8 +23,10 @@ from cm4vllm.report.final_table import final_table, next_step
 from cm4vllm.report.summary import render, write_summary
 from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_results import load
-from cm4vllm.results.judgement.campaign_verdict import findings, headline, missing, unexpected
+from cm4vllm.results.judgement.campaign_verdict import findings, findings_on_rehearsal, headline, missing
 from cm4vllm.rules import Scenario
+
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
 
 
 class Terminal(io.StringIO):
@@ -227,7 +229,7 @@ def test_a_checker_refuses_a_rehearsal_for_being_short(real_runs):
         report.checker.runs[0], passed=False, status=1, errors=["SUMMARY: submission has errors"]
     )
     report = replace(report, checker=msgspec.structs.replace(report.checker, passed=False, runs=[short]))
-    assert unexpected(report) == []
+    assert findings_on_rehearsal(report) == []
     assert findings(report)[-1].severity is Severity.GOOD
     assert "only length findings, expected of a rehearsal" in findings(report)[-1].what
     assert "SUMMARY" not in final_table(report, stream=io.StringIO())  # what is expected is not listed

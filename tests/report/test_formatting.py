@@ -31,7 +31,7 @@ from cm4vllm.results import figure_texts
         ),
         (number_texts.seconds, {0.0225: "0.0225 s", 3892.3: "3,892.3 s (64.9 min)", 31.5: "31.5 s"}),
         (number_texts.ms, {0.00434: "0.00434", 5.384: "5.38", 76.86: "76.9", 319.46: "319.5", 4147.7: "4,148"}),
-        (number_texts.when, {"2026-11-20T11:59:30+02:00": "2026-11-20 09:59 UTC"}),
+        (number_texts.time_text, {"2026-11-20T11:59:30+02:00": "2026-11-20 09:59 UTC"}),
     ],
 )
 def test_a_figure_is_written_with_the_digits_that_say_something(write, values):

@@ -19,7 +19,7 @@ from test_halving import record
 from builders import metrics_sample
 from cm4vllm import STAND_IN_NOTICE
 from cm4vllm.common.files import write_json
-from cm4vllm.common.number_texts import ms, number, rate, when
+from cm4vllm.common.number_texts import ms, number, rate, time_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.assets import STAND_IN_SOURCE
@@ -44,6 +44,8 @@ from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.published_rank import place, places_of
 from cm4vllm.results.result_index import Index, read_index, row_of
 from cm4vllm.results.run_folders import open_results
+
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
 
 SYSTEM_NAME = "1xXeon_vLLM-0.32.0"
 
@@ -347,7 +349,7 @@ def test_every_number_of_the_model_is_there(real_runs, page):
                     client.completion_tokens,
                 )
             ]
-            expected += [*run.files, *run.files.values(), when(run.started_at)]
+            expected += [*run.files, *run.files.values(), time_text(run.started_at)]
     assert [words for words in expected if words not in page.text] == []
 
 

@@ -15,8 +15,8 @@ from cm4vllm.results.check_command.check_summary import (
     CheckedSubmission,
     as_objects,
     by_submission,
+    code_lines,
     counts,
-    listed,
     summary,
 )
 from cm4vllm.results.check_command.tree_check import Filters, check_tree, report_checks
@@ -85,13 +85,13 @@ def test_the_table_has_a_line_for_each_submission_that_with_most_errors_first():
 
 
 def test_codes_are_counted_with_their_submissions():
-    lines = list(listed({"open/Us": FOUND, "open/Them": FOUND[2:3]}, (Severity.WARNING, Severity.NOTE)))
+    lines = list(code_lines({"open/Us": FOUND, "open/Them": FOUND[2:3]}, (Severity.WARNING, Severity.NOTE)))
     assert lines[1] == "Warnings and notes by code:"
     assert [line.split() for line in lines[3:]] == [
         ["A-CODE", "warning", "2", "2", "it", "is", "two"],
         ["B-CODE", "note", "2", "1", "it", "is", "two"],
     ]
-    assert not list(listed({"open/Us": FOUND[:1]}, (Severity.WARNING,)))
+    assert not list(code_lines({"open/Us": FOUND[:1]}, (Severity.WARNING,)))
 
 
 @given(

@@ -13,9 +13,10 @@ from cm4vllm.campaign.amendments import amendments
 from cm4vllm.campaign.entry import run_job, typed_env
 from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.units import SamplesPerSecond, Seconds
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.plan.chain import reach
+from cm4vllm.engine.plan.chain import adr_targets
 from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
@@ -75,18 +76,18 @@ def catalogue():
     return Catalogue(home(os.devnull))
 
 
-#: Computed once: it reads a thousand files.
-program_sha256 = cache(program_digest)
+#: Computed once: each reads a thousand files.
+program_sha256, program_commit = cache(program_digest), cache(commit_of_this_repository)
 
 
 def reached(i):
-    """Return what hooks get from i["automation"].reach."""
-    return reach(catalogue(), i["tags"])
+    """Return what hooks get from i["automation"].adr_targets."""
+    return adr_targets(catalogue(), i["tags"])
 
 
 def planned(tmp_path, request):
     """Return the steps of the plan as it lists them. Raises what the plan fails with."""
-    automation = SimpleNamespace(cmind=home(tmp_path), path=str(ROOT / "automation" / "script"), reach=reached)
+    automation = SimpleNamespace(cmind=home(tmp_path), path=str(ROOT / "automation" / "script"), adr_targets=reached)
     session = Session(automation, {})
     session.catalogue = catalogue()
     root = plan(session, request)
@@ -153,6 +154,7 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
         "job.write_summary": None,
         "job.final_table": "",
         "job.program_digest": program_sha256(),
+        "job.commit_of_this_repository": program_commit(),
     }.items():
         monkeypatch.setattr(f"cm4vllm.campaign.{name}", lambda *_, value=value: value)
     recipes = Taken(fails)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cm4vllm.campaign.endpoints.settings import EndpointsSettings
-from cm4vllm.campaign.entry import input_values, prepared
+from cm4vllm.campaign.entry import checked_job, input_values
 from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.settings import env_keys, parts_of
@@ -109,12 +109,12 @@ def test_the_main_job_takes_the_values_that_are_listed_and_no_other(tmp_path, fl
     # The network division takes servers on other machines alone; none is asked here.
     base = {"OUTPUT_BASE_DIR": str(tmp_path), "CM_MLPERF_INFERENCE_API_SERVER": "http://192.0.2.1:1"}
     with pytest.raises(CmError) as caught:
-        prepared(CampaignSettings.of({**base, key: "nonsense"}))
+        checked_job(CampaignSettings.of({**base, key: "nonsense"}))
     assert caught.value.exit_code == 20
     assert "nonsense" in str(caught.value)
     for value in MAIN.input_description[flag]["choices"]:
         try:
-            prepared(CampaignSettings.of({**base, key: value}))
+            checked_job(CampaignSettings.of({**base, key: value}))
         except CmError as error:
             assert value not in error.what or flag == "device", error
 

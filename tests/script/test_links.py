@@ -9,7 +9,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.folders.ownership_notes import note_finished
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.plan.chain import reach
+from cm4vllm.engine.plan.chain import adr_targets
 from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.request import Request
@@ -34,7 +34,7 @@ def session(tmp_path, monkeypatch):
     cmind = SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(tmp_path), index=None)
     catalogue = Catalogue(cmind)
     automation = SimpleNamespace(
-        cmind=cmind, path=str(ROOT / "automation" / "script"), reach=lambda i: reach(catalogue, i["tags"])
+        cmind=cmind, path=str(ROOT / "automation" / "script"), adr_targets=lambda i: adr_targets(catalogue, i["tags"])
     )
     made = Session(automation, {})
     made.catalogue = catalogue

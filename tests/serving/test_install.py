@@ -348,7 +348,7 @@ def test_what_cannot_be_installed_is_refused_by_the_plan_as_by_the_run(tmp_path,
 def test_an_index_without_an_address_is_asked_once(tmp_path, index, lock, monkeypatch, capsys):
     """For CPUs it is left out and named with the size that follows; ROCm's is its only source."""
     reason = "the name is not known"
-    monkeypatch.setattr(environments, "unresolved", lambda index: reason if "127.0.0.1" not in index else "")
+    monkeypatch.setattr(environments, "resolution_failure", lambda index: reason if "127.0.0.1" not in index else "")
     assert module._own_index(VARIANTS["cpu"], tmp_path) == ""
     said = capsys.readouterr().out
     assert environments.TORCH_CPU_INDEX in said and reason in said and "up to 10 GiB more" in said

@@ -19,13 +19,15 @@ from cm4vllm.submission.checker.official_checker import (
     check_submission,
     codes_of,
     disagreements,
-    explained,
+    explain,
     is_rehearsal,
     run_checkers,
 )
 from cm4vllm.submission.checker.source import extract_checker, fetch, open_source
 from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.tree import build_tree, system_folder
+
+pytestmark = pytest.mark.xdist_group("runs-submission")  # one process makes the runs of these files
 
 ROUND = "v6.1"
 
@@ -233,7 +235,7 @@ def test_every_meaning_is_a_code_that_there_is() -> None:
 )
 def test_a_message_is_explained_by_the_code_of_its_rule(message: str, code: str) -> None:
     assert codes_of(message)[0] == code
-    assert explained(message).startswith(f"{message} [{code}")
+    assert explain(message).startswith(f"{message} [{code}")
 
 
 def test_a_sum_of_others_and_a_default_of_the_checker_are_left_as_they_are() -> None:
@@ -242,7 +244,7 @@ def test_a_sum_of_others_and_a_default_of_the_checker_are_left_as_they_are() -> 
         "accuracy_sample_count not found for model whisper, using performance_sample_count",
         "Execution of check endpoints_model_check skipped for closed/A/compliance/x/Offline/TEST01.",
     ):
-        assert explained(message) == message
+        assert explain(message) == message
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_a_sum_of_others_and_a_default_of_the_checker_are_left_as_they_are() -> 
 )
 def test_a_failure_of_the_checker_is_no_finding(message: str) -> None:
     assert codes_of(message) == []
-    assert "the checker itself failed" in explained(message)
+    assert "the checker itself failed" in explain(message)
 
 
 def test_rules_that_one_checker_alone_calls_broken_are_named() -> None:

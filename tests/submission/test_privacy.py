@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from cm4vllm.common.checking import private_words as privacy
-from cm4vllm.common.checking.private_words import first_private, private_words, scrubbed
+from cm4vllm.common.checking.private_words import first_private, private_words, scrub
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.programs.own_program import program_files
@@ -21,6 +21,8 @@ from cm4vllm.submission.privacy_check import inspect_tree, refuse_private
 from cm4vllm.submission.system_records import SystemSettings, write_system
 from cm4vllm.submission.tree import build_tree
 from gpu_machines import gpus
+
+pytestmark = pytest.mark.xdist_group("runs-submission")  # one process makes the runs of these files
 
 ENV = {"HOME": "/home/jdoe42", "USER": "jdoe42", "HF_TOKEN": "s3cr3t-w0rd", "DB_PASSWORD": "benchmark"}
 #: A user and a device that no file of the repository names, this one included: a file that is not as its commit has it
@@ -88,7 +90,7 @@ def test_what_is_private_is_found_and_scrubbed(root, line, clean):
         folders=["/data/jdoe42/x/results"],
     )
     assert first_private(line, words) is not None
-    assert scrubbed(line, words) == clean
+    assert scrub(line, words) == clean
     assert first_private(clean, words) is None
 
 
@@ -103,14 +105,14 @@ PLAIN = (
 def test_what_is_not_private_stays(root, line):
     words = private_words(root, ENV, servers=["203.0.113.9", "127.0.0.1", "localhost"], folders=["/data"])
     assert first_private(line, words) is None
-    assert scrubbed(line, words) == line
+    assert scrub(line, words) == line
 
 
 def test_a_name_that_is_a_common_word_is_private_only_as_a_name_and_root_never(root):
     words = private_words(root, {"HOME": "/srv/people/max", "USER": "max"})
     assert first_private("max_tokens is the max of both, for max 3 samples", words) is None
-    assert scrubbed("/home/max/models and max@node", words) == "/home/[user]/models and [user]@node"
-    assert scrubbed("/srv/people/max/models", words) == "~/models"
+    assert scrub("/home/max/models and max@node", words) == "/home/[user]/models and [user]@node"
+    assert scrub("/srv/people/max/models", words) == "~/models"
 
 
 def test_a_user_of_an_archive_without_git_may_have_a_name_that_the_program_uses(root, monkeypatch):
@@ -121,14 +123,14 @@ def test_a_user_of_an_archive_without_git_may_have_a_name_that_the_program_uses(
         words = [word for word in private_words(root, {"HOME": "/srv/people/x", "USER": user}) if word.kind == "user"]
         for file in files:
             assert first_private(file.path.read_text(encoding="utf-8", errors="replace"), words) is None, file.name
-        assert scrubbed(f"{user}@node", words) == "[user]@node"
+        assert scrub(f"{user}@node", words) == "[user]@node"
     finally:
         monkeypatch.undo()
         privacy._vocabulary.cache_clear()
 
     words = private_words(root, {"HOME": "/root", "USER": "root"})
     assert first_private("root reads /root/x in /home/root", words) is None
-    assert scrubbed("--out=/root/x of root", words) == "--out=~/x of root"
+    assert scrub("--out=/root/x of root", words) == "--out=~/x of root"
 
 
 def own_addresses():

@@ -3,7 +3,7 @@
 from builders import quantization_record
 from cm4vllm.assets.quantization import KV_FP8, schemes
 from cm4vllm.records.assets import ModelRecord
-from cm4vllm.submission.submitter_pages import noticed, quantisation
+from cm4vllm.submission.submitter_pages import quantisation, with_notice
 from cm4vllm.submission.tree_writer import heading_of, sections, with_section, without_scenario, without_section
 
 PAGE = """# Example
@@ -79,4 +79,4 @@ def test_what_was_not_quantised_here_is_not_claimed_and_a_rehearsal_says_so():
     page = quantisation(model(weight_data_types="fp8"))
     assert "came quantised, to fp8" in page
     assert "/home/me" not in page
-    assert "> **NOT A RESULT**" in noticed(quantisation(model(weight_data_types="bf16")), "NOT A RESULT")
+    assert "> **NOT A RESULT**" in with_notice(quantisation(model(weight_data_types="bf16")), "NOT A RESULT")

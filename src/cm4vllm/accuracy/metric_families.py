@@ -115,8 +115,8 @@ def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
     return replace(scored, values=scored.values | _percent_by_dataset(samples, _MIXTRAL, _verdicts(samples, _MIXTRAL)))
 
 
-def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a program of MBXP as create_mbxp_dict of evaluate-accuracy.py makes it."""
+def _mbxp_task(response: str, row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the grader's input for an answer of MBXP, as create_mbxp_dict of evaluate-accuracy.py makes it."""
     lang, _, entry_point = str(row["id"]).partition("_")
     return {
         "lang": lang,
@@ -127,13 +127,13 @@ def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _code(response: str, row: Mapping[str, Any]) -> dict[str, str]:
+def _livecodebench_task(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     return {"response": response, "question_id": str(row["output"])}
 
 
 @dataclass(frozen=True)
 class _ByGrader:
-    """Answers that a grader judges, and what it is handed of each."""
+    """The grader that judges the answers to a dataset's samples; `task` makes its input from an answer and its row."""
 
     name: str
     task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]
@@ -141,18 +141,18 @@ class _ByGrader:
 
 #: The judges of the answers to a dataset's samples, by a part of the dataset's name; the first that fits counts.
 _Judges = Mapping[str, Callable[[str, str], bool] | _ByGrader]
-_MIXTRAL: _Judges = {"gsm8k": is_solved, "mbxp": _ByGrader("mbxp", _program)}
+_MIXTRAL: _Judges = {"gsm8k": is_solved, "mbxp": _ByGrader("mbxp", _mbxp_task)}
 _DEEPSEEK: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen_letter(text, "ABCD"), wanted, "ABCD"),
     "mmlu_pro": lambda text, wanted: is_choice(chosen_letter(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
     "math500": _ByGrader("math", lambda response, row: {"response": response, "reference": str(row["output"])}),
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
-    "livecodebench": _ByGrader("livecodebench", _code),
+    "livecodebench": _ByGrader("livecodebench", _livecodebench_task),
 }
 _GPT_OSS: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen_at_the_end(text, "ABCD"), wanted, "ABCD"),
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
-    "livecodebench": _ByGrader("livecodebench_v6", _code),
+    "livecodebench": _ByGrader("livecodebench_v6", _livecodebench_task),
 }
 #: The number of times that gpt-oss-120b's dataset asks each question (DATASET_REPEATS of eval_mlperf_accuracy.py).
 _REPEATS = {"aime25": 8, "gpqa_diamond": 5, "livecodebench_v6": 3}

@@ -53,7 +53,7 @@ def modifiers(preset: str, algorithm: str, kv_fp8: bool, ignored: list[str]) -> 
     return [modifier(targets="Linear", scheme=preset, ignore=ignored, kv_cache_scheme=kv)]
 
 
-def loaded(folder: Path) -> Any:
+def load_model(folder: Path) -> Any:
     """Return the model in a folder, as the class that its config.json names."""
     import torch
     import transformers
@@ -79,7 +79,7 @@ def main() -> None:
     from llmcompressor import oneshot
 
     torch.manual_seed(0)
-    model = loaded(arguments.model)
+    model = load_model(arguments.model)
     # The layer that makes scores of tokens is never quantised.
     head = model.get_output_embeddings()
     ignored = [name for name, module in model.named_modules() if module is head]

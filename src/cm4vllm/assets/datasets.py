@@ -10,7 +10,7 @@ from cm4vllm.assets.downloads import mlcommons
 from cm4vllm.assets.samples.audio_dataset import audio_rows
 from cm4vllm.assets.samples.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
 from cm4vllm.assets.samples.picture_dataset import catalogue_rows, check_catalogue
-from cm4vllm.assets.samples.prompt_tokens import beyond, misread, tokenised
+from cm4vllm.assets.samples.prompt_tokens import beyond, misread_prompts, with_token_ids
 from cm4vllm.assets.samples.published_formats import media_record, write_rows
 from cm4vllm.assets.tiny.stand_in_datasets import SPACE_BYTES, stand_in_dataset
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
@@ -46,7 +46,7 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
         record = stand_in_dataset(model, settings, benchmark, folder)
     elif source == "path":
         path = given_path(settings.location)
-        record = _converted(path, f"local file {path.name}", settings, benchmark, model, folder)
+        record = _convert(path, f"local file {path.name}", settings, benchmark, model, folder)
         if not _is_published(path, record, settings):
             record = replace(record, recipe={**record.recipe, OWN_FILE: "yes"})
     elif source == "mlcommons":
@@ -70,7 +70,7 @@ def _mlcommons(
     settings: DatasetSettings, benchmark: BenchmarkTerms, model: ModelRecord | None, folder: Path
 ) -> DatasetRecord:
     """Take the benchmark's own dataset, or its calibration set, from MLCommons' storage."""
-    name, known = _published(settings)
+    name, known = _catalogue_dataset(settings)
     try:
         manifest = mlcommons.read_manifest(known.mlcommons)
         wanted = {known.file: known.digest}
@@ -88,7 +88,7 @@ def _mlcommons(
             given += "\nor rehearse on the tiny model's dataset: --dataset=tiny of run-mlperf,inference"
         error.remedy = "\n".join(filter(None, [error.remedy, given]))
         raise
-    record = _converted(files[0], f"MLCommons, {manifest.base}/{known.file}", settings, benchmark, model, folder)
+    record = _convert(files[0], f"MLCommons, {manifest.base}/{known.file}", settings, benchmark, model, folder)
     return replace(record, name=name)
 
 
@@ -101,7 +101,7 @@ def _is_published(path: Path, record: DatasetRecord, settings: DatasetSettings) 
     return known is not None and record.samples == known.samples
 
 
-def _published(settings: DatasetSettings) -> tuple[str, CatalogueDataset]:
+def _catalogue_dataset(settings: DatasetSettings) -> tuple[str, CatalogueDataset]:
     """Return the name of the dataset that the settings ask for, and what the catalogue knows of it.
 
     Raises DatasetError where none is published, or MLCommons' storage is not known to hold it.
@@ -118,7 +118,7 @@ def _published(settings: DatasetSettings) -> tuple[str, CatalogueDataset]:
     return name, known
 
 
-def _converted(
+def _convert(
     path: Path,
     source: str,
     settings: DatasetSettings,
@@ -160,7 +160,7 @@ def _for_model(
     if model is None:
         return rows, {}
     folder = Path(model.path)
-    why = (beyond if model.is_dummy else misread)(rows, folder)
+    why = (beyond if model.is_dummy else misread_prompts)(rows, folder)
     if not why:
         return rows, {}
     if model.is_dummy:
@@ -169,7 +169,7 @@ def _for_model(
         )
     words = f"its prompts were tokenised for another model ({why}); they were tokenised again for {model.name}"
     warn(f"{name}: {words}")
-    return tokenised(rows, folder, name, why), {RETOKENISED: words}
+    return with_token_ids(rows, folder, name, why), {RETOKENISED: words}
 
 
 def _catalogue(
@@ -206,4 +206,4 @@ def check(settings: DatasetSettings) -> None:
     if settings.source == "path":
         check_file(given_path(settings.location), Requirements.of(settings, benchmark))
     elif settings.source == "mlcommons":
-        _published(settings)
+        _catalogue_dataset(settings)

@@ -45,12 +45,12 @@ def identify(inputs: IdentityInputs, folder: Path) -> ModelRecord:
             "no model is named", remedy="give --model_record=FILE to verify,ml-model: the file model.json of the model"
         )
     base = read_record(Path(inputs.base_record), ModelRecord) if inputs.base_record else None
-    record = identified(read_record(Path(inputs.model_record), ModelRecord), inputs.benchmark, base)
+    record = with_benchmark_name(read_record(Path(inputs.model_record), ModelRecord), inputs.benchmark, base)
     write_record(folder / MODEL_FILE, record)
     return record
 
 
-def identified(record: ModelRecord, benchmark: str, base: ModelRecord | None = None) -> ModelRecord:
+def with_benchmark_name(record: ModelRecord, benchmark: str, base: ModelRecord | None = None) -> ModelRecord:
     """Return the record of a benchmark's own model under the benchmark's name.
 
     A model that was quantised here is one if it was made from `base`, which was identified before. Raises ModelError.
@@ -60,14 +60,14 @@ def identified(record: ModelRecord, benchmark: str, base: ModelRecord | None = N
         _require_base(record, benchmark, base)
         made = f"quantised here from {record.quantization.base_model}"
     else:
-        made = _compared(record, benchmark)
+        made = _comparison(record, benchmark)
     return replace(
         record, name=benchmark, source=f"{record.source}; {made}", recipe={**record.recipe, IDENTITY: benchmark}
     )
 
 
-def _compared(record: ModelRecord, benchmark: str) -> str:
-    folder, files = Path(record.path), _published(benchmark)
+def _comparison(record: ModelRecord, benchmark: str) -> str:
+    folder, files = Path(record.path), _published_digests(benchmark)
     size = size_text(sum((folder / name).stat().st_size for name in files if (folder / name).is_file()))
     with step(f"comparing {size} of {record.name} with the digests that MLCommons publishes"):
         differing = list(differences(folder, benchmark))
@@ -96,7 +96,7 @@ def differences(folder: Path, benchmark: str, *, quick: bool = False) -> Iterato
 
     With `quick` large files need only exist: their digests take seconds to minutes.
     """
-    if not (files := _published(benchmark)):
+    if not (files := _published_digests(benchmark)):
         yield f"no digests of the files of {catalogue().benchmark(benchmark).model} are known"
     for name, digest in files.items():
         path = folder / name
@@ -111,7 +111,7 @@ def differences(folder: Path, benchmark: str, *, quick: bool = False) -> Iterato
             yield f"{path.name} is not among the published files"
 
 
-def _published(benchmark: str) -> dict[str, str]:
+def _published_digests(benchmark: str) -> dict[str, str]:
     """Return the published digest of each file by its path in the model's own folder."""
     name = catalogue().benchmark(benchmark).model
     inside = catalogue().model(name).mlcommons_folder

@@ -60,9 +60,9 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
         "dummy": lambda: _dummy(where, settings.layers, folder),
         "path": lambda: _local(given_path(where)),
         "hf": lambda: _hub(where, settings.revision),
-        "catalogue": lambda: _catalogued(where, settings.revision),
+        "catalogue": lambda: _catalogue_model(where, settings.revision),
         "mlcommons": lambda: _mlcommons(where, again=settings.verify),
-        "served": lambda: _served(where, settings.served_folder, settings.revision),
+        "served": lambda: _served_model(where, settings.served_folder, settings.revision),
     }
     if source not in sources:
         raise UsageError(f"unknown model source {source!r}", remedy=nearest(source, sources))
@@ -96,7 +96,7 @@ def check_source(variation: str, layers: int | None = None) -> None:
         "hf": _require_hub_name,
         "served": _require_hub_name,
         "catalogue": catalogue().model,
-        "mlcommons": _hosted,
+        "mlcommons": _model_in_catalogue,
     }
     if source in checks:
         checks[source](where)
@@ -145,7 +145,7 @@ def _stand_in(variation: str, folder: Path) -> ModelRecord:
     """Copy a stand-in into a folder of its name."""
     stand_in = STAND_INS[variation]
     stand_in.copy_to(folder / stand_in.name)
-    return _described(folder / stand_in.name, stand_in.name, STAND_IN_SOURCE, recipe={"task": stand_in.task})
+    return _record_of_folder(folder / stand_in.name, stand_in.name, STAND_IN_SOURCE, recipe={"task": stand_in.task})
 
 
 def _dummy(name: str, layers: int | None, folder: Path) -> ModelRecord:
@@ -153,7 +153,7 @@ def _dummy(name: str, layers: int | None, folder: Path) -> ModelRecord:
     dummy.require_layers(model, layers)
     place = folder / dummy.dummy_name(model, layers)
     dummy.make(model, layers, place)
-    return _described(
+    return _record_of_folder(
         place,
         place.name,
         f"{DUMMY_SOURCE}; {dummy.words_of(model, layers)}",
@@ -163,10 +163,10 @@ def _dummy(name: str, layers: int | None, folder: Path) -> ModelRecord:
 
 def _local(folder: Path) -> ModelRecord:
     read_checkpoint(folder)  # before the name: a missing folder has none
-    return _described(folder, _published_name(folder), f"local folder {folder.name}", recipe={})
+    return _record_of_folder(folder, _published_name(folder), f"local folder {folder.name}", recipe={})
 
 
-def _served(name: str, folder: str, revision: str) -> ModelRecord:
+def _served_model(name: str, folder: str, revision: str) -> ModelRecord:
     """Take a given server's model from the folder that the server reports, or by its name from the hub."""
     if not folder:
         try:
@@ -178,7 +178,7 @@ def _served(name: str, folder: str, revision: str) -> ModelRecord:
                 f"_{variation_of('')} to the tags of run-mlperf,inference"
             )
             raise
-    return _described(
+    return _record_of_folder(
         Path(folder),
         _not_a_benchmarks(_safe(name.rpartition("/")[2])),
         f"served as {name} from the folder {Path(folder).name}",
@@ -189,7 +189,7 @@ def _served(name: str, folder: str, revision: str) -> ModelRecord:
 def _hub(name: str, revision: str) -> ModelRecord:
     _require_hub_name(name)
     folder = hub.snapshot(name, revision)
-    return _described(
+    return _record_of_folder(
         folder,
         _published_name(folder),
         f"Hugging Face hub, {name} at {folder.name}",
@@ -207,7 +207,7 @@ def _require_hub_name(name: str) -> None:
         )
 
 
-def _catalogued(name: str, revision: str) -> ModelRecord:
+def _catalogue_model(name: str, revision: str) -> ModelRecord:
     """Take a model of the catalogue from its hub, at the revision that is published for it unless another is given."""
     model = catalogue().model(name)
     if model.gate and not os.environ.get("HF_TOKEN"):
@@ -218,7 +218,7 @@ def _catalogued(name: str, revision: str) -> ModelRecord:
 
 def _mlcommons(name: str, *, again: bool) -> ModelRecord:
     """Take a model from MLCommons' storage: one of the catalogue, or that of any manifest."""
-    model = _hosted(name)
+    model = _model_in_catalogue(name)
     manifest = mlcommons.read_manifest(model.mlcommons if model else name)
     published = published_digests(name) if model else {}
     wanted = published or {
@@ -228,10 +228,12 @@ def _mlcommons(name: str, *, again: bool) -> ModelRecord:
     mlcommons.download(manifest, folder, wanted, again=again)
     root = folder / (model.mlcommons_folder if model else "")
     recipe = {"mlcommons": manifest.base, **({"catalogue": name} if model else {})}
-    return _described(root, _safe(name if model else manifest.name), f"MLCommons, {manifest.base}", recipe=recipe)
+    return _record_of_folder(
+        root, _safe(name if model else manifest.name), f"MLCommons, {manifest.base}", recipe=recipe
+    )
 
 
-def _hosted(name: str) -> CatalogueModel | None:
+def _model_in_catalogue(name: str) -> CatalogueModel | None:
     """Return a model of the catalogue; None for a name that it does not have. Raises UsageError."""
     model = catalogue().models.get(name)
     if model is not None and not model.mlcommons:
@@ -240,7 +242,7 @@ def _hosted(name: str) -> CatalogueModel | None:
     return model
 
 
-def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) -> ModelRecord:
+def _record_of_folder(folder: Path, name: str, source: str, *, recipe: dict[str, str]) -> ModelRecord:
     checkpoint = read_checkpoint(folder)
     if checkpoint.stand_in and STAND_IN_SOURCE not in source:
         source += f"; {STAND_IN_SOURCE}"

@@ -208,7 +208,7 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
             raise ModelError(
                 f"{model.name} cannot be quantised to {method}",
                 cause="\n".join([exit_in_words(status), *lines[-6:]]),
-                remedy="another scheme may suit its architecture: fp8-dynamic asks least of it",
+                remedy="another scheme may support this architecture: fp8-dynamic has the fewest requirements",
             )
         if unset := unset_scales(staging):
             raise ModelError(

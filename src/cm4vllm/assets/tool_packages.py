@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from cm4vllm.common.files import require_space
-from cm4vllm.common.programs.environments import checked, install_pinned, install_torch, make_environment
+from cm4vllm.common.programs.environments import install_pinned, install_torch, make_environment, require_success
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import step
 
@@ -23,13 +23,13 @@ def install_compressor(folder: Path, lock: Path) -> tuple[Path, str]:
     with step("environment for llm-compressor"):
         python = make_environment(folder / "venv")
         install_torch(python, lock, folder / "pip-torch.log")
-        checked(install_pinned(python, lock, folder / "pip.log"), "llm-compressor cannot be installed")
+        require_success(install_pinned(python, lock, folder / "pip.log"), "llm-compressor cannot be installed")
         proof = run(
             [python, "-P", "-c", "import llmcompressor; print('version', llmcompressor.__version__)"],
             log=folder / "proof.log",
             env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""},
         )
-    checked(proof, "the installed llm-compressor cannot be imported")
+    require_success(proof, "the installed llm-compressor cannot be imported")
     return python, next(line.split()[1] for line in proof.output.splitlines() if line.startswith("version "))
 
 
@@ -42,5 +42,5 @@ def install_packages(folder: Path, lock: Path, names: str, python: str = "") -> 
     packages = folder / "packages"
     with step(names):
         done = install_pinned(Path(python or sys.executable), lock, folder / "pip.log", [f"--target={packages}"])
-        checked(done, f"{names} cannot be installed")
+        require_success(done, f"{names} cannot be installed")
     return packages

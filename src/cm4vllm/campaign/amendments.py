@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput, given
+from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput, given_values
 from cm4vllm.common.errors import UsageError, nearest
 
 #: The tags of the recipe whose flags are the settings of the whole job.
 JOB = "run-mlperf,inference"
 
 #: Returns for {"tags": ...} of a recipe the environment key of each flag (`inputs`) and the names below it (`names`).
-Reach = Callable[[dict[str, Any]], Mapping[str, Any]]
+AdrTargets = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 #: The setting for the source of the model, as a variation, and the settings for files, by the name of their step.
 _MODEL = "CM_ML_MODEL_SOURCE"
@@ -42,23 +42,23 @@ _REPLACED = {
 class Amendments:
     """`settings` are environment keys of the job, `inputs` those of single steps; `rest` is left to the engine.
 
-    `names` are all names that were given; without any there is no `reach`.
+    `names` are all names that were given; without any there is no `adr_targets`.
     """
 
     settings: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[StepInput, ...] = ()
     rest: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    reach: Reach | None = None
+    adr_targets: AdrTargets | None = None
 
     def without_effect(self, steps: Iterable[Step]) -> list[str]:
         """Return a sentence for each name that neither a step nor a dependency of a step has."""
-        if self.reach is None:
+        if self.adr_targets is None:
             return []
         listed = tuple(steps)
         known = {name for step in listed for name in step.names}
         for tags in dict.fromkeys(step.tags for step in listed):
-            known |= set(self.reach({"tags": tags})["names"])
+            known |= set(self.adr_targets({"tags": tags})["names"])
         return [
             f"--adr.{name} has no effect: "
             + (_REPLACED.get(name) or f"no step of this job has that name, nor a dependency; {nearest(name, known)}")
@@ -67,14 +67,14 @@ class Amendments:
         ]
 
 
-def amendments(adr: Mapping[str, Any] | None, reach: Reach, job: str = JOB) -> Amendments:
+def amendments(adr: Mapping[str, Any] | None, adr_targets: AdrTargets, job: str = JOB) -> Amendments:
     """Sort the changes of `--adr`. `job` are the tags of the recipe whose flags count as settings.
 
     Raises UsageError for a model or a dataset that is named twice, and for a LoadGen of another round.
     """
     if not adr:
         return Amendments()
-    own = set(reach({"tags": job})["inputs"].values())
+    own = set(adr_targets({"tags": job})["inputs"].values())
     settings: dict[str, str] = {}
     inputs: list[StepInput] = []
     rest: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def amendments(adr: Mapping[str, Any] | None, reach: Reach, job: str = JOB) -> A
         if name not in RECIPES or not isinstance(change, Mapping):
             rest[name] = change
             continue
-        for flag, key, value in _entries(change, reach({"tags": RECIPES[name]})["inputs"]):
+        for flag, key, value in _entries(change, adr_targets({"tags": RECIPES[name]})["inputs"]):
             if flag == "tags":
                 taken, tags = _sources(name, value)
                 settings |= taken
@@ -96,7 +96,7 @@ def amendments(adr: Mapping[str, Any] | None, reach: Reach, job: str = JOB) -> A
                 inputs.append(StepInput(name, flag, key, _text(value)))
         if left:
             rest[name] = left
-    return Amendments(settings, tuple(inputs), rest, tuple(adr), reach)
+    return Amendments(settings, tuple(inputs), rest, tuple(adr), adr_targets)
 
 
 def _entries(change: Mapping[str, Any], keys: Mapping[str, str]) -> Iterable[tuple[str, str, Any]]:
@@ -145,11 +145,11 @@ def _sources(name: str, value: Any) -> tuple[dict[str, str], list[str]]:
     return settings, [tag for tag in tags if tag not in chosen]
 
 
-def amended(step: Step, inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
+def added_inputs(step: Step, inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
     """Return the inputs that `--adr` adds to a step. Raises UsageError for an input that the job itself gives."""
     added = {amendment.key: amendment for amendment in inputs if amendment.name in step.names}
     for key, amendment in added.items():
-        if key in given(step.inputs):
+        if key in given_values(step.inputs):
             raise UsageError(
                 f"--adr.{amendment.name}.{amendment.flag} cannot be given",
                 cause=f"the job itself gives it to the step {step.name}",

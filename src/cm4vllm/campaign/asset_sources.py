@@ -285,7 +285,7 @@ def asked_quantisation(asked: str, benchmark: str, *, served: bool) -> str:
         )
     if chosen:
         require_scheme(QuantizationSettings(scheme=chosen[0], kv_fp8=KV_FP8 in names))
-    calibrated = _calibrated(names)
+    calibrated = _calibrated_schemes(names)
     if calibrated and not catalogue().benchmark(benchmark).calibration:
         without = [name for name, scheme in schemes().items() if scheme.preset and not scheme.calibrated]
         raise UsageError(
@@ -298,8 +298,10 @@ def asked_quantisation(asked: str, benchmark: str, *, served: bool) -> str:
 
 def needs_calibration(variations: str) -> bool:
     """Return True if the variations of quantize,ml-model compute scales from a calibration set; none need nothing."""
-    return bool(_calibrated(name.removeprefix("_").removeprefix("scheme.") for name in variations.split(",") if name))
+    return bool(
+        _calibrated_schemes(name.removeprefix("_").removeprefix("scheme.") for name in variations.split(",") if name)
+    )
 
 
-def _calibrated(names: Iterable[str]) -> list[str]:
+def _calibrated_schemes(names: Iterable[str]) -> list[str]:
     return [name for name in names if name == KV_FP8 or schemes()[name].calibrated]

@@ -18,7 +18,7 @@ from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.planning.expected_times import with_expected_times
 from cm4vllm.campaign.planning.schedule import environment_of, schedule
 from cm4vllm.campaign.planning.step_environment import NOTHING, JobExports, differing
-from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step, given
+from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step, given_values
 from cm4vllm.campaign.published.published_results import published_notes, published_runs, published_settings
 from cm4vllm.campaign.rehearsal.launch import SimulatedSettings, rehearsed_benchmark, require_rehearsal
 from cm4vllm.campaign.settings import CampaignSettings, Job
@@ -94,13 +94,13 @@ def _words(finding: Finding) -> str:
 UNCHANGED = Amendments()
 
 
-def prepared(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
+def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
     """Return the job that the settings ask for, checked. `changes` are those of `--adr`.
 
     All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
     the result that is asked for is then said before. Raises CmError.
     """
-    settings = of_anywhere(_rehearsed(published_settings(asked)))
+    settings = of_anywhere(_with_profile_benchmark(published_settings(asked)))
     require_rehearsal(
         settings.view(SimulatedSettings),
         differing(settings),
@@ -129,7 +129,7 @@ def prepared(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
     return replace(job, notes=(*job.notes, *read, *node_notes(settings.launch), *needed))
 
 
-def _rehearsed(asked: CampaignSettings) -> CampaignSettings:
+def _with_profile_benchmark(asked: CampaignSettings) -> CampaignSettings:
     """Return settings with the benchmark that the profile of --rehearse is for. Raises UsageError."""
     if not asked.rehearse:
         return asked
@@ -158,7 +158,7 @@ def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:
 
 def plan_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
-    job = prepared(asked, changes)
+    job = checked_job(asked, changes)
     steps, times = with_expected_times(job, schedule(job))
     for note in (*job.notes, *times, *(f"{finding.field}: {finding.what}; {finding.remedy}" for finding in unready())):
         say(f"note: {note}")
@@ -190,7 +190,7 @@ def run_job(
     """Execute the job and return what the recipe exports; `typed` is what the user set by --env. Raises CmError."""
     from cm4vllm.campaign.job import run  # half of all modules, the report's among them: no plan needs them
 
-    job = prepared(asked, changes)
+    job = checked_job(asked, changes)
     for finding in unready(load=load_sample()):
         warn(f"{finding.field}: {finding.what}; {finding.remedy}")
     run(job, recipes, command, typed)
@@ -220,8 +220,8 @@ def planned_steps(out: Path, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
 
 def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     """Return a step in the form of the engine's hook `plan`; the step `before` already shows the values of both."""
-    known = given(before.inputs) if before else {}
-    measured = {key: value for key, value in given(step.inputs).items() if isinstance(value, MeasuredTarget)}
+    known = given_values(before.inputs) if before else {}
+    measured = {key: value for key, value in given_values(step.inputs).items() if isinstance(value, MeasuredTarget)}
     new = [value for key, value in measured.items() if known.get(key) != value]
     source = env_keys(RunInputs)["target_qps_source"]
     unknown = {name: f"the step {value.step}" for key, value in measured.items() for name in (key, source)}

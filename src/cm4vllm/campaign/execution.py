@@ -135,7 +135,7 @@ class Execution:
         self.failure: CmError | None = None
         self.is_recorded = False
         self.outlook: Callable[[], str] = str
-        self.shown = steps_of(tuple(self.steps.values()), self.file, self._expected)
+        self.shown = steps_of(tuple(self.steps.values()), self.file, self._expected_duration)
 
     def begin(self) -> None:
         """Set aside what a command that was killed has left, and enter all steps as planned."""
@@ -171,7 +171,7 @@ class Execution:
         before = self._as_before(step)
         if isinstance(inputs, RunStep):
             inputs = inputs.shorter(before)
-        earlier, why = self._kept(step, inputs)
+        earlier, why = self._kept_result(step, inputs)
         if step.product is Product.RUN and (earlier.exports is not None or self.job.reruns(step.name)):
             forget_answers(result_folder(inputs))
         if earlier.exports is not None:
@@ -181,7 +181,7 @@ class Execution:
         if why:
             say(f"{step.name}: done again: {why}")
         try:
-            self._make(step, *self._sized(step, inputs, before, earlier.digest), why)
+            self._make(step, *self._shortened_inputs(step, inputs, before, earlier.digest), why)
         except CmError as error:
             self._failed(step, error)
 
@@ -194,7 +194,9 @@ class Execution:
             return None
         return self.minutes.as_before(Shortened.of(state.last.inputs))
 
-    def _sized(self, step: Step, inputs: Settings, before: Shortened | None, digest: str) -> tuple[Settings, str]:
+    def _shortened_inputs(
+        self, step: Step, inputs: Settings, before: Shortened | None, digest: str
+    ) -> tuple[Settings, str]:
         """Return the inputs of a run, as short as the minutes of the job ask for, and their digest. Raises CmError."""
         whole = self.values.inputs(step)
         if self.minutes is None or step.product is not Product.RUN or not isinstance(whole, RunStep):
@@ -204,7 +206,7 @@ class Execution:
         sized = whole.shorter(self.minutes.sized(step, whole, self._estimate(step, whole), before))
         if sized.shortened:
             say(f"{step.name}: {sized.shortened}")
-        return sized, digest if sized == inputs else self._kept(step, sized)[0].digest
+        return sized, digest if sized == inputs else self._kept_result(step, sized)[0].digest
 
     def _estimate(self, step: Step, inputs: RunStep) -> Estimate:
         """Return a function that sends some requests of the run with these inputs."""
@@ -218,7 +220,7 @@ class Execution:
 
         return estimate
 
-    def _expected(self, step: Step) -> Duration | None:
+    def _expected_duration(self, step: Step) -> Duration | None:
         """Return how long a run takes by the rates so far, once the minutes of the job have begun."""
         return None if self.minutes is None or self.minutes.left_s is None else self.minutes.expected(step)
 
@@ -235,7 +237,7 @@ class Execution:
         if self.server is not None and step.product is not None and step.product.asks_server:
             self.server.need()
 
-    def _say_left(self, step: Step) -> None:
+    def _print_time_left(self, step: Step) -> None:
         """Print how long a step of measuring and the rest of the job take, as far as it is known."""
         if step.product is None or not step.product.asks_server:
             return
@@ -249,7 +251,7 @@ class Execution:
         if self.server is not None and not self.server.was_needed:
             self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
 
-    def _kept(self, step: Step, inputs: Settings) -> tuple[KeptResult, str]:
+    def _kept_result(self, step: Step, inputs: Settings) -> tuple[KeptResult, str]:
         """Return the result that an earlier command left of a step, and in words why it is kept or not."""
         left = kept_result(step, inputs, self.environment, self.file.ledger.digest(step.name))
         searched = self.environment.read(SearchExports).result
@@ -265,7 +267,7 @@ class Execution:
             say(f"{step.name}: {note}")
         for number in range(1, self.job.attempts + 1):
             self._need_server(step)
-            self._say_left(step)
+            self._print_time_left(step)
             try:
                 self._attempt(step, inputs, digest, why)
                 return

@@ -76,7 +76,7 @@ def _report(job: Job, execution: Execution) -> Report:
     """Write the pages and print the table; then raise the error of the checkers, or of the result itself."""
     if job.no_tree:
         say(f"no submission tree: {job.no_tree}")
-    report = _placed(job, load(job.out))
+    report = _with_published_places(job, load(job.out))
     write_summary(report)
     print(final_table(report), flush=True)
     if execution.failure is not None:
@@ -91,7 +91,7 @@ def _report(job: Job, execution: Execution) -> Report:
     return report
 
 
-def _placed(job: Job, report: Report) -> Report:
+def _with_published_places(job: Job, report: Report) -> Report:
     """Add to the report the places of its results among published ones, where the job names these.
 
     The results stand without them: published results that can no longer be read are warned of.

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.planning.steps import Duration, ResultFolders, Step
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
-from cm4vllm.common.files import bytes_of, opened, sync_folder
+from cm4vllm.common.files import bytes_of, open_file, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import Record, now
 from cm4vllm.common.secrets.redaction import vault
@@ -182,7 +182,7 @@ def _take(states: dict[str, StepState], entry: Entry) -> None:
 def is_under_way(out: Path) -> bool:
     """Return True if a command works in a results folder at this moment."""
     try:
-        with opened(out / LOCK_FILE) as lock:
+        with open_file(out / LOCK_FILE) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -307,7 +307,7 @@ def _relative(inputs: Mapping[str, str], out: Path) -> dict[str, str]:
 def require_unlocked(lock: Path, folder: Path) -> None:
     """Refuse a folder whose lock another command holds. Writes nothing. Raises UsageError, NotWritable."""
     try:
-        with opened(lock) as file:
+        with open_file(lock) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return

@@ -16,7 +16,7 @@ from cm4vllm.accuracy.scoring import require_scorable
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.tiny.stand_ins import stand_in_named, variation_of
-from cm4vllm.campaign.amendments import Reach, amendments
+from cm4vllm.campaign.amendments import AdrTargets, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.job_checks.capabilities import needs_sentences, require_runnable
 from cm4vllm.campaign.job_checks.preflight import (
@@ -38,7 +38,7 @@ from cm4vllm.campaign.search.search_space import asked_space
 from cm4vllm.campaign.search.settings_job import SettingsJob
 from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder
-from cm4vllm.common.folders.ownership_notes import beside
+from cm4vllm.common.folders.ownership_notes import path_beside
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
@@ -127,7 +127,9 @@ class LinkOutputs(StepInputs, frozen=True, kw_only=True):
     earlier: bool | None = None
 
 
-def completed_link(link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | None, reach: Reach) -> Mapping[str, str]:
+def completed_link(
+    link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | None, adr_targets: AdrTargets
+) -> Mapping[str, str]:
     """Return the keys that a link run alone gets before its dependencies; none in the main job.
 
     `link` are the tags of its recipe, `adr` the changes that `--adr` asks for. Raises CmError for what can be refused
@@ -135,7 +137,7 @@ def completed_link(link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | N
     """
     if ScoreInputs.of(env).results_dir:
         return {}
-    changed = amendments(adr, reach, job=link).settings
+    changed = amendments(adr, adr_targets, job=link).settings
     return {**changed, **_COMPLETED[link]({**env, **changed}).env()}
 
 
@@ -208,7 +210,7 @@ def completed_server(settings: LaunchSettings, inputs: LinkInputs) -> LinkOutput
 
 def _with_folders(done: LinkOutputs, folder: Path, record: str) -> LinkOutputs:
     """Add the folders of a link and of its server, and whether both hold the records of an earlier command."""
-    server = beside(folder, ".server")
+    server = path_beside(folder, ".server")
     earlier = (folder / record).exists() and (server / SERVER_FILE).exists()
     return replace(done, output_dir=str(folder), folder=str(server), earlier=earlier)
 
@@ -299,7 +301,7 @@ def _check_server(link: Link) -> None:
 
 def lock_of(folder: Path) -> Path:
     """Return the lock of a run's folder. It lies beside the folder, which appears only when the run is whole."""
-    return beside(folder, ".lock", ".")
+    return path_beside(folder, ".lock", ".")
 
 
 def _require_runnable(inputs: RunInputs) -> RunInputs:

@@ -149,7 +149,7 @@ def require_channels(session: PowerSession) -> int:
     if (count := len(session.analyzers)) > 1:
         raise several_analyzers(count)
     stated = max((identity.channels for identity in session.identities), default=1)
-    wanted = _configured(session) or stated
+    wanted = _configured_channels(session) or stated
     for phase in Phase:
         for sample in session.samples(phase).samples:
             read = len(sample.channels) or 1
@@ -190,7 +190,7 @@ def _private(line: str, words: Sequence[PrivateWord]) -> str:
     return next((f"{kind.kind}{'' if kind.is_secret else f': {word}'}" for kind, word in found_in(line, _FORMS)), "")
 
 
-def _configured(session: PowerSession) -> int:
+def _configured_channels(session: PowerSession) -> int:
     """Return the number of channels that the server was configured for; 0 where its configuration names none."""
     channels = [analyzer.get("channel") for analyzer in session.analyzers]
     return next((int(channel[1]) for channel in channels if isinstance(channel, list) and len(channel) == 2), 0)

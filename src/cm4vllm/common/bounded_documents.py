@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cm4vllm.common.files import MOST_BYTES, beginning_of, opened
+from cm4vllm.common.files import MOST_BYTES, beginning_of, open_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ def object_of(path: Path) -> dict[str, Any]:
 
 def lines_of(path: Path, most: int = MOST_BYTES) -> Iterator[bytes]:
     """Yield the lines of a file, the last also without its line feed. Raises OSError, ValueError for a longer one."""
-    with opened(path) as file:
+    with open_file(path) as file:
         number = 0
         while line := file.readline(most + 1):
             number += 1

@@ -66,9 +66,9 @@ class CmError(Exception):
 
         lines = [self.what]
         if self.cause:
-            lines.append(f"  cause:  {_indented(self.cause)}")
+            lines.append(f"  cause:  {_indent(self.cause)}")
         if self.remedy:
-            lines.append(f"  remedy: {_indented(self.remedy)}")
+            lines.append(f"  remedy: {_indent(self.remedy)}")
         return printable("\n".join(lines))
 
 
@@ -77,7 +77,7 @@ _INDENT = "\n          "
 _PARTS = re.compile(r"(.*?)(?:\n  cause:  (.*?))?(?:\n  remedy: (.*))?", re.DOTALL)
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return text.rstrip().replace("\n", _INDENT)
 
 
@@ -197,7 +197,7 @@ def nearest(word: str, choices: Iterable[str], listing: str = "") -> str:
     known = sorted({str(choice) for choice in choices})  # plain words, also out of an enumeration
     if others := _of_other_numbers(word, known):
         return f"known: {', '.join(others)}"
-    if meant := [repr(choice) for choice in _meant(word, known)]:
+    if meant := [repr(choice) for choice in _probable_choices(word, known)]:
         return f"did you mean {' or '.join(filter(None, [', '.join(meant[:-1]), meant[-1]]))}?"
     if len(known) > _LISTED and listing:
         return listing
@@ -238,7 +238,7 @@ def _form(word: str) -> str:
     return re.sub(r"\d+", "#", word.lower())
 
 
-def _meant(word: str, known: Sequence[str]) -> list[str]:
+def _probable_choices(word: str, known: Sequence[str]) -> list[str]:
     """Return the choice that `word` misspells, else the few that it begins, is one part of, or is contained in."""
     import difflib  # only errors need it, and every start would pay for it
 

@@ -107,12 +107,12 @@ def sync_files(folder: Path) -> None:
     with translated_os_errors("write", folder):
         for path in folder.iterdir():
             if path.is_file():
-                with opened(path) as file:
+                with open_file(path) as file:
                     os.fsync(file.fileno())
     sync_folder(folder)
 
 
-def opened(path: Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
+def open_file(path: Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
     """Open a file to read its bytes, as many at once as `buffer` says.
 
     Raises OSError, also for a pipe or a device, which might never end.
@@ -131,7 +131,7 @@ def bytes_of(path: Path, most: int = MOST_BYTES) -> bytes:
 
     Raises OSError, also for a pipe or a device, which might never end.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         long = os.fstat(file.fileno()).st_size > most
         data = b"" if long else file.read()
     if long or len(data) > most:
@@ -146,7 +146,7 @@ def text_of(path: Path, most: int = MOST_BYTES) -> str:
 
 def beginning_of(path: Path, most: int) -> bytes:
     """Return the first `most` bytes of a file, all of a shorter one. Raises OSError as `bytes_of`."""
-    with opened(path) as file:
+    with open_file(path) as file:
         return file.read(most)
 
 
@@ -155,7 +155,7 @@ def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
     """Yield the bytes of a file of any length: only those that are read come into memory. Raises OSError."""
     import mmap
 
-    with opened(path) as file:
+    with open_file(path) as file:
         if not os.fstat(file.fileno()).st_size:
             yield b""
             return
@@ -186,7 +186,7 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     import hashlib
 
-    with opened(path) as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

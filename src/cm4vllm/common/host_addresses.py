@@ -13,7 +13,7 @@ _MAC = re.compile(r"[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}", re.IGNORECASE)
 
 def is_loopback(host: str) -> bool:
     """Return True if a host is a machine's name or address for itself, as localhost, 127.0.0.1 and 0.0.0.0 are."""
-    address = _parsed(host)
+    address = _ip_address(host)
     if address is None:
         return host.strip("[]").lower().partition(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback", "(none)")
     return address.is_loopback or address.is_unspecified
@@ -21,10 +21,10 @@ def is_loopback(host: str) -> bool:
 
 def is_address(host: str) -> bool:
     """Return True if a host is given by its IP address."""
-    return _parsed(host) is not None
+    return _ip_address(host) is not None
 
 
-def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -38,7 +38,7 @@ def address_spellings(address: str) -> set[str]:
         parts = re.split("[:-]", plain)
         bare = "".join(parts)
         return {":".join(parts), "-".join(parts), bare, ".".join(bare[at : at + 4] for at in range(0, len(bare), 4))}
-    parsed = _parsed(plain)
+    parsed = _ip_address(plain)
     if parsed is None:
         return {plain}
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:

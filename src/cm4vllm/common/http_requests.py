@@ -140,7 +140,7 @@ class HttpClient(AbstractContextManager["HttpClient"]):
         asked for as it is, is empty with an error's status, else refused.
         """
         self._deadline.at = time.monotonic() + total_s
-        response, headers = self._sent(method, url, headers, body, follow)
+        response, headers = self._send(method, url, headers, body, follow)
         try:
             encoding = headers.get("content-encoding", "").strip().lower()
             compressed = encoding not in ("", "identity")
@@ -167,12 +167,12 @@ class HttpClient(AbstractContextManager["HttpClient"]):
                 self._deadline.at, count = time.monotonic() + total_s, 0
             yield chunk
 
-    def _sent(
+    def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, follow: Follow
     ) -> tuple[httpcore2.Response, dict[str, str]]:
         """Return the answer to a request, after redirects, and its headers."""
         for _ in range(_MOST_REDIRECTS):
-            response, given = self._sent_once(method, url, headers, body)
+            response, given = self._send_once(method, url, headers, body)
             target = urljoin(url, given.get("location", "")) if response.status in REDIRECTS else url
             same = _origin(target) == _origin(url)
             followed = follow is Follow.ANYWHERE or (follow is Follow.ORIGIN and same)
@@ -182,14 +182,14 @@ class HttpClient(AbstractContextManager["HttpClient"]):
             url, headers = target, headers if same else {k: v for k, v in headers.items() if k.lower() == "range"}
         raise AnswerError(f"there are more than {_MOST_REDIRECTS} redirects, the last to {urlsplit(url).hostname}")
 
-    def _sent_once(
+    def _send_once(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
     ) -> tuple[httpcore2.Response, dict[str, str]]:
         import httpcore2  # a tenth of a second, which only those who send a request pay for
 
         through = through_proxy(url) if self._proxies else ""
         with _translated(through):
-            parts = _checked(url)
+            parts = _url_parts(url)
             sent = {
                 "Host": host_header(url),
                 "Accept-Encoding": "identity",
@@ -289,7 +289,7 @@ class _Stream:
         return _Stream(self._stream.start_tls(ssl_context, server_hostname, self._deadline.left()), self._deadline)
 
 
-def _checked(url: str) -> SplitResult:
+def _url_parts(url: str) -> SplitResult:
     """Return the parts of a URL. Raises AnswerError for one that no request can go to, as a redirect may name."""
     try:
         parts = urlsplit(url)
@@ -301,7 +301,7 @@ def _checked(url: str) -> SplitResult:
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
-    parts = _checked(url)
+    parts = _url_parts(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
 
 

@@ -47,6 +47,6 @@ def percent(fraction: float) -> str:
     return f"{text}%"
 
 
-def when(moment: str) -> str:
+def time_text(moment: str) -> str:
     """Write a recorded time (ISO 8601) to the minute, in UTC."""
     return datetime.fromisoformat(moment).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

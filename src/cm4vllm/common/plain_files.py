@@ -34,7 +34,7 @@ def require_plain_files(folder: Path) -> None:
     todo = [os.fspath(folder)]
     while todo:
         place = todo.pop()
-        with translated_os_errors("read", place, "--output_dir"), _listed(place) as entries:
+        with translated_os_errors("read", place, "--output_dir"), _folder_entries(place) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(entry.path)
@@ -42,7 +42,7 @@ def require_plain_files(folder: Path) -> None:
                     raise _not_plain(Path(entry.path))
 
 
-def _listed(place: str) -> AbstractContextManager[Iterable[os.DirEntry[str]]]:
+def _folder_entries(place: str) -> AbstractContextManager[Iterable[os.DirEntry[str]]]:
     """Return the entries of a folder; none for a folder that does not exist, or no longer."""
     try:
         return os.scandir(place)

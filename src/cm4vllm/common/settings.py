@@ -104,7 +104,7 @@ class Settings(Record, frozen=True, kw_only=True):
             except msgspec.ValidationError as error:
                 raise UsageError(
                     f"{keys[field]}={value!r} is not usable",
-                    cause=_expected(hints[field]) or str(error),
+                    cause=_expected_words(hints[field]) or str(error),
                     remedy=_plain_number(keys[field], value) or "give a value that fits, or leave it out",
                 ) from error
             if (bounds := extras_of(cls, Bounds).get(field)) is not None:
@@ -140,7 +140,7 @@ def _plain_number(name: str, value: Any) -> str:
 _PERCENT = 100
 
 
-def _expected(hint: Any) -> str:
+def _expected_words(hint: Any) -> str:
     """Return the words for the values of a field; empty where its type says too little."""
     kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
     if get_origin(hint) is Literal:

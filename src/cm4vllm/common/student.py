@@ -19,11 +19,11 @@ def student_t(probability: float, freedom: int) -> float:
     low, high = 0.0, math.pi / 2
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if _between(middle, freedom) < 2 * probability - 1 else (low, middle)
+        low, high = (middle, high) if _probability_within(middle, freedom) < 2 * probability - 1 else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
 
 
-def _between(angle: float, freedom: int) -> float:
+def _probability_within(angle: float, freedom: int) -> float:
     """Return the probability of a t between those of this angle to both sides."""
     odd = freedom % 2
     term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)

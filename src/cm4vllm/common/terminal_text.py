@@ -63,10 +63,10 @@ def spelled_out(text: str) -> str:
     Nothing is taken out of it: a line feed is shown as \n, an escape sequence as \x1b[2J, and a byte that is no UTF-8,
     as Python reads it in a file's name, as \xe9.
     """
-    return text if text.isprintable() else re.sub(rf"{_CONTROL}|[\t\n]", _spelled, text)
+    return text if text.isprintable() else re.sub(rf"{_CONTROL}|[\t\n]", _spelling, text)
 
 
-def _spelled(match: re.Match[str]) -> str:
+def _spelling(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # what surrogateescape makes of a byte
         return f"\\x{code - 0xDC00:02x}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
-from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored
+from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored_metrics
 from cm4vllm.common import input_types
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
@@ -176,7 +176,7 @@ def _row(benchmark: BenchmarkTerms, device: Device) -> Row:
 def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
     entry, fit, weights = catalogue().model(model), None, 0
     try:
-        asked = _asked(benchmark, device, model)
+        asked = _advisor_question(benchmark, device, model)
         weights = round(asked.architecture.weight_bytes(asked.precision))
         fit, why = advise(asked), ""
     except ModelError as error:
@@ -189,15 +189,15 @@ def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
         model=model,
         precision=entry.precision,
         fits=fit is not None,
-        why=why if fit is None else f"{_used(fit, device)}, {_layout(fit, device)}",
+        why=why if fit is None else f"{_memory_words(fit, device)}, {_layout(fit, device)}",
         command=_advice(benchmark, model) if fit is None else _command(benchmark, device, entry.hub, asked, fit),
         weight_bytes=weights,
         gate=" ".join(sources(AssetInputs(model=benchmark.name, vllm_model_name=entry.hub)).model_notes),
-        performance_only=bool(unscored(benchmark)),
+        performance_only=bool(unscored_metrics(benchmark)),
     )
 
 
-def _asked(benchmark: BenchmarkTerms, device: Device, model: str) -> Asked:
+def _advisor_question(benchmark: BenchmarkTerms, device: Device, model: str) -> Asked:
     """Return the question to the fit advisor: room for one request of full length."""
     asked = asked_of(
         AdviceSettings(
@@ -221,7 +221,7 @@ def _room(device: Device) -> str:
     return f"{device.gpus} x {device.memory_bytes / GIB:.1f} GiB"
 
 
-def _used(fit: Fit, device: Device) -> str:
+def _memory_words(fit: Fit, device: Device) -> str:
     used = f"{fit.used_bytes / GIB:.1f}"
     if not device.gpus:
         return f"{used} GiB of {_room(device)}"
@@ -258,7 +258,7 @@ def _advice(benchmark: BenchmarkTerms, model: str) -> str:
     """Return the command that shows the layout on the smallest of some larger machines."""
     for gpus, memory in _LARGER:
         try:
-            advise(_asked(benchmark, Device("", gpus, memory * GIB), model))
+            advise(_advisor_question(benchmark, Device("", gpus, memory * GIB), model))
         except ModelError:
             continue
         break
@@ -279,7 +279,7 @@ def _page(
         *cpu_lines(detect_cpu(), host),
         *(f"GPU: {line}" for line in (*gpu_lines(detect_gpus()), *silent_gpus())),
     ):
-        yield from _wrapped(line, "  ")
+        yield from _wrap(line, "  ")
     yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"
     none = f"none of {', '.join(engines())} can be used: no vLLM from an image"
     yield f"  engines for containers: {', '.join(containers) or none}"
@@ -291,20 +291,20 @@ def _page(
         yield f"  {row.benchmark} on {row.device}: {mark}"
         part = "; its accuracy is scored in part: a valid run measures the performance alone"
         words = f"{row.model}, {row.precision}: {row.why}{part if row.performance_only else ''}"
-        yield from _wrapped(f"{words} ({', '.join(row.scenarios)})", "      ")
-        yield from _wrapped(row.command, "      ", " \\")
-    yield from _wrapped(
+        yield from _wrap(f"{words} ({', '.join(row.scenarios)})", "      ")
+        yield from _wrap(row.command, "      ", " \\")
+    yield from _wrap(
         f"Sums of the fit advisor, with room for a request of the benchmark's longest answer and {_PROMPT_TOKENS:,} "
         "tokens of prompt (an assumption). Whether it is fast enough for a scenario's latency limits is measured.",
         "  ",
     )
     yield f"\nWhat is missing: {'nothing was found' if not missing else len(missing)}"
     for lack in missing:
-        yield from _wrapped(f"{lack.field}: {lack.what}", "  ")
-        yield from _wrapped(lack.remedy, "      ")
+        yield from _wrap(f"{lack.field}: {lack.what}", "  ")
+        yield from _wrap(lack.remedy, "      ")
 
 
-def _wrapped(text: str, indent: str, ending: str = "") -> list[str]:
+def _wrap(text: str, indent: str, ending: str = "") -> list[str]:
     """Return a text in lines of the page's width; `ending` joins the lines of a command."""
     lines = textwrap.wrap(
         " ".join(text.split()),

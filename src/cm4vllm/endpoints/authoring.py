@@ -81,7 +81,14 @@ def author_and_build(inputs: BundleInputs) -> Path:
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
     runs = _runs(folder)
     for path, record in points:
-        _author(path, record, stated, description, _disclosure(inputs, stated, model, dataset), _warmed(record, runs))
+        _author(
+            path,
+            record,
+            stated,
+            description,
+            _disclosure(inputs, stated, model, dataset),
+            _no_warm_up_note(record, runs),
+        )
     if stated.power is None:
         say(f"no power is stated: {folder / _TEMPLATE_FILE} asks for it, and --submitter_file gives it")
     with scratch_folder() as shared:
@@ -183,7 +190,7 @@ def _runs(folder: Path) -> list[PointRecord]:
     return runs
 
 
-def _warmed(record: PointRecord, runs: Sequence[PointRecord]) -> str:
+def _no_warm_up_note(record: PointRecord, runs: Sequence[PointRecord]) -> str:
     """Return in words that a point has no warm-up, and the requests that its server has answered before the point."""
     if not record.server.started_at:
         return "none: no requests before the run; what the server answered earlier is not known"

@@ -87,7 +87,7 @@ def run_client(
     argv += ["--mode", "both" if wanted.accuracy else "perf"]
     with begun_folder(target):
         write_noted(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
-        status = _followed(argv, wanted, folder, environment, alive, facts)
+        status = _follow(argv, wanted, folder, environment, alive, facts)
     faults = faults_of(target, wanted, client.commit)
     # The client may end before its server, whose end is known a little later.
     if (faults or status != 0) and (reason := awaited_reason(alive, _NOTICED_S)) is not None:
@@ -100,7 +100,7 @@ def run_client(
         )
 
 
-def _followed(
+def _follow(
     argv: list[str],
     wanted: ClientRun,
     folder: Path,

@@ -65,7 +65,7 @@ def client_document(run: ClientRun) -> dict[str, Any]:
             "tokenizer_name": TOKENIZER,
             **run.parameters,
         },
-        "datasets": [_dataset(run.dataset, "performance"), *map(_accuracy, run.scored)],
+        "datasets": [_dataset_values(run.dataset, "performance"), *map(_accuracy, run.scored)],
         "settings": {
             "runtime": {
                 "min_duration_ms": 0,
@@ -92,12 +92,12 @@ def _accuracy(dataset: ClientDataset) -> dict[str, Any]:
         "extractor": dataset.extractor,
         "num_repeats": dataset.repeats,
     }
-    return {**_dataset(dataset, "accuracy"), "accuracy_config": _given(scoring)}
+    return {**_dataset_values(dataset, "accuracy"), "accuracy_config": _given_values(scoring)}
 
 
-def _dataset(dataset: ClientDataset, kind: str) -> dict[str, Any]:
-    return _given({"name": dataset.name, "type": kind, "path": dataset.path, "parser": dataset.parser})
+def _dataset_values(dataset: ClientDataset, kind: str) -> dict[str, Any]:
+    return _given_values({"name": dataset.name, "type": kind, "path": dataset.path, "parser": dataset.parser})
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
+def _given_values(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value}

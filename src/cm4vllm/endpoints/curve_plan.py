@@ -70,8 +70,8 @@ def plan_curve(
     if chosen:
         c_min, c_max = chosen[0], chosen[-1]
     curve = regions(c_min=c_min, c_max=c_max)
-    point = partial(_planned, benchmark, rates, curve, at_full_length=at_full_length)
-    chosen = chosen or _chosen(curve, point, count or endpoints_rules().curve.least_points)
+    point = partial(_planned_point, benchmark, rates, curve, at_full_length=at_full_length)
+    chosen = chosen or _chosen_concurrencies(curve, point, count or endpoints_rules().curve.least_points)
     require_coverage(curve, chosen)
     with_accuracy = _with_accuracy(curve, chosen, point, elected_offline=elected_offline)
     planned = [point(concurrency, accuracy=concurrency in with_accuracy) for concurrency in chosen]
@@ -125,7 +125,7 @@ def rate_at(rates: Mapping[int, float], concurrency: int) -> float:
     return math.exp(np.interp(math.log(concurrency), measured[:, 0], measured[:, 1]))
 
 
-def _planned(
+def _planned_point(
     benchmark: EndpointsBenchmark,
     rates: Mapping[int, float],
     curve: Regions,
@@ -156,7 +156,7 @@ def _planned(
     )
 
 
-def _chosen(curve: Regions, point: Callable[..., PlannedPoint], count: int) -> tuple[int, ...]:
+def _chosen_concurrencies(curve: Regions, point: Callable[..., PlannedPoint], count: int) -> tuple[int, ...]:
     """Return the lowest and the highest concurrency, the cheapest of the regions between, and what halves the gaps."""
     chosen = {curve.c_min, curve.c_max}
     for region in (curve.low, curve.medium):

@@ -77,7 +77,7 @@ def point_document(record: PointRecord, curve: Regions, stated: Mapping[str, str
         "target_cohort": stated["target_cohort"],
         "steady_state": _steady_state(record.steady_state) if record.steady_state else None,
     }
-    return _given(document)
+    return _given_values(document)
 
 
 def region_word(record: PointRecord, curve: Regions) -> str:
@@ -135,7 +135,7 @@ def system_document(
         **parallel,
     }
     document |= {key: value for key, value in stated.items() if key not in ("node", "power")}
-    return _given(document) | {"node_types": [_given(node)]}
+    return _given_values(document) | {"node_types": [_given_values(node)]}
 
 
 def missing_of_node(node: Mapping[str, Any], required: Sequence[str]) -> list[str]:
@@ -170,7 +170,7 @@ def _accelerators(description: Mapping[str, str]) -> list[dict[str, Any]]:
     if not (count := whole_number(description.get("accelerators_per_node", ""))):
         return []
     return [
-        _given(
+        _given_values(
             {
                 "accelerator_model_name": description["accelerator_model_name"],
                 "accelerators_per_node": count,
@@ -185,10 +185,10 @@ def _accelerators(description: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def _steady_state(steady_state: SteadyState) -> dict[str, Any]:
     own = ("figures", "blocks", "least_variation")
-    return _given({key: value for key, value in msgspec.to_builtins(steady_state).items() if key not in own})
+    return _given_values({key: value for key, value in msgspec.to_builtins(steady_state).items() if key not in own})
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+def _given_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in ("", None)}
 
 
@@ -261,7 +261,7 @@ class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "power_method": "component_sum",
             "components": self.power.components,
         }
-        return _given(
+        return _given_values(
             {
                 "system_desc_id": system_name,
                 "cooling": self.power.cooling,

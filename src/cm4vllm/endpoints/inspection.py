@@ -15,7 +15,7 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, official_report
-from cm4vllm.results.check_command.check_summary import as_objects, ordered, summary
+from cm4vllm.results.check_command.check_summary import as_objects, order_findings, summary
 from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import Curve, read_curves
 
@@ -46,7 +46,9 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
             cause="no folder below it holds a point.yaml or a result_summary.json",
             remedy="give run folders of the reference client, or a bundle",
         )
-    findings = ordered([*problems, *(finding for curve in curves for finding in findings_at(Stage.CURVE, curve))])
+    findings = order_findings(
+        [*problems, *(finding for curve in curves for finding in findings_at(Stage.CURVE, curve))]
+    )
     unreadable = any(problem.code == "FILE-UNREADABLE" for problem in problems)
     official = None if unreadable else _official(root, settings.checker)
     why_not = "as it was switched off" if bundle_root(root) else _NO_BUNDLE
@@ -78,20 +80,20 @@ def _lines(
     points = sum(len(curve.points) for curve in curves)
     yield f"{len(curves):,} curve{'s' * (len(curves) != 1)}, {points:,} points: {summary(findings)}"
     for finding in findings:
-        yield from _wrapped(str(finding))
+        yield from _wrap(str(finding))
     if official is None:
         yield f"official checker: not run, {why_not}"
         return
     for severity in ("error", "warning"):
         messages = {each.rule: each.message for each in reversed(official.results) if each.severity == severity}
         for rule, count in official.counts(severity).items():
-            yield from _wrapped(f"official {severity} {rule} ({count}): {messages[rule]}")
+            yield from _wrap(f"official {severity} {rule} ({count}): {messages[rule]}")
     errors, warnings = (official.counts(severity).total() for severity in ("error", "warning"))
     verdict = "passed" if official.passed else "failed"
     yield f"official checker {official.version}: {verdict}, {errors} errors, {warnings} warnings"
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 

@@ -13,7 +13,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.files import given_path, require_space
 from cm4vllm.common.git.git_source import copy_checkout, fetch_checkout, git_directory
-from cm4vllm.common.programs.environments import checked, install_pinned, make_environment, pip
+from cm4vllm.common.programs.environments import install_pinned, make_environment, pip, require_success
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import write_record
@@ -74,10 +74,12 @@ def install_client(folder: Path, lock: Path, source: Path | None, python: Path) 
     checkout = client_checkout(folder / "endpoints", source, rules.repository, rules.commit)
     with step("environment for the reference client"):
         own = make_environment(folder / "venv", python)
-        checked(install_pinned(own, lock, folder / "pip.log"), "the reference client's packages cannot be installed")
+        require_success(
+            install_pinned(own, lock, folder / "pip.log"), "the reference client's packages cannot be installed"
+        )
         words = ["--no-deps", "--no-build-isolation", "--editable", str(checkout)]
-        checked(pip(own, words, folder / "pip-client.log"), "the reference client cannot be installed")
-        checked(
+        require_success(pip(own, words, folder / "pip-client.log"), "the reference client cannot be installed")
+        require_success(
             run([own, "-P", "-m", "inference_endpoint.main", "--version"], log=folder / "proof.log"),
             "the installed reference client cannot be started",
         )
@@ -92,9 +94,9 @@ def install_checker(folder: Path, lock: Path) -> CheckerInstallation:
     rules = endpoints_rules().checker
     with step(f"environment for {rules.package} {rules.version}"):
         own = make_environment(folder / "venv")
-        checked(install_pinned(own, lock, folder / "pip.log"), f"{rules.package} cannot be installed")
+        require_success(install_pinned(own, lock, folder / "pip.log"), f"{rules.package} cannot be installed")
         proof = run([own, "-P", "-c", _CHECKER_VERSION])
-        checked(proof, f"the installed {rules.package} cannot be imported")
+        require_success(proof, f"the installed {rules.package} cannot be imported")
     return CheckerInstallation(python=str(own), version=proof.output.strip())
 
 

@@ -57,11 +57,11 @@ def one_more_point(points: Sequence[int], seconds: Mapping[int, float] | None = 
 
 def moved_ends(points: Sequence[int]) -> Iterator[str]:
     """Yield a line for each end of the curve on the regions that it would have with the end moved to the next point."""
-    yield _moved("lowest", points[1:])
-    yield _moved("highest", points[:-1])
+    yield _moved_end_words("lowest", points[1:])
+    yield _moved_end_words("highest", points[:-1])
 
 
-def _moved(end: str, points: Sequence[int]) -> str:
+def _moved_end_words(end: str, points: Sequence[int]) -> str:
     begin = f"with {points[0 if end == 'lowest' else -1]:,} as the {end} point"
     try:
         curve = regions(c_min=points[0], c_max=points[-1])

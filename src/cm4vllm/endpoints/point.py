@@ -127,14 +127,14 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
             cause="\n".join(impossible[:5]),
             remedy="see the client's log and the server's; the next command makes the run again",
         )
-    record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)
+    record = _point_record(planned, target, started, wall_s, summary["duration_ns"] / _NS)
     write_record(target / POINT_FILE, record)
     note_finished(target)
-    _say_result(record, summary)
+    _print_result(record, summary)
     return record, target / POINT_FILE
 
 
-def _recorded(planned: PointSetup, target: Path, started: str, wall_s: float, duration_s: float) -> PointRecord:
+def _point_record(planned: PointSetup, target: Path, started: str, wall_s: float, duration_s: float) -> PointRecord:
     """Return the record of a run in `target`."""
     return PointRecord(
         **{name: getattr(planned, name) for name in PointPlan.__struct_fields__},
@@ -318,7 +318,7 @@ def _node(planned: PointSetup) -> dict[str, int | str]:
     }
 
 
-def _say_result(record: PointRecord, summary: dict[str, object]) -> None:
+def _print_result(record: PointRecord, summary: dict[str, object]) -> None:
     state = record.steady_state
     window = f"steady state: {state.words}" if state else "no steady state is computed for Offline"
     rate = f"{record.samples_per_second:,.2f} samples/s, {float(str(summary['tps'])):,.0f} tokens/s"

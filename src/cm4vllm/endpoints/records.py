@@ -120,7 +120,7 @@ def curve_status(record: CurveRecord, number: int, folder: Path) -> CurveStatus:
     """Return the status of a curve at the start of a point; `folder` has the run folders of the points before it."""
     places = {earlier: folder / f"point-{earlier}" for earlier in range(1, number)}
     return CurveStatus(
-        points=tuple(_measured(place, n) for n, place in places.items() if (place / POINT_FILE).is_file()),
+        points=tuple(_measured_point(place, n) for n, place in places.items() if (place / POINT_FILE).is_file()),
         number=number,
         count=len(record.plan.points),
         concurrency=record.plan.points[number - 1].concurrency,
@@ -128,7 +128,7 @@ def curve_status(record: CurveRecord, number: int, folder: Path) -> CurveStatus:
     )
 
 
-def _measured(folder: Path, number: int) -> MeasuredPoint:
+def _measured_point(folder: Path, number: int) -> MeasuredPoint:
     record, summary = read_record(folder / POINT_FILE, PointRecord), read_object(folder / SUMMARY)
     tpot = next((value for name, value, _ in times(summary, ("percentiles",)) if name == "tpot_p90"), None)
     return MeasuredPoint(

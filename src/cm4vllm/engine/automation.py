@@ -112,9 +112,9 @@ class ScriptAutomation(OwnAutomation):
                 _require_result_file(self.cmind)
                 free = free_bytes(folder)
                 request = Request.of(i, folder, from_person=bool(i.get("cmd")))
-                _warn(session, request)
+                _print_warnings(session, request)
                 result = run(session, request).as_result()
-                _tell_more(session, i, result, folder, free)
+                _print_more(session, i, result, folder, free)
                 session.catalogue.metas.keep()
                 slim(self.cmind)
         except Exception as error:
@@ -139,12 +139,12 @@ class ScriptAutomation(OwnAutomation):
         """Run the dependencies of a script, not the script itself."""
         return self.run({**i, "prepare": True})
 
-    def reach(self, i: Result) -> Result:
+    def adr_targets(self, i: Result) -> Result:
         """Return the targets of --adr in the scripts with these tags: their inputs, and the names below them."""
-        from cm4vllm.engine.plan.chain import reach
+        from cm4vllm.engine.plan.chain import adr_targets
 
         session = self.cmind.state.get(_SESSION)
-        return {"return": 0, **reach(session.catalogue if session else Catalogue(self.cmind), i.get("tags"))}
+        return {"return": 0, **adr_targets(session.catalogue if session else Catalogue(self.cmind), i.get("tags"))}
 
 
 def _error_to_show(error: Exception, *, verbose: bool) -> CmError:
@@ -195,8 +195,8 @@ def _require_result_file(cmind: Any) -> None:
     cmind.save_to_json = target
 
 
-def _warn(session: Session, request: Request) -> None:
-    """Print whose script is run where several may be meant, and which parts of the request have no effect."""
+def _print_warnings(session: Session, request: Request) -> None:
+    """Print which script is run where several match the tags, and which parts of the request have no effect."""
     if request.adr or request.explicit:
         from cm4vllm.engine.plan.chain import warnings_of
 
@@ -238,7 +238,7 @@ def _not_printed() -> Result:
     return {"return": error.exit_code, "error": str(error)}
 
 
-def _tell_more(session: Session, i: Mapping[str, Any], result: Result, folder: str, free_before: int) -> None:
+def _print_more(session: Session, i: Mapping[str, Any], result: Result, folder: str, free_before: int) -> None:
     """Print what further flags ask for."""
     if flag(i, "print_deps"):
         result["new_state"]["print_deps"] = [f"cm run script --tags={tags}" for tags in result["deps"]]

@@ -48,7 +48,7 @@ def detect_cpu(root: Path = Path("/")) -> CpuFacts:
     blocks = [fields(block) for block in re.split(r"\n\s*\n", text(root / "proc/cpuinfo"))]
     info = ChainMap(*blocks)  # a field that the first processor lacks is taken from a later block
     cpus = [cpu for cpu in matching(root / "sys/devices/system/cpu", "cpu[0-9]*") if exists(cpu / "topology")]
-    sockets, cores, logical = _topology(cpus) if cpus else _counted(blocks)
+    sockets, cores, logical = _topology(cpus) if cpus else _counts_without_topology(blocks)
     smt = number(root / "sys/devices/system/cpu/smt/active")
     name, quota = _model_name(info, blocks), cpu_quota(root)
     return CpuFacts(
@@ -108,7 +108,7 @@ def _topology(cpus: list[Path]) -> tuple[int, int, int]:
     return len({text(cpu / "topology/physical_package_id") for cpu in cpus}), len(siblings), len(cpus)
 
 
-def _counted(blocks: list[dict[str, str]]) -> tuple[int, int, int]:
+def _counts_without_topology(blocks: list[dict[str, str]]) -> tuple[int, int, int]:
     """Return the same from /proc/cpuinfo, or from psutil, where /sys shows no topology."""
     shown = [block for block in blocks if block.get("processor", "").isdecimal()]
     logical = len(shown) or psutil.cpu_count(logical=True) or 1

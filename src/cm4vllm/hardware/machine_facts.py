@@ -41,7 +41,7 @@ def detect_machine(root: Path = Path("/")) -> MachineFacts:
 
 
 def cpu_env(cpu: CpuFacts, host: HostFacts) -> dict[str, str]:
-    """Return what the recipe detect-cpu gives, under the public names; what the machine does not show is left out."""
+    """Return the exports of the recipe detect-cpu by the keys of the public recipe, without unknown facts."""
     env = {
         "CM_HOST_CPU_MODEL_NAME": cpu.model_name,
         "CM_HOST_CPU_ARCHITECTURE": host.machine,
@@ -58,11 +58,11 @@ def cpu_env(cpu: CpuFacts, host: HostFacts) -> dict[str, str]:
         "CM_HOST_VIRTUAL": _yes_no(host.virtualised),
     }
     env |= {f"CM_HOST_CPU_{name.upper()}_CACHE_SIZE": size for name, size in cpu.caches.items()}
-    return _known(env)
+    return _known_values(env)
 
 
 def capacity_env(memory: MemoryFacts, disks: list[DiskFacts], root_size: int) -> dict[str, str]:
-    """Return the sizes of memory and disks, which the public recipe detect-cpu gives too."""
+    """Return the sizes of memory and disks, which the public recipe detect-cpu exports, too."""
     return {
         "CM_HOST_MEMORY_CAPACITY": memory_size(memory.total_bytes),
         "CM_HOST_DISK_CAPACITY": disks_capacity(disks, root_size),
@@ -71,7 +71,7 @@ def capacity_env(memory: MemoryFacts, disks: list[DiskFacts], root_size: int) ->
 
 def memory_env(memory: MemoryFacts) -> dict[str, str]:
     """Return what the recipe detect-memory gives."""
-    return _known(
+    return _known_values(
         {
             "CM_HOST_MEMORY_CAPACITY": memory_size(memory.total_bytes),
             "CM_HOST_MEMORY_CAPACITY_BYTES": str(memory.total_bytes),
@@ -94,7 +94,7 @@ def disk_kinds(disks: list[DiskFacts]) -> str:
 
 def storage_env(disks: list[DiskFacts], root_size: int) -> dict[str, str]:
     """Return what the recipe detect-storage gives; the root file system's size where no disk is shown."""
-    return _known(
+    return _known_values(
         {
             "CM_HOST_DISK_CAPACITY": disks_capacity(disks, root_size),
             "CM_HOST_STORAGE_TYPE": disk_kinds(disks),
@@ -112,7 +112,7 @@ def network_env(cards: list[NetworkCard]) -> dict[str, str]:
     """Return what the recipe detect-network gives: physical cards and their fastest rate, never an address."""
     physical = physical_cards(cards)
     rates = [card.megabits for card in physical if card.megabits]
-    return _known(
+    return _known_values(
         {
             "CM_HOST_NETWORK_CARD_COUNT": str(len(physical)),
             "CM_HOST_NETWORK_TYPE": ", ".join(dict.fromkeys(card.kind for card in cards)),
@@ -127,7 +127,7 @@ def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
     env = {f"CM_{vendor.device.upper()}_NUM_DEVICES": str(of_vendor[vendor.name]) for vendor in vendors()}
     env["CM_HOST_GPU_COUNT"] = str(len(gpus))
     for first in gpus[:1]:
-        env |= _known(
+        env |= _known_values(
             {
                 "CM_HOST_GPU_VENDOR": first.vendor,
                 "CM_HOST_GPU_MODEL_NAME": first.name,
@@ -144,7 +144,7 @@ def _yes_no(value: bool | None) -> str:
     return "" if value is None else "yes" if value else "no"
 
 
-def _known(exports: dict[str, str]) -> dict[str, str]:
+def _known_values(exports: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in exports.items() if value}
 
 
@@ -157,7 +157,7 @@ def host_lines(host: HostFacts) -> list[str]:
     kind = "" if host.virtualised is None else virtual if host.virtualised else "physical machine"
     return _lines(
         f"{host.os_name} {host.os_version}, Linux {host.kernel}, {host.machine}",
-        _listed(kind, "in a container" if host.container else "", host.product),
+        _word_list(kind, "in a container" if host.container else "", host.product),
         missing={"whether the machine is virtual": host.virtualised is None, "the machine's make": not host.product},
     )
 
@@ -172,11 +172,11 @@ def cpu_lines(cpu: CpuFacts, host: HostFacts) -> list[str]:
         cpu.model_name,
         f"{cpu.sockets} x {cpu.cores_per_socket} cores{threads}{cpu.logical_cpus} CPUs{nodes}"
         + (" as given to this virtual machine, not the host's" if host.virtualised else ""),
-        _listed(
+        _word_list(
             f"base {frequency(cpu.base_mhz)}" if cpu.base_mhz else "",
             f"up to {frequency(cpu.max_mhz)}" if cpu.max_mhz else "",
         ),
-        _listed(*(f"{name} {size}" for name, size in cpu.caches.items())),
+        _word_list(*(f"{name} {size}" for name, size in cpu.caches.items())),
         f"this program may use {cpu.quota_cpus:g} of the {cpu.logical_cpus} CPUs (quota of its control group)"
         if cpu.quota_cpus
         else "",
@@ -228,7 +228,7 @@ def network_lines(cards: list[NetworkCard]) -> list[str]:
     """Return the network cards, without their addresses and names."""
     return _lines(
         *(
-            _listed(
+            _word_list(
                 f"{card.kind} card{f' ({card.driver})' if card.driver else ''}",
                 f"{card.ports} ports" if card.ports > 1 else "",
                 f"{card.megabits / 1000:g} Gbit/s" if card.megabits else "",
@@ -258,25 +258,25 @@ def _gpu_lines(gpu: GpuFacts) -> list[str]:
     unanswered = (f"{fact} ({why}){shared if fact == MEMORY else ''}" for fact, why in gpu.unanswered.items())
     return _lines(
         gpu.name,
-        _listed(
+        _word_list(
             f"{row.memory_gb[0]} GB {row.memory_type} as marketed" if row else "",
             f"{gpu.memory_bytes / 2**30:.2f} GiB as reported" if gpu.memory_bytes else "",
         ),
-        _listed(
+        _word_list(
             f"up to {frequency(gpu.max_sm_mhz)}" if gpu.max_sm_mhz else "",
             f"memory {frequency(gpu.max_memory_mhz)}" if gpu.max_memory_mhz else "",
             gpu.pcie,
         ),
-        _listed(
+        _word_list(
             f"ECC {'on' if gpu.ecc else 'off'}" if gpu.ecc is not None else "",
             f"MIG {'on' if gpu.mig else 'off'}" if gpu.mig is not None else "",
             f"power limit {gpu.power_limit_w:g} W" if gpu.power_limit_w else "",
             gpu.virtualisation,
         ),
-        _listed(*(f"{count}x {part}" for part, count in parts.items()), title="MIG parts: "),
+        _word_list(*(f"{count}x {part}" for part, count in parts.items()), title="MIG parts: "),
         _partitions(gpu),
         f"driver {gpu.driver}{f', CUDA up to {gpu.cuda}' if gpu.cuda else ''}" if gpu.driver else "",
-        _listed(*unanswered, title="not detected: "),
+        _word_list(*unanswered, title="not detected: "),
     )
 
 
@@ -291,11 +291,11 @@ def _partitions(gpu: GpuFacts) -> str:
 
 def _lines(*lines: str, missing: Mapping[str, bool] = MappingProxyType({})) -> list[str]:
     """Return the lines that say something, and one with the parts that are missing."""
-    lacking = _listed(*(name for name, is_missing in missing.items() if is_missing), title="not detected: ")
+    lacking = _word_list(*(name for name, is_missing in missing.items() if is_missing), title="not detected: ")
     return list(filter(None, (*lines, lacking)))
 
 
-def _listed(*words: str, title: str = "") -> str:
+def _word_list(*words: str, title: str = "") -> str:
     """Return the words that are known with commas between, after their title; empty for none."""
     listed = ", ".join(filter(None, words))
     return listed and f"{title}{listed}"

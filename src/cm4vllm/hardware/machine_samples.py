@@ -147,7 +147,7 @@ def throttling(root: Path = Path("/")) -> dict[str, float]:
     return counters
 
 
-def throttled(before: Throttling, after: Throttling) -> dict[str, float]:
+def throttling_between(before: Throttling, after: Throttling) -> dict[str, float]:
     """Return what was slowed down between two readings, and for how many seconds, or how often."""
     return {
         name: round(value - before[name], 3)

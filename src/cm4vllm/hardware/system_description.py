@@ -60,12 +60,12 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     and empty elsewhere. Raises UsageError when the server runs elsewhere and a result is to be made of a machine of
     which nothing is known, and when a statement contradicts the table of known hardware.
     """
-    detected = _detected(facts, asked) if asked.here else _elsewhere(asked)
+    detected = _detected_fields(facts, asked) if asked.here else _elsewhere(asked)
     detected |= {
         "division": asked.division,
         "submitter": asked.submitter,
         "status": "rdi",
-        "sw_notes": _joined(
+        "sw_notes": _join(
             f"vLLM was run from {asked.container}." if asked.container else "",
             "" if "status" in asked.stated else STATUS_NOT_STATED,
         ),
@@ -75,14 +75,14 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     merged = detected | dict(asked.stated)
     for key, more in (("hw_notes", _against_the_table(merged, asked)), ("sw_notes", [])):
         notice = REHEARSAL_NOTICE if asked.rehearsal else ""
-        merged[key] = _joined(notice, asked.stated.get(key, ""), detected.get(key, ""), *more)
+        merged[key] = _join(notice, asked.stated.get(key, ""), detected.get(key, ""), *more)
     merged.setdefault("system_name", _system_name(merged, asked))
     return stated_system(merged)
 
 
-def _detected(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
+def _detected_fields(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     """Return what was detected of the server's nodes: what each has, and in the remarks what they do not share."""
-    notes = _joined(*_notes(facts, asked, serving(facts.gpus, asked.used)), *_of_several(facts, asked))
+    notes = _join(*_notes(facts, asked, serving(facts.gpus, asked.used)), *_of_several(facts, asked))
     return {"number_of_nodes": str(1 + len(asked.others)), **_of_node(facts, asked), "hw_notes": notes}
 
 
@@ -217,10 +217,10 @@ def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) ->
         notes.append(f"The machine has {there} GPUs, of which the server uses {used}.")
     if there and not parts:
         notes.append(f"The machine's GPUs ({there}) are not used: the model is served by the CPU.")
-    return notes + _unconfirmed(facts) + accelerator_notes(parts)
+    return notes + _unconfirmed_remarks(facts) + accelerator_notes(parts)
 
 
-def _unconfirmed(facts: MachineFacts) -> list[str]:
+def _unconfirmed_remarks(facts: MachineFacts) -> list[str]:
     """Return a remark on facts of the processor that are only known from an unconfirmed row of the table."""
     row = processor(facts.cpu.model_name)
     if row is None:
@@ -250,5 +250,5 @@ def _model(name: str) -> str:
     return re.sub(r"\s+", "-", name.strip())
 
 
-def _joined(*texts: str) -> str:
+def _join(*texts: str) -> str:
     return " ".join(text.strip() for text in texts if text.strip())

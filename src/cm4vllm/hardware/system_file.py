@@ -112,12 +112,12 @@ def read_system_file(path: Path) -> SystemFile:
     if not isinstance(content, dict | None):
         raise UsageError(f"the system file {path} is not a list of `key: value` lines")
     content = content or {}
-    confirmed = _confirmed(path, content.pop("confirmed", None) or [])
+    confirmed = _confirmed_keys(path, content.pop("confirmed", None) or [])
     values = {str(key): _value(path, str(key), value) for key, value in content.items()}
     return SystemFile({key: value for key, value in values.items() if value}, confirmed)
 
 
-def _confirmed(path: Path, value: Any) -> tuple[str, ...]:
+def _confirmed_keys(path: Path, value: Any) -> tuple[str, ...]:
     """Return the keys that the submitter confirms against the table of known hardware. Raises UsageError."""
     if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
         raise UsageError(

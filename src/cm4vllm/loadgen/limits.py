@@ -203,7 +203,7 @@ def needs(demand: Demand, limits: MachineLimits) -> Demand:
     It has one worker, and more where one may open fewer files than the run may need. Raises LimitTooLow.
     """
     asked = _with_workers(demand, limits)
-    if (error := _refused(asked, limits)) is not None:
+    if (error := _limit_error(asked, limits)) is not None:
         raise error
     return asked
 
@@ -226,7 +226,7 @@ def _rate(exponent: int) -> float:
 
 def _refusal(demand: Demand, limits: MachineLimits) -> str:
     """Return the limit that a run would exceed, in words; empty for none."""
-    error = _refused(_with_workers(demand, limits), limits)
+    error = _limit_error(_with_workers(demand, limits), limits)
     return error.what if error else ""
 
 
@@ -240,7 +240,7 @@ def _least_workers(demand: Demand, limits: MachineLimits) -> int | None:
     return next((n for n in counts if files is None or replace(demand, workers=n).client_files <= files), None)
 
 
-def _refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+def _limit_error(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
     """Return the refusal of a run that may need more than the machine allows; None where it has enough of all."""
     ports, memory, shared = limits.local_ports, limits.memory_bytes, limits.shared_memory_bytes
     if limits.open_files is not None and asked.most_files > limits.open_files:

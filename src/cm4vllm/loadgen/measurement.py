@@ -10,7 +10,7 @@ from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import altered_files, bytes_of, writable_folder
 from cm4vllm.common.folders.owned_folders import forget, write_noted
-from cm4vllm.common.folders.ownership_notes import Kind, beside
+from cm4vllm.common.folders.ownership_notes import Kind, path_beside
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
@@ -130,7 +130,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
         It is beside the run's folder, which appears whole when the run has ended, and has that folder's name, so that
         runs side by side have one each; or in the working directory.
         """
-        return beside(self.folder, f".{USER_CONF}") if self.output_dir else Path.cwd() / USER_CONF
+        return path_beside(self.folder, f".{USER_CONF}") if self.output_dir else Path.cwd() / USER_CONF
 
     def forget_generated_conf(self) -> None:
         """Remove the user.conf that was written beside the run's folder: the run has it in its own."""

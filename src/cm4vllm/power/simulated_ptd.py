@@ -69,7 +69,7 @@ class SimulatedAnalyzer:
             return "Error: a measurement is in progress"
         self._lines, self._read, self._stop = [], 0, threading.Event()
         self._sampler = threading.Thread(target=self._take, args=(interval_ms / 1000, mark, self._stop), daemon=True)
-        _say(f"Go with mark '{mark}'")
+        _print_line(f"Go with mark '{mark}'")
         self._sampler.start()
         return f"Starting untimed measurement, maximum 500000 samples at {interval_ms}ms with 0 rampup samples"
 
@@ -85,7 +85,7 @@ class SimulatedAnalyzer:
                 self._lines.append(f"{line},{SIMULATED}")
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(f"{line},Mark,{mark},{SIMULATED}\n")
-            _say(f"{SIMULATED} sample {len(self._lines)} of {mark}: {watts:.6f} W")
+            _print_line(f"{SIMULATED} sample {len(self._lines)} of {mark}: {watts:.6f} W")
             due += interval_s
 
     def _end(self) -> str:
@@ -95,7 +95,7 @@ class SimulatedAnalyzer:
         self._stop.set()
         self._sampler.join()
         self._stop = None
-        _say("Completed test")
+        _print_line("Completed test")
         return "Stopping untimed measurement"
 
     def _unread_lines(self) -> list[str]:
@@ -129,20 +129,20 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         """Answer the commands of one connection, line by line, until it is closed."""
-        _say(f"Accepted connection from {self.client_address[0]}:{self.client_address[1]}")
+        _print_line(f"Accepted connection from {self.client_address[0]}:{self.client_address[1]}")
         for data in self.rfile:
             for line in self.analyzer.reply(data.decode(errors="replace")):
                 self.wfile.write(f"{line}\r\n".encode())
-                _say(f"Response to client sent: {line}")
+                _print_line(f"Response to client sent: {line}")
         self.analyzer.close()
-        _say("Connection is down.")
+        _print_line("Connection is down.")
 
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%m-%d-%Y %H:%M:%S.%f")[:-3]
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"{_now()}: {text}", flush=True)
 
 
@@ -163,8 +163,8 @@ def main(argv: Sequence[str]) -> None:
     _Handler.analyzer = SimulatedAnalyzer(given.log)
     socketserver.TCPServer.allow_reuse_address = True
     with socketserver.TCPServer(("127.0.0.1", given.port), _Handler) as daemon:
-        _say(f"Uncertainty checking for {SIMULATED} is activated")
-        _say("Waiting for a connection...")
+        _print_line(f"Uncertainty checking for {SIMULATED} is activated")
+        _print_line("Waiting for a connection...")
         daemon.serve_forever()
 
 

@@ -19,7 +19,7 @@ from cm4vllm.results.comparing import uncertainty
 from cm4vllm.results.comparing.compared_settings import NOT_STATED, ComparedSetting, Group
 from cm4vllm.results.comparing.comparison import Block, Cell, Comparison, Row, compare
 from cm4vllm.results.comparing.uncertainty import Shift, Verdict
-from cm4vllm.results.comparing.verification import Judged, Judgement, judge_settings, short, verify
+from cm4vllm.results.comparing.verification import Judged, Judgement, judge_settings, short_text, verify
 from cm4vllm.results.endpoints.curves import curves_at
 from cm4vllm.results.figures import Basis
 from cm4vllm.submission.capsule.capsules_at_path import compare_paths
@@ -310,7 +310,7 @@ def _print_judgement(rows: Sequence[Judged], settings: Sequence[ComparedSetting]
             continue
         tolerance = f" ({row.tolerance})" if row.tolerance else ""
         same = row.judgement is Judgement.SHOWN and row.first == row.second
-        said = f"in both: {short(row.first)}" if same else f"{short(row.first)} | {short(row.second)}"
+        said = f"in both: {short_text(row.first)}" if same else f"{short_text(row.first)} | {short_text(row.second)}"
         say(f"{row.field}: {'not judged' if same else row.judgement}: {said}{tolerance}")
     for line in _package_lines(settings):
         say(line)

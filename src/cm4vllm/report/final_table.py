@@ -27,7 +27,7 @@ from cm4vllm.results.judgement.campaign_verdict import (
     missing,
     missing_scenarios,
     score_in_words,
-    unchecked,
+    unchecked_facts,
 )
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result
@@ -132,7 +132,7 @@ def _lines_above(report: Report) -> list[str]:
             lines.append(f"  {run.name}: {len(run.errors) - 5} more errors")
     lines.append(f"logs:    {report.folder}")
     lines.append(f"tree:    {report.tree or 'not built'}")
-    gaps = unchecked(report) if report.rehearsal else missing(report)
+    gaps = unchecked_facts(report) if report.rehearsal else missing(report)
     if gaps:
         lines += textwrap.wrap(
             f"{'' if report.rehearsal else 'not stated: '}{', '.join(gaps)}", 110, subsequent_indent="  "

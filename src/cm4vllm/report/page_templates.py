@@ -6,7 +6,7 @@ from functools import cache, partial
 import jinja2
 from markupsafe import Markup, escape
 
-from cm4vllm.common.number_texts import ms, number, percent, rate, seconds, times, when
+from cm4vllm.common.number_texts import ms, number, percent, rate, seconds, time_text, times
 from cm4vllm.results.figure_texts import (
     counting_words,
     headroom,
@@ -34,7 +34,7 @@ _WRITERS = (
     target_name,
     target_value,
     times,
-    when,
+    time_text,
 )
 #: A flag in a sentence, with its value.
 _FLAG = re.compile(r"(?<![^\s(])--\w[^\s<>]*")
@@ -51,12 +51,15 @@ def environment(*, autoescape: bool = True) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"flags": partial(_unbroken, _FLAG), "whole_words": partial(_unbroken, _WORD)}
+    templates.filters |= {
+        "flags": partial(_without_line_breaks, _FLAG),
+        "whole_words": partial(_without_line_breaks, _WORD),
+    }
     templates.globals["w"] = {writer.__name__: writer for writer in _WRITERS}
     return templates
 
 
-def _unbroken(words: re.Pattern[str], text: object) -> Markup:
+def _without_line_breaks(words: re.Pattern[str], text: object) -> Markup:
     """Return a text in which no browser breaks one of these words after a hyphen."""
     return Markup(words.sub(r'<span class="whole">\g<0></span>', str(escape(text))))  # noqa: S704  it is escaped
 

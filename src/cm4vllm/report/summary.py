@@ -33,11 +33,11 @@ from cm4vllm.results.figures import Figure
 from cm4vllm.results.judgement.bottlenecks import why
 from cm4vllm.results.judgement.campaign_verdict import (
     findings,
+    findings_on_rehearsal,
     headline,
     missing,
     missing_scenarios,
     sentence,
-    unexpected,
 )
 from cm4vllm.results.judgement.published_rank import Place
 from cm4vllm.results.model import Result
@@ -127,7 +127,7 @@ def render(report: Report, *, published: bool = False) -> str:
         groups=(*groups(report.system), *([machine_group(report.machine)] if report.machine else [])),
         versions=versions(report, report.run),
         confs=_confs(report),
-        unexpected=unexpected(report),
+        unexpected=findings_on_rehearsal(report),
         latency_bar=latency_bar,
         score_bar=score_bar,
         traces=_traces(report),

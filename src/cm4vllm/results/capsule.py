@@ -115,11 +115,13 @@ def unknown_fields(capsule: Capsule, *, expected: Mapping[str, tuple[str, ...]])
     for result in capsule.results:
         if not result.user_conf and "user_conf" in expected["results"]:
             names.append(f"{result.scenario}.user_conf")
-        names += (f"{name}" for part in result.parts.values() for name in _unknown(result, part, expected["results"]))
+        names += (
+            f"{name}" for part in result.parts.values() for name in _unknown_facts(result, part, expected["results"])
+        )
     return names
 
 
-def _unknown(result: Result, part: Performance | Accuracy, keys: tuple[str, ...]) -> Iterator[str]:
+def _unknown_facts(result: Result, part: Performance | Accuracy, keys: tuple[str, ...]) -> Iterator[str]:
     name = f"{result.scenario} {part.mode}"
     yield from (
         f"{name}.{key}"

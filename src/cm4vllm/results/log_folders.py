@@ -12,7 +12,7 @@ from cm4vllm.common.bounded_documents import read_object, read_yaml
 from cm4vllm.common.checking.checks import NOT_CHECKED
 from cm4vllm.common.checking.findings import Finding, Rule, Severity
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import beginning_of, opened
+from cm4vllm.common.files import beginning_of, open_file
 from cm4vllm.records.accuracy import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.records.logs.figures import figures
@@ -61,7 +61,7 @@ def terms_of(round_name: str, benchmark: str, scenario: str, mode: rules.Mode) -
     return rules.if_known(lambda: rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), mode))
 
 
-def uncovered(round_name: str, benchmark: str, scenario: str) -> str:
+def reason_without_rules(round_name: str, benchmark: str, scenario: str) -> str:
     """Return the reason why no rules are applied to a result; empty where they are."""
     if not round_name:
         return "its round is unknown"
@@ -174,7 +174,7 @@ class Reader:
     def text(self, path: Path, most: int = _MAX_TEXT) -> str:
         """Return the end of a text file, whatever its encoding; empty, and a problem, where it cannot be read."""
         try:
-            with opened(path) as file:
+            with open_file(path) as file:
                 file.seek(max(0, path.stat().st_size - most))
                 return file.read(most).decode(errors="replace")
         except OSError as error:
@@ -223,7 +223,7 @@ def text_at(path: Path, most: int = _MAX_TEXT) -> str:
 def head_and_tail(path: Path, most: int = _MAX_TEXT) -> bytes:
     """Return the first and the last `most` bytes of a file on two lines, all of a shorter one; nothing of no file."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             head = file.read(most)
             size = path.stat().st_size
             if size > len(head):

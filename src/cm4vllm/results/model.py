@@ -125,19 +125,19 @@ class Performance(_Run):
 
     @property
     def tokens_per_second(self) -> TokensPerSecond | None:
-        return self._typed("tokens_per_second", TokensPerSecond)
+        return self._record_of_kind("tokens_per_second", TokensPerSecond)
 
     @property
     def samples_per_second(self) -> SamplesPerSecond | None:
-        return self._typed("samples_per_second", SamplesPerSecond)
+        return self._record_of_kind("samples_per_second", SamplesPerSecond)
 
     @property
     def scheduled_samples_per_second(self) -> SamplesPerSecond | None:
-        return self._typed("scheduled_samples_per_second", SamplesPerSecond)
+        return self._record_of_kind("scheduled_samples_per_second", SamplesPerSecond)
 
     @property
     def duration(self) -> Seconds | None:
-        return self._typed("duration", Seconds)
+        return self._record_of_kind("duration", Seconds)
 
     @property
     def samples(self) -> int:
@@ -171,7 +171,7 @@ class Performance(_Run):
         limits = self.terms.limits.by_name if self.terms and self.terms.limits else {}
         latencies = []
         for name in ("TTFT", "TPOT", *(limits.keys() - {"TTFT", "TPOT"})):
-            p99, mean = (self._typed(f"{name.lower()}_{part}", Milliseconds) for part in ("p99", "mean"))
+            p99, mean = (self._record_of_kind(f"{name.lower()}_{part}", Milliseconds) for part in ("p99", "mean"))
             if p99 is not None:
                 latencies.append(Latency(name, p99, mean, Milliseconds(limits[name]) if name in limits else None))
         return tuple(latencies)
@@ -189,7 +189,7 @@ class Performance(_Run):
         value = self.settings.get(name)
         return float(value) if isinstance(value, int | float) else 0.0
 
-    def _typed(self, name: str, kind: type[Q]) -> Q | None:
+    def _record_of_kind(self, name: str, kind: type[Q]) -> Q | None:
         value = self.figures.value(name)
         return None if value is None else kind(value)
 

@@ -212,7 +212,8 @@ def _homes(root: Path) -> list[Path]:
             cause=f"no <division>/<submitter>/results in it; divisions: {', '.join(Division)}"
             if root.exists()
             else "it does not exist",
-            remedy="give the folder of a results repository, one that holds several, or the index of an explored one",
+            remedy="give the folder of a results repository, one that holds several, or the index that "
+            "explore,mlperf,results wrote beside its page",
         )
     return sorted(homes)
 
@@ -237,11 +238,13 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
         if states[home]:
             store.put(str(home), states[home], part)
     return Index(
-        tuple(row for home in homes for row in _below(parts[home], home, root)), len(new), len(homes) - len(new)
+        tuple(row for home in homes for row in _rows_from_root(parts[home], home, root)),
+        len(new),
+        len(homes) - len(new),
     )
 
 
-def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
+def _rows_from_root(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
     """Yield the rows with files named from `root`."""
     above = home.parents[1].relative_to(root).as_posix()
     for row in part.rows:

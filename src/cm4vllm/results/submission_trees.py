@@ -26,7 +26,7 @@ from cm4vllm.results.endpoints.endpoints_harness import (
     read_endpoints_performance,
 )
 from cm4vllm.results.file_listing import Listing, list_files
-from cm4vllm.results.log_folders import Reader, terms_of, uncovered
+from cm4vllm.results.log_folders import Reader, reason_without_rules, terms_of
 from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.rules import Division, Mode, Scenario, TreeLayout, tree_layouts
 
@@ -165,7 +165,7 @@ class _Folder:
         benchmark = rules.benchmark_of(round_name, self.model, self.mapping)
         terms = {mode: terms_of(round_name, benchmark, self.scenario, mode) for mode in Mode}
         performance = self.performance and replace(self.performance, terms=terms[Mode.PERFORMANCE])
-        conf, readme = self._beside("user.conf"), self._beside("README.md")
+        conf, readme = self._file_beside("user.conf"), self._file_beside("README.md")
         stated = self._measurements_file()
         files = {"measurements": stated, "user_conf": conf, "readme": readme}
         return Result(
@@ -187,7 +187,7 @@ class _Folder:
             files={name: self.reader.name(path) for name, path in files.items() if path},
             compliance=tuple(sorted(path.name for path in self._compliance() if path.is_dir())),
             test_runs=dict(self._test_runs()),
-            uncovered=uncovered(round_name, benchmark, self.scenario),
+            uncovered=reason_without_rules(round_name, benchmark, self.scenario),
         )
 
     def _settings(self) -> Iterator[tuple[TreeLayout, Path]]:
@@ -197,7 +197,7 @@ class _Folder:
             for layout in tree_layouts()
         )
 
-    def _beside(self, name: str) -> Path | None:
+    def _file_beside(self, name: str) -> Path | None:
         return next((path for _, folder in self._settings() if (path := folder / name).is_file()), None)
 
     def _measurements_file(self) -> Path:

@@ -64,12 +64,12 @@ def accelerators_named(name: str) -> set[int]:
 def _counts(pattern: str, name: str) -> Iterator[int]:
     for match in re.finditer(pattern, name, re.IGNORECASE):
         groups = match.groupdict()
-        if not _not_accelerators().search(match["product"]):
+        if not _non_accelerator_pattern().search(match["product"]):
             yield prod(int(factor) for factor in re.findall(r"\d+", groups.get("factors") or groups["count"] or ""))
 
 
 @cache
-def _not_accelerators() -> re.Pattern[str]:
+def _non_accelerator_pattern() -> re.Pattern[str]:
     words = "|".join(map(re.escape, _words().not_accelerators))
     return re.compile(rf"(?<![a-z])x?(?:{words})(?![a-z]{{2}})", re.IGNORECASE)
 
@@ -87,11 +87,11 @@ def is_a_person(name: str, *others: str) -> bool:
     `others` are names that are no person's here, as the submitter's.
     """
     plain = name.lower()
-    return not _shared().fullmatch(plain) and plain not in {other.lower() for other in others}
+    return not _shared_names_pattern().fullmatch(plain) and plain not in {other.lower() for other in others}
 
 
 @cache
-def _shared() -> re.Pattern[str]:
+def _shared_names_pattern() -> re.Pattern[str]:
     words = "|".join(sorted(map(re.escape, _words().homes), key=len, reverse=True))
     return re.compile(rf"[\d_.-]*(?:(?:{words})(?:v\d|[\d_.-])*)+(?:(?<=[_.-])[a-z]\d*)?")
 

@@ -50,7 +50,7 @@ _LENGTHS = "LENGTHS"
 _TOKENS_PER_SAMPLE = "TOKENS_PER_SAMPLE"
 
 
-class _Cell(NamedTuple):
+class _TableCell(NamedTuple):
     """The round, benchmark, scenario and mode of a lookup in the tables; None stands for any scenario or mode."""
 
     round_name: str
@@ -135,7 +135,7 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
     )
     used = {scenario for rule in required for scenario in (*rule.all_of, *rule.one_of)}
     generation = matching(family.generation, round_name, name)
-    lengths = [_lengths(family, entry, division, _Cell(round_name, name)) for entry in generation]
+    lengths = [_lengths(family, entry, division, _TableCell(round_name, name)) for entry in generation]
     return BenchmarkTerms(
         round=round_name,
         name=name,
@@ -204,7 +204,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
             remedy=f"it has {', '.join(of_benchmark.scenarios)}",
         )
     family, how = family_of(round_name, benchmark), scenario_entries()[scenario]
-    cell = _Cell(round_name, benchmark, scenario, mode)
+    cell = _TableCell(round_name, benchmark, scenario, mode)
     (samples,) = matching(family.samples, *cell)
     issued = (*matching(family.least_issued, *cell), samples)[0]
     logged = next(iter(matching(family.logged, *cell)), LoggedEntry(form=Logged.TOKENS, source=""))
@@ -246,7 +246,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
     )
 
 
-def _mean_tokens(family: Family, targets: Sequence[AccuracyTarget], cell: _Cell) -> float:
+def _mean_tokens(family: Family, targets: Sequence[AccuracyTarget], cell: _TableCell) -> float:
     """Return the mean length of an answer: the middle of the range that a target states, or as its entry has it."""
     for target in targets:
         if target.metric == _TOKENS_PER_SAMPLE:
@@ -318,7 +318,7 @@ def family_of(round_name: str, benchmark: str) -> Family:
     return family
 
 
-def _generation_terms(family: Family, division: Division, cell: _Cell) -> Generation:
+def _generation_terms(family: Family, division: Division, cell: _TableCell) -> Generation:
     """Return the reference's settings of generation, with the division's lengths where it states them.
 
     No tokens where the rules do not state how text is generated.
@@ -332,7 +332,7 @@ def _generation_terms(family: Family, division: Division, cell: _Cell) -> Genera
     return replace(generation, max_tokens=held.max_tokens, min_tokens=held.min_tokens, lengths_source=held.source)
 
 
-def _lengths(family: Family, reference: GenerationEntry, division: Division, cell: _Cell) -> LengthsEntry:
+def _lengths(family: Family, reference: GenerationEntry, division: Division, cell: _TableCell) -> LengthsEntry:
     """Return the entry that states the lengths of answers in a division: its own, else the reference's."""
     has_rule = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
     closed = matching(family.closed_lengths, *cell) if has_rule else []

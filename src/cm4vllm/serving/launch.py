@@ -27,7 +27,7 @@ from cm4vllm.serving import server
 from cm4vllm.serving.installation.install import note_proved, require_proof
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
 from cm4vllm.serving.options.arguments import FP8_NOTE, fp8_env
-from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
+from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, plan_servers, planned_record
 from cm4vllm.serving.probing.media_apis import media_api_of
 from cm4vllm.serving.probing.server_access import OWN_KEY_VARIABLE, unencrypted
 from cm4vllm.serving.probing.server_metrics import look
@@ -64,7 +64,7 @@ def act(settings: LaunchSettings) -> LaunchExports:
         return LaunchExports()
     if settings.action == "describe":
         path = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute()) / PLANNED_FILE
-        write_record(path, described(planned(settings)))
+        write_record(path, planned_record(plan_servers(settings)))
         return LaunchExports(planned=str(path))
     record, path = launch(settings)
     return LaunchExports(endpoint=record.endpoint, record=str(path), model_folder=record.model_folder)
@@ -111,7 +111,7 @@ def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
             warn(f"not checked: {note}")
         return record, path
     try:
-        record = started(planned(settings), folder, settings.ready_timeout_s or server.READY_TIMEOUT_S)
+        record = start_servers(plan_servers(settings), folder, settings.ready_timeout_s or server.READY_TIMEOUT_S)
     except (ServerDied, ServerNotReady):
         if settings.installation:
             require_proof(Path(settings.installation))
@@ -122,7 +122,7 @@ def launch(settings: LaunchSettings) -> tuple[ServerRecord, Path]:
     return record, path
 
 
-def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
+def start_servers(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
     """Start the servers, and return the record of the first, which contains the records of the others."""
     settings = servers.parts[0]
     if servers.image is None:
@@ -223,10 +223,10 @@ def _running(pid: int) -> RunningServer | None:
 
 def status_text(servers: Iterable[RunningServer]) -> str:
     """Return a text on each server: its address, its model, the outcome of a completion, and its present load."""
-    return "\n\n".join(map(_described, servers)) or "no server started by cm4vllm runs on this machine"
+    return "\n\n".join(map(_status_words, servers)) or "no server started by cm4vllm runs on this machine"
 
 
-def _described(running: RunningServer) -> str:
+def _status_words(running: RunningServer) -> str:
     log = running.folder / LOG_FILE
     if running.record is None:
         return f"starting for {running.age_s:.0f} s\n  log         {log}\n  supervisor  {running.supervisor}"

@@ -20,12 +20,12 @@ from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import default_round
 from cm4vllm.serving.clusters.launchers import chosen_launcher
 from cm4vllm.serving.clusters.node_processes import require_reachable
-from cm4vllm.serving.clusters.placement import node_layout, placed, require_cpu_backend
+from cm4vllm.serving.clusters.placement import node_layout, placed_servers, require_cpu_backend
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import preset_named
 from cm4vllm.serving.ports import free_port
-from cm4vllm.serving.probing.server_access import chosen_access, own_access, trusted
+from cm4vllm.serving.probing.server_access import chosen_access, own_access, tls_context
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.serving.server import NodesStart
 from cm4vllm.serving.server_container import ImageSettings, container_of, require_container, server_container
@@ -106,7 +106,7 @@ def require_access(settings: LaunchSettings) -> Access:
             )
         return own_access()
     if any(url.startswith("https:") for url in base_urls(settings.api_server)):
-        trusted(settings.api_server_ca)
+        tls_context(settings.api_server_ca)
     return chosen_access(settings.api_key_env, settings.api_headers_env)
 
 
@@ -137,9 +137,9 @@ def require_usable(settings: LaunchSettings) -> None:
     parts = [chosen]
     if not on_cpu:
         chosen = replace(chosen, device=settings.image.asked_device)
-        placed(chosen, settings.servers, gpus_for(chosen.device), os.environ, local_workers(options))
+        placed_servers(chosen, settings.servers, gpus_for(chosen.device), os.environ, local_workers(options))
     elif not chosen.ray_address:
-        parts = placed(chosen, settings.servers, (), os.environ)
+        parts = placed_servers(chosen, settings.servers, (), os.environ)
     for part in parts:
         free_port(part.host, part.port)
 

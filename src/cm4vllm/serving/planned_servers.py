@@ -18,7 +18,7 @@ from cm4vllm.records.vllm.options import Options, fit_to_release, read_options
 from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
 from cm4vllm.serving.clusters.launchers import node_count
-from cm4vllm.serving.clusters.placement import in_few_processes, placed
+from cm4vllm.serving.clusters.placement import in_few_processes, placed_servers
 from cm4vllm.serving.fit.advice import with_host_memory
 from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.installation.vllm_choice import gpus_for
@@ -48,7 +48,7 @@ class Planned:
     image: VllmImage | None = None
 
 
-def planned(settings: LaunchSettings) -> Planned:
+def plan_servers(settings: LaunchSettings) -> Planned:
     """Return the servers that are asked for. Raises UsageError, ModelError."""
     if not settings.python:
         raise UsageError("no vLLM is installed to start", remedy="run the recipe get,vllm first, or give --api_server")
@@ -67,7 +67,9 @@ def planned(settings: LaunchSettings) -> Planned:
         chosen = _on_nodes(chosen, nodes)
         return Planned(python, [chosen], _words(chosen, python, preset, options), nodes)
     words = arguments.server_argv(python, chosen, preset=preset)
-    parts = placed(chosen, settings.servers, gpus_for(chosen.device), os.environ, local_workers(given_options(words)))
+    parts = placed_servers(
+        chosen, settings.servers, gpus_for(chosen.device), os.environ, local_workers(given_options(words))
+    )
     image = read_record(Path(settings.image_record), VllmImage) if settings.container else None
     return Planned(python, parts, _words(chosen, python, preset, options), image=image)
 
@@ -95,7 +97,7 @@ def _on_nodes(chosen: arguments.ServerSettings, nodes: NodesStart) -> arguments.
     return replace(chosen, cpu_binding="nobind") if chosen.cpu_binding == "auto" else chosen
 
 
-def described(servers: Planned) -> ServerRecord:
+def planned_record(servers: Planned) -> ServerRecord:
     """Return the record of the servers that would be started, without what only one that answers can tell."""
     image, argv, nodes = servers.image, servers.words, list[NodeRecord]()
     packages = image.packages if image else packages_of(servers.python)

@@ -129,19 +129,21 @@ def start_all(
             place = writable_folder(folder)
             if nodes is None:
                 others = {server.endpoint for server in starting}
-                starting.append(_started(python, settings, place, argv, others, image))
+                starting.append(_start(python, settings, place, argv, others, image))
             else:
                 starting.append(_started_on_nodes(python, settings, place, argv, nodes))
             _memory_before[starting[-1].supervisor.pid] = memory
         ready_after_s = _wait_until_all_are_ready(starting, timeout_s)
         packages = image.packages if image else packages_of(python)
-        return [_recorded(server, packages, after_s) for server, after_s in zip(starting, ready_after_s, strict=True)]
+        return [
+            _server_record(server, packages, after_s) for server, after_s in zip(starting, ready_after_s, strict=True)
+        ]
     except BaseException:
         end_supervisors([pid for server in starting for pid in server.supervisors])
         raise
 
 
-def _started(
+def _start(
     python: Path,
     settings: ServerSettings,
     folder: Path,
@@ -240,7 +242,7 @@ def _started_ranks(
     return tuple(started), supervisors[0]
 
 
-def _recorded(server: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
+def _server_record(server: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
     probed = probe(server.endpoint, server.settings.name, api=server.settings.api, access=own_access())
     record = ServerRecord(
         endpoint=server.endpoint,
@@ -317,7 +319,7 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
     refusal: CmError | None = None
     while True:
         if (cause := starting.cause_of_end()) is not None:
-            raise _died(starting, cause)
+            raise _death_error(starting, cause)
         if listens(endpoint):
             try:
                 check_answer(
@@ -347,7 +349,7 @@ def _not_ready(starting: _Starting, refusal: CmError | None) -> ServerNotReady:
     )
 
 
-def _died(starting: _Starting, cause: str) -> CmError:
+def _death_error(starting: _Starting, cause: str) -> CmError:
     folder, endpoint, settings = starting.folder, starting.endpoint, starting.settings
     failure = known_failure(cause)
     if failure is not None and failure.name == "port":

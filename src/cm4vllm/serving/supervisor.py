@@ -102,7 +102,7 @@ class Supervisor:
         names = {"{container}": ipc_files.folder.name, "{supervisor}": str(os.getpid())}
         if any("{watched}" in word for word in self.argv):
             names["{watched}"] = str(_watched_folder(ipc_files.folder))
-        argv, last = ([_filled(word, names) for word in words] for words in (self.argv, self.last))
+        argv, last = ([_fill(word, names) for word in words] for words in (self.argv, self.last))
         with contextlib.nullcontext(sys.stdout.buffer) if self.log is None else self.log.open("ab") as log:
             try:
                 child = subprocess.Popen(
@@ -239,7 +239,7 @@ def _watched_folder(sockets: Path) -> Path:
     return folder
 
 
-def _filled(word: str, names: Mapping[str, str]) -> str:
+def _fill(word: str, names: Mapping[str, str]) -> str:
     for name, value in names.items():
         word = word.replace(name, value)
     return word

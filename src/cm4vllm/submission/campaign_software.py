@@ -43,7 +43,7 @@ def contents_digest(package: metadata.Distribution) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
 
 
-def installed() -> tuple[str, dict[str, str], dict[str, str]]:
+def installed_software() -> tuple[str, dict[str, str], dict[str, str]]:
     """Return the version of the Python that runs this, its packages, and digests of what they installed."""
     packages = {package.name: package for package in metadata.distributions() if package.name and package.version}
     ordered = {name: packages[name] for name in sorted(packages, key=str.lower)}
@@ -57,14 +57,14 @@ from __future__ import annotations
 import hashlib, json, platform
 from importlib import metadata
 {inspect.getsource(contents_digest)}
-{inspect.getsource(installed)}
+{inspect.getsource(installed_software)}
 print(json.dumps(installed()))
 """
 
 
 def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
     """Return what runs here, and in the environment of the server where it was started here."""
-    _, packages, contents = installed()
+    _, packages, contents = installed_software()
     own = (
         next((member for member in (server, *server.members) if member.owned and member.argv), None) if server else None
     )
@@ -103,7 +103,7 @@ def scripts_that_ran(noted: Sequence[Mapping[str, Any]], script: str) -> dict[st
     return {
         asked[0] if asked else "cm": [
             {
-                _published(tags): {key: _published(value) for key, value in detail.items()}
+                _publishable(tags): {key: _publishable(value) for key, value in detail.items()}
                 for tags, detail in entry.items()
             }
             for entry in noted
@@ -126,7 +126,7 @@ def published_facts(out: Path) -> dict[str, str]:
     return {name: json.dumps(value, indent=2) + "\n" for name, value in facts.items()}
 
 
-def _published(value: Any) -> Any:
+def _publishable(value: Any) -> Any:
     return published_words([value])[0] if isinstance(value, str) else value
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import bytes_of, opened, sha256_of, write_bytes
+from cm4vllm.common.files import bytes_of, open_file, sha256_of, write_bytes
 from cm4vllm.common.folders.ownership_notes import note_files
 from cm4vllm.submission.privacy_check import inspect_tree
 
@@ -68,7 +68,7 @@ def truncate_log(log: Path) -> bool:
 def _cut(log: Path) -> bool:
     if (size := log.stat().st_size) < _END_BYTES:
         return False
-    with opened(log) as file:
+    with open_file(log) as file:
         start = file.read(_END_BYTES)
         file.seek(size - _END_BYTES)
         end = file.read(_END_BYTES)
@@ -80,6 +80,6 @@ def _is_cut(log: Path) -> bool:
     """Return True if a log has the form of one that was cut."""
     if log.stat().st_size != 2 * _END_BYTES + len(_GAP):
         return False
-    with opened(log) as file:
+    with open_file(log) as file:
         file.seek(_END_BYTES)
         return file.read(len(_GAP)) == _GAP

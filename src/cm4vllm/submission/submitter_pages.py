@@ -154,7 +154,7 @@ def quantisation(model: ModelRecord) -> str:
     return "\n".join([*lines, "", calibrated])
 
 
-def noticed(text: str, notice: str, line: str = "> **{}**\n\n") -> str:
+def with_notice(text: str, notice: str, line: str = "> **{}**\n\n") -> str:
     """Put a rehearsal's notice before a text that does not carry it yet, as a line of a page or of another file."""
     return text if notice in text else line.format(notice) + text
 

@@ -89,7 +89,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         software=server.named if server and server.software else "",
         packages=server.packages if server else {},
         container=server.container.words if server and server.container else "",
-        used=_used(server, facts, reports) if server and here else None,
+        used=_gpus_used(server, facts, reports) if server and here else None,
         others=others,
         here=here,
         rehearsal=settings.execution_mode == "test",
@@ -113,7 +113,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
 
 
-def _used(server: ServerRecord, facts: MachineFacts, reports: Sequence[NodeReport]) -> list[str] | None:
+def _gpus_used(server: ServerRecord, facts: MachineFacts, reports: Sequence[NodeReport]) -> list[str] | None:
     if reports:
         return gpus_of_nodes(server, reports)
     return gpus_in_use(server, facts.gpus, os.environ, gpus_of_processes(processes_of(server)))

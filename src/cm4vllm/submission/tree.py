@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.bounded_documents import read_json
-from cm4vllm.common.checking.private_words import PrivateWord, scrubbed
+from cm4vllm.common.checking.private_words import PrivateWord, scrub
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, write_json, write_text
 from cm4vllm.common.folders.owned_folders import recover
@@ -37,9 +37,9 @@ from cm4vllm.submission.submitter_pages import (
     capsule_name,
     method,
     network_page,
-    noticed,
     quantisation,
     submitter_title,
+    with_notice,
     write_overview,
 )
 from cm4vllm.submission.tree_writer import (
@@ -217,25 +217,25 @@ def _write(writer: TreeWriter, results: Results, private: list[PrivateWord], ver
     if results.settings.model.name != results.settings.benchmark:
         writer.mapping(home / "model_mapping.json", {results.settings.model.name: results.settings.benchmark})
     _write_results(writer, results, private)
-    calibration = scrubbed(noticed(quantisation(results.settings.model), run.notice), private)
+    calibration = scrub(with_notice(quantisation(results.settings.model), run.notice), private)
     writer.section(home / layout.calibration, CALIBRATION_TITLE, results.settings.model.name, calibration)
     if run.settings.network:
         name = read_detail_log(results.runs[0].performance_folder / DETAIL_LOG).text("sut_name")
-        page = scrubbed(noticed(network_page(results.description, name, run), run.notice), private)
+        page = scrub(with_notice(network_page(results.description, name, run), run.notice), private)
         writer.section(home / NETWORK_PAGE, NETWORK_TITLE, results.system, page)
     _write_program(writer, results, private, version)
     how = method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md")
     writer.section(
         home / SUBMITTER_PAGE,
-        scrubbed(submitter_title(asked.submitter, run, asked.introduction), private),
+        scrub(submitter_title(asked.submitter, run, asked.introduction), private),
         heading_of(f"{asked.model} on {results.system}", results.scenarios),
-        scrubbed(noticed(how, run.notice), private),
+        scrub(with_notice(how, run.notice), private),
     )
     if asked.page:
         path = home / "results" / results.system / "summary.html"
         if path.exists():  # that of another campaign on the same system
             path = path.with_name(f"{path.stem}-{asked.model}-{'-'.join(results.scenarios)}{path.suffix}")
-        writer.bytes(path, scrubbed(asked.page, private).encode())
+        writer.bytes(path, scrub(asked.page, private).encode())
 
 
 def _write_results(writer: TreeWriter, results: Results, private: list[PrivateWord]) -> None:
@@ -260,7 +260,7 @@ def _write_results(writer: TreeWriter, results: Results, private: list[PrivateWo
         for test in measured.tests:
             _compliance(layout.compliance_of(*place) / test.record.test, test)
         for file, content in facts.items():
-            write_text(layout.settings_of(*place) / file, scrubbed(content, private))
+            write_text(layout.settings_of(*place) / file, scrub(content, private))
 
 
 def _write_program(writer: TreeWriter, results: Results, private: list[PrivateWord], version: str) -> None:
@@ -272,11 +272,11 @@ def _write_program(writer: TreeWriter, results: Results, private: list[PrivateWo
         program / "README.md",
         f"# {asked.model}: what ran",
         heading_of(results.system, results.scenarios),
-        scrubbed(noticed(source_page(command, asked.commit, run, version), run.notice), private),
+        scrub(with_notice(source_page(command, asked.commit, run, version), run.notice), private),
     )
     if asked.capsule:
         path = program / capsule_name(results.system, results.scenarios)
-        writer.bytes(path, scrubbed(asked.capsule, private).encode())
+        writer.bytes(path, scrub(asked.capsule, private).encode())
 
 
 def _require_free(writer: TreeWriter, folder: Path) -> None:
@@ -321,9 +321,9 @@ def _settings(
     notice = run.performance.notice
     if not readme.strip():
         raise SubmissionError(f"the README text of {run.scenario} is empty")
-    write_text(folder / "README.md", noticed(scrubbed(readme, private), notice))
-    write_text(folder / "user.conf", noticed(run.performance.settings.user_conf, notice, "# {}\n"))
-    stated = {key: scrubbed(value, private) for key, value in measurements(run.performance).items()}
+    write_text(folder / "README.md", with_notice(scrub(readme, private), notice))
+    write_text(folder / "user.conf", with_notice(run.performance.settings.user_conf, notice, "# {}\n"))
+    stated = {key: scrub(value, private) for key, value in measurements(run.performance).items()}
     write_json(folder / measurements_file, stated)
     if mlperf_conf:
         shutil.copyfile(run.performance_folder / MLPERF_CONF, folder / MLPERF_CONF)
@@ -334,7 +334,7 @@ def _logs(folder: Path, run: ScenarioRuns) -> None:
     _copy(run.accuracy_folder, folder / "accuracy", (*LOGS, ACCURACY_LOG))
     _copy(run.performance_folder, folder / "performance" / "run_1", LOGS)
     scores = bytes_of(run.accuracy_folder / "accuracy.txt").decode()
-    write_text(folder / "accuracy" / "accuracy.txt", noticed(scores, run.performance.notice, "{}\n"))
+    write_text(folder / "accuracy" / "accuracy.txt", with_notice(scores, run.performance.notice, "{}\n"))
 
 
 def _compliance(folder: Path, test: ComplianceTest) -> None:
@@ -343,7 +343,7 @@ def _compliance(folder: Path, test: ComplianceTest) -> None:
     Layouts: compliance/TEST*/README.md and run_verification.py.
     """
     for name in (test.record.file, *test.record.more_files):
-        write_text(folder / name, noticed(bytes_of(test.folder / name).decode(), test.record.notice, "{}\n"))
+        write_text(folder / name, with_notice(bytes_of(test.folder / name).decode(), test.record.notice, "{}\n"))
     _copy(test.folder, folder / "accuracy", (ACCURACY_LOG, *test.record.accuracy_files))
     if test.record.shows_logs:
         _copy(test.folder, folder / "performance" / "run_1", LOGS)

@@ -49,7 +49,7 @@ class TreeWriter:
         if not path.exists():
             write_bytes(path, content)
         elif not path.is_file() or path.stat().st_size != len(content) or bytes_of(path, len(content)) != content:
-            raise self._apart(path)
+            raise self._difference_error(path)
 
     def section(self, path: Path, title: str, heading: str, body: str, *, renew: bool = False) -> None:
         """Add a part to a page, which begins with `title` where it is new.
@@ -60,7 +60,7 @@ class TreeWriter:
         page = bytes_of(path).decode() if path.is_file() else f"{title.strip()}\n"
         there = dict(sections(page)).get(heading)
         if there is not None and not renew and there.strip() != f"## {heading}\n\n{body.strip()}":
-            raise self._apart(path, f"its part {heading!r} has another text")
+            raise self._difference_error(path, f"its part {heading!r} has another text")
         write_text(path, with_section(page, heading, body))
 
     def mapping(self, path: Path, values: Mapping[str, str]) -> None:
@@ -78,7 +78,7 @@ class TreeWriter:
         """Return a path as messages and lists name it."""
         return path.relative_to(self.root).as_posix()
 
-    def _apart(self, path: Path, cause: str = "the file in the tree has other content") -> SubmissionError:
+    def _difference_error(self, path: Path, cause: str = "the file in the tree has other content") -> SubmissionError:
         return SubmissionError(
             f"the results contradict what the tree has in {self.name(path)}", cause=cause, remedy=_APART
         )

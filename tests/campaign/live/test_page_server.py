@@ -11,7 +11,7 @@ from states import SEARCH, status
 
 from browser import chromium
 from cm4vllm.campaign.live import monitor
-from cm4vllm.campaign.live.monitor import Page, _clean
+from cm4vllm.campaign.live.monitor import Page, _without_secrets
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.live.panels import view_of
 from cm4vllm.campaign.live.status import JobState
@@ -26,7 +26,7 @@ def page():
 
 
 def show(page, shown):
-    page.show(*_clean(shown))
+    page.show(*_without_secrets(shown))
 
 
 def get(page, path="", **headers):

@@ -16,7 +16,7 @@ from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import benchmark_names, round_names
 from cm4vllm.serving.launch_settings import LaunchSettings
-from simulated.systems import simulated
+from simulated.systems import simulate
 
 NAME = "4xh100-llama2-70b-fp8"
 #: Published of this profile's machine: queries/s, and the means of TPOT, TTFT and latency in ms.
@@ -37,7 +37,7 @@ def served(name, issued):
         np.array([lengths.of(share) for share in draw.random(len(issued))])
         for lengths in (profile.prompts, profile.answers)
     )
-    return simulated(Batch(profile.server, step_factors(draw, profile.server.noise)), issued, prompts, tokens)
+    return simulate(Batch(profile.server, step_factors(draw, profile.server.noise)), issued, prompts, tokens)
 
 
 def arrivals(rate, count):

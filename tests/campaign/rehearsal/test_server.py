@@ -23,7 +23,7 @@ from cm4vllm.serving.ports import free_port, listens
 from cm4vllm.serving.probing.server_metrics import look
 from cm4vllm.serving.probing.server_probe import probe
 from cm4vllm.serving.probing.server_requests import Site
-from simulated.systems import simulated
+from simulated.systems import simulate
 
 PROFILE = """
 title: a test's
@@ -83,7 +83,7 @@ def test_its_times_by_the_wall_clock_are_those_on_a_simulated_one_with_preemptio
     endpoint, count = server[0], 12
     batch = Batch(msgspec.yaml.decode(PROFILE, type=Profile).server, step_factors(np.random.default_rng(0), 0.0))
     sizes = np.full(count, 20), np.full(count, 30)
-    expected = simulated(batch, np.zeros(count), *sizes).done
+    expected = simulate(batch, np.zeros(count), *sizes).done
     assert batch.preemptions > 0
     before = look(Site(endpoint))
     with ThreadPoolExecutor(count) as threads:

@@ -10,7 +10,7 @@ from cm4vllm.campaign.planning.steps import Product, Step
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
 from cm4vllm.campaign.search.projection import FullLength
-from cm4vllm.campaign.search.search_space import Space, shown
+from cm4vllm.campaign.search.search_space import Space, candidate_words
 from cm4vllm.campaign.search.server_bench import ServerBench, bracket
 from cm4vllm.campaign.search.settings_job import (
     SettingsJob,
@@ -18,7 +18,7 @@ from cm4vllm.campaign.search.settings_job import (
     _Noted,
     exports_of,
     inputs_digest,
-    ranked,
+    rank_evaluations,
     table,
 )
 from cm4vllm.common.errors import InvalidResult, ServerUnsuitable, UsageError
@@ -31,7 +31,7 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import LatencyLimits
 from cm4vllm.serving.options.arguments import ServerSettings
 from simulated.prober import SimulatedProber, offline_rate
-from simulated.settings_bench import SimulatedBench, configured, tokens_per_s
+from simulated.settings_bench import SimulatedBench, tokens_per_s, with_settings
 from simulated.systems import Batching, Paged
 
 SPACE = "max-num-seqs:32..128,max-num-batched-tokens:512..2048"
@@ -66,8 +66,8 @@ def test_the_server_as_it_is_comes_first_and_is_not_tried_twice():
     assert {"max-num-seqs": 64, "max-num-batched-tokens": 1024} not in candidates
     corners = {(corner["max-num-seqs"], corner["max-num-batched-tokens"]) for corner in candidates[1:5]}
     assert corners == {(32, 512), (32, 2048), (128, 512), (128, 2048)}
-    assert shown(candidates[1]).startswith("--max-num-seqs=")
-    assert shown({}) == "as without the search"
+    assert candidate_words(candidates[1]).startswith("--max-num-seqs=")
+    assert candidate_words({}) == "as without the search"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def chosen():
 
 def test_the_best_settings_are_found(chosen):
     true = {
-        evaluation.number: tokens_per_s(configured(SYSTEM, evaluation.options), 60.0, seed=3, noise=1)[0]
+        evaluation.number: tokens_per_s(with_settings(SYSTEM, evaluation.options), 60.0, seed=3, noise=1)[0]
         for evaluation in chosen.evaluations
     }
     assert true[chosen.best.number] >= 0.97 * max(true.values())
@@ -278,7 +278,7 @@ def test_the_table_has_each_candidate_once_the_chosen_one_first_and_why_one_was_
     assert lines[1].startswith("--max-num-seqs=16") and lines[1].endswith("chosen")
     assert lines[2].startswith("as without the search") and lines[2].endswith("no bound")
     assert lines[4].endswith("dropped: the server of x did not start; CUDA out of memory")
-    assert [evaluation.number for evaluation in ranked(MADE)] == [2, 0, 3, 1]
+    assert [evaluation.number for evaluation in rank_evaluations(MADE)] == [2, 0, 3, 1]
 
 
 def test_the_steps_after_it_get_the_options_chosen_with_those_given():

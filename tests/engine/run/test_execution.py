@@ -316,7 +316,7 @@ def test_of_a_script_whose_code_runs_others_no_name_is_known(home, code):
 def test_code_can_ask_what_an_amendment_reaches(home):
     home.script("deep")
     home.script("dep", {"input_mapping": {"speed": "CM_SPEED"}, "deps": [{"tags": "deep", "names": ["d", "e"]}]})
-    asked = 'i["automation"].reach({"tags": "dep,_any"})'
+    asked = 'i["automation"].adr_targets({"tags": "dep,_any"})'
     home.script(
         "top",
         customize=f"def preprocess(i):\n    print({asked})\n    return {{'return': 0}}\n\n\n"

@@ -12,7 +12,7 @@ from cm4vllm.common.processors import CpuQuota
 from cm4vllm.records.vllm.options import stored_options
 from cm4vllm.serving.clusters.launchers import LocalLauncher
 from cm4vllm.serving.clusters.node_processes import copy_to_nodes, installation
-from cm4vllm.serving.clusters.placement import core_bindings, gpu_groups, in_few_processes, node_layout, placed
+from cm4vllm.serving.clusters.placement import core_bindings, gpu_groups, in_few_processes, node_layout, placed_servers
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 from gpu_machines import gpus
 
@@ -66,13 +66,13 @@ def test_gpus_are_given_by_what_is_visible():
 )
 def test_more_workers_than_gpus_are_refused_with_both_numbers(given, servers, needed):
     with pytest.raises(UsageError, match=rf"need {needed} GPUs, and this machine has 8\b"):
-        placed(server(device="cuda", **given), servers, gpus(8), {})
+        placed_servers(server(device="cuda", **given), servers, gpus(8), {})
 
 
 def test_workers_that_others_may_have_are_not_judged():
-    assert placed(server(device="cuda", tp_size=16, ray_address="head:6379"), 1, gpus(8), {})
-    assert placed(server(device="cuda", tp_size=16), 1, gpus(8), {}, workers=0)
-    assert placed(server(device="rocm", tp_size=16), 1, (), {})
+    assert placed_servers(server(device="cuda", tp_size=16, ray_address="head:6379"), 1, gpus(8), {})
+    assert placed_servers(server(device="cuda", tp_size=16), 1, gpus(8), {}, workers=0)
+    assert placed_servers(server(device="rocm", tp_size=16), 1, (), {})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_workers_that_others_may_have_are_not_judged():
 )
 def test_gpus_that_the_driver_does_not_show_are_not_given_away(visible, there):
     with pytest.raises(UsageError, match=rf"3 servers of 1 workers need 3 GPUs, .* has {there} visible of the 8"):
-        placed(server(device="cuda"), 3, gpus(8), {"CUDA_VISIBLE_DEVICES": visible})
+        placed_servers(server(device="cuda"), 3, gpus(8), {"CUDA_VISIBLE_DEVICES": visible})
 
 
 @pytest.mark.parametrize(
@@ -96,23 +96,23 @@ def test_gpus_that_the_driver_does_not_show_are_not_given_away(visible, there):
     ],
 )
 def test_amds_variables_number_what_the_one_before_leaves(env, words):
-    parts = placed(server(device="rocm"), 2, gpus(8, "AMD"), env)
+    parts = placed_servers(server(device="rocm"), 2, gpus(8, "AMD"), env)
     assert [server_env(part)["HIP_VISIBLE_DEVICES"] for part in parts] == words
     assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == words  # an inherited one would differ
     beyond = {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "4,5"}
     with pytest.raises(UsageError, match="has 0 visible of the 8"):
-        placed(server(device="rocm"), 2, gpus(8, "AMD"), beyond)
+        placed_servers(server(device="rocm"), 2, gpus(8, "AMD"), beyond)
 
 
 def test_each_server_has_one_part_of_mig_or_partitions_of_an_amd_gpu():
     split = gpus(1, mig=3)
-    parts = placed(server(device="cuda"), 3, split, {})
+    parts = placed_servers(server(device="cuda"), 3, split, {})
     assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == ["MIG-0", "MIG-1", "MIG-2"]
     with pytest.raises(UsageError, match="need 4 GPUs, and this machine has 1 .in 3 parts."):
-        placed(server(device="cuda"), 4, split, {})
+        placed_servers(server(device="cuda"), 4, split, {})
     with pytest.raises(UsageError, match="a program sees 1 part of MIG"):
-        placed(server(device="cuda", tp_size=2), 1, split, {})
-    parts = placed(server(device="rocm", tp_size=4), 2, gpus(1, "AMD", partitions=8), {})
+        placed_servers(server(device="cuda", tp_size=2), 1, split, {})
+    parts = placed_servers(server(device="rocm", tp_size=4), 2, gpus(1, "AMD", partitions=8), {})
     assert [server_env(part)["HIP_VISIBLE_DEVICES"] for part in parts] == ["0,1,2,3", "4,5,6,7"]
 
 
@@ -129,10 +129,10 @@ def test_each_server_has_one_part_of_mig_or_partitions_of_an_amd_gpu():
 def test_threads_keep_to_the_quota_of_the_control_group(monkeypatch, cpus, servers, given, threads):
     monkeypatch.setattr("cm4vllm.serving.clusters.placement.own_cores", lambda: list(range(64)))
     monkeypatch.setattr("cm4vllm.serving.clusters.placement.cpu_quota", lambda: CpuQuota(cpus, 0.1, Path("/")))
-    for part in placed(server(**given), servers, (), {}):
+    for part in placed_servers(server(**given), servers, (), {}):
         env = server_env(part)
         assert (env["OMP_NUM_THREADS"], env["VLLM_CPU_OMP_THREADS_BIND"]) == (str(threads), "nobind")
-    assert server_env(placed(server(cpu_binding="0-3"), 1, (), {})[0])["VLLM_CPU_OMP_THREADS_BIND"] == "0-3"
+    assert server_env(placed_servers(server(cpu_binding="0-3"), 1, (), {})[0])["VLLM_CPU_OMP_THREADS_BIND"] == "0-3"
 
 
 def server(**given):
@@ -141,12 +141,12 @@ def server(**given):
 
 def test_servers_alike_have_cores_or_gpus_of_their_own(monkeypatch):
     monkeypatch.setattr("cm4vllm.serving.clusters.placement.own_cores", lambda: [0, 1, 2, 3])
-    parts = placed(server(tp_size=2, port=9000), 2, (), {})
+    parts = placed_servers(server(tp_size=2, port=9000), 2, (), {})
     assert [(part.cpu_binding, part.port) for part in parts] == [("0|1", 9000), ("2|3", 9001)]
-    assert placed(server(), 1, (), {}) == [server()]
-    parts = placed(server(device="cuda", tp_size=2), 2, gpus(8), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+    assert placed_servers(server(), 1, (), {}) == [server()]
+    parts = placed_servers(server(device="cuda", tp_size=2), 2, gpus(8), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
     assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == ["4,5", "6,7"]
-    assert "CUDA_VISIBLE_DEVICES" not in server_env(placed(server(device="cuda"), 1, gpus(8), {})[0])
+    assert "CUDA_VISIBLE_DEVICES" not in server_env(placed_servers(server(device="cuda"), 1, gpus(8), {})[0])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_on_few_cores_the_worker_is_in_the_engines_process(given, servers, cores
 )
 def test_what_the_cpu_backend_cannot_do_is_refused(given, servers, why):
     with pytest.raises(UsageError, match=why):
-        placed(server(**given), servers, (), {})
+        placed_servers(server(**given), servers, (), {})
 
 
 def test_a_server_on_ray_is_told_where_the_cluster_is():

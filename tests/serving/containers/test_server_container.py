@@ -22,7 +22,7 @@ from cm4vllm.serving.installation.install import PACKAGES, PROOF
 from cm4vllm.serving.launch_settings import LaunchSettings, container_notes, require_usable
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.server_container import (
-    _reported,
+    _reported_image,
     container_options,
     removal_words,
     server_container,
@@ -314,7 +314,7 @@ def proved(tmp_path):
         with (tmp_path / "proof.log").open("wb") as log:
             env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
             subprocess.run([sys.executable, PROOF, *PACKAGES], stdout=log, stderr=log, env=env, check=False)
-        return _reported(PROVED_IMAGE, "python3", device, tmp_path)
+        return _reported_image(PROVED_IMAGE, "python3", device, tmp_path)
 
     return prove
 

@@ -40,7 +40,7 @@ from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import require_space, typed_path
 from cm4vllm.common.git.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.common.processors import usable_processors
-from cm4vllm.common.programs.environments import checked, make_environment, pip
+from cm4vllm.common.programs.environments import make_environment, pip, require_success
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
@@ -228,7 +228,7 @@ def provide(
     requirements = recipe / known.requirements
     with step(f"environment for the grader {name}"):
         python = make_environment(folder / "venv")
-        checked(
+        require_success(
             pip(python, ["--no-deps", "-r", str(requirements)], folder / "pip.log"),
             f"what {known.script} needs cannot be installed",
         )

@@ -47,14 +47,14 @@ def snapshot(name: str, revision: str) -> Path:
     cache = Path(constants.HF_HUB_CACHE)
     token = os.environ.get("HF_TOKEN") or False
     try:
-        return _downloaded(name, revision, cache, token)
+        return _download(name, revision, cache, token)
     except CmError:
         raise
     except Exception as error:
         # The hub's client lets its HTTP library's own errors through, and which library that is changes by version.
         if (refusal := _refusal(error, name, revision, with_token=bool(token))) is not None:
             raise refusal from error
-        if (cached := _cached(name, revision, cache)) is not None:
+        if (cached := _cached_folder(name, revision, cache)) is not None:
             say(f"{name}: the hub is not reachable; the copy in its cache on this machine is used")
             return cached
         raise DownloadError(
@@ -66,7 +66,7 @@ def snapshot(name: str, revision: str) -> Path:
         ) from error
 
 
-def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Path:
+def _download(name: str, revision: str, cache: Path, token: str | bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 
     info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
@@ -154,7 +154,7 @@ def _large(
             )
 
 
-def _cached(name: str, revision: str, cache: Path) -> Path | None:
+def _cached_folder(name: str, revision: str, cache: Path) -> Path | None:
     """Return the folder of a model in the cache; without a note of its branch, the one commit that is there whole."""
     from huggingface_hub import snapshot_download
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlsplit
 
-from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of, fetch, part_of, present
+from cm4vllm.assets.downloads.resumed_download import RefusedError, answer_of, bytes_present, fetch, part_of
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import digest_of, locked, require_space, user_cache, write_json
@@ -99,7 +99,7 @@ def read_manifest(url: str) -> Manifest:
     try:
         return _read_manifest(name, address)
     except DownloadError as error:
-        kept = object_of(_kept(downloads_folder(name)))
+        kept = object_of(_manifest_copy(downloads_folder(name)))
         if kept.get("address") != address:
             raise
         say(f"{name}: {error.what}: {error.cause}; the files that were downloaded before are used")
@@ -120,7 +120,7 @@ def _read_manifest(name: str, address: str) -> Manifest:
     return Manifest(name, base, digests, address)
 
 
-def _kept(folder: Path) -> Path:
+def _manifest_copy(folder: Path) -> Path:
     """Return the place of a manifest that is kept: what is in the folder is the publisher's alone."""
     return folder.with_name(f"{folder.name}.manifest.json")
 
@@ -149,11 +149,11 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
         _prove(manifest, folder, wanted, verified, again=again)
         missing = [name for name in wanted if not (folder / name).exists()]
         sizes = {name: _size(_address(manifest, name)) for name in missing}
-        there = {name: present(part_of(folder / name)) for name in missing}
+        there = {name: bytes_present(part_of(folder / name)) for name in missing}
         require_space(folder, sum(sizes.values()) - sum(there.values()), manifest.name, FOLDER_KEY)
         if missing:
             _all(manifest, folder, sizes, verified)
-        write_json(_kept(folder), asdict(manifest))
+        write_json(_manifest_copy(folder), asdict(manifest))
     return [folder / name for name in wanted]
 
 
@@ -185,20 +185,20 @@ def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: V
             try:
                 fetch(address, folder / name, size, manifest.digests[name], _credentials(address), progress.update)
             except RefusedError as error:
-                raise _refused(address, error) from error
+                raise _refusal(address, error) from error
             verified.remember(name, manifest.digests[name])
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-def _asked(address: str, method: str = "GET") -> Answer:
+def _request(address: str, method: str = "GET") -> Answer:
     """Return the answer of an address. Raises DownloadError, also where the answer cannot be read."""
     try:
         # Not followed: MLCommons redirects only to its login page.
         return answer_of(address, _credentials(address), method)
     except RefusedError as error:
-        raise _refused(address, error) from error
+        raise _refusal(address, error) from error
     except (OSError, AnswerError) as error:
         raise DownloadError(
             f"{address} cannot be read",
@@ -220,15 +220,15 @@ def _credentials(address: str) -> dict[str, str]:
 
 
 def _text(address: str) -> str:
-    return _asked(address).body.decode(errors="replace")
+    return _request(address).body.decode(errors="replace")
 
 
 def _size(address: str) -> int:
-    length = _asked(address, "HEAD").headers.get("content-length", "")
+    length = _request(address, "HEAD").headers.get("content-length", "")
     return int(length) if length.isdecimal() else 0
 
 
-def _refused(address: str, error: RefusedError) -> DownloadError:
+def _refusal(address: str, error: RefusedError) -> DownloadError:
     if "cloudflareaccess.com" in error.location or (error.status in (401, 403) and not through_proxy(address)):
         return DownloadError(
             f"{address} is for MLCommons' members",

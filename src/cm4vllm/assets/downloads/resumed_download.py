@@ -87,9 +87,9 @@ def answer_of(
 
 def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[str], None]) -> None:
     """Append to `part` until it has `size` bytes; a broken connection is taken up again."""
-    begin, first = time.monotonic(), present(part)
+    begin, first = time.monotonic(), bytes_present(part)
     for attempt in range(1, _ATTEMPTS + 1):
-        if present(part) > size:
+        if bytes_present(part) > size:
             part.unlink()
         try:
             _append(
@@ -110,13 +110,13 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
             cause = str(error)
         else:
             cause = "the connection ended early"
-        if present(part) == size:
+        if bytes_present(part) == size:
             return
         if attempt < _ATTEMPTS:
             time.sleep(PAUSE_S)
     raise DownloadError(
         f"{address} could not be downloaded",
-        cause=f"{cause} ({size_text(present(part))} of {size_text(size)} are downloaded)",
+        cause=f"{cause} ({size_text(bytes_present(part))} of {size_text(size)} are downloaded)",
         remedy="run again: the download continues where it stopped",
     )
 
@@ -135,7 +135,7 @@ def _network_errors() -> Iterator[None]:
 
 
 def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[int], None]) -> None:
-    here = present(part)
+    here = bytes_present(part)
     if here == size and part.exists():
         return
     asked = {**headers, **({"Range": f"bytes={here}-"} if here else {})}
@@ -175,6 +175,6 @@ def part_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def present(path: Path) -> int:
+def bytes_present(path: Path) -> int:
     """Return the bytes that are there of a file."""
     return path.stat().st_size if path.exists() else 0

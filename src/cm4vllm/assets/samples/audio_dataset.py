@@ -28,7 +28,7 @@ def audio_rows(manifest: Path, samples: int | None, longest_s: float) -> list[di
     longer than `longest_s`, or no 16-bit mono WAV of 16 kHz.
     """
     return [
-        _described(name, manifest.parent / name, seconds, transcript)
+        _clip_row(name, manifest.parent / name, seconds, transcript)
         for name, seconds, transcript in check_clips(manifest, samples, longest_s)
     ]
 
@@ -68,7 +68,7 @@ def _row(manifest: Path, number: int, entry: Mapping[str, Any], longest_s: float
     return name, seconds, transcript
 
 
-def _described(name: str, path: Path, seconds: float, transcript: str) -> dict[str, Any]:
+def _clip_row(name: str, path: Path, seconds: float, transcript: str) -> dict[str, Any]:
     return {
         "audio": name,
         "sha256": sha256_of(path),
@@ -106,5 +106,5 @@ def write_clips(folder: Path, texts: Sequence[str], sound: Callable[[str], bytes
             file.setsampwidth(_SAMPLE_BYTES)
             file.setframerate(_RATE_HZ)
             file.writeframes(data := sound(text))
-        rows.append(_described(name, folder / name, len(data) / _SAMPLE_BYTES / _RATE_HZ, text))
+        rows.append(_clip_row(name, folder / name, len(data) / _SAMPLE_BYTES / _RATE_HZ, text))
     return rows

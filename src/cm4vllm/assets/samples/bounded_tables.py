@@ -83,7 +83,7 @@ def parquet_rows(path: Path) -> int:
         raise DatasetError(f"{path} is not a whole parquet file", cause=str(error), remedy=_AGAIN) from error
 
 
-def unpacked(path: Path) -> bytes:
+def unpacked_bytes(path: Path) -> bytes:
     """Return the bytes of a file, unpacked if it is a .gz file. Raises DatasetError, OSError."""
     if path.suffix != ".gz":
         return path.read_bytes()
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
         import pyarrow.parquet  # noqa: F401 before the bound: it maps much
     _bound(int(arguments[2]), int(arguments[3]))
     try:
-        rows = _parquet(path) if is_parquet else read_table(unpacked(path), str(path))
+        rows = _parquet(path) if is_parquet else read_table(unpacked_bytes(path), str(path))
         data = msgspec.msgpack.encode((rows, "", "", ""))
     except DatasetError as error:
         data = _refusal(error)

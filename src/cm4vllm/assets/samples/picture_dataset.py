@@ -30,7 +30,7 @@ def write_products(folder: Path, count: int, seed: int, model: Path) -> list[dic
     Raises ModelError for a `model` that reads no pictures.
     """
     writable_folder(folder / "pictures")
-    return counted(list(_rows(folder, count, seed)), model)
+    return with_token_counts(list(_rows(folder, count, seed)), model)
 
 
 def _rows(folder: Path, count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -104,10 +104,10 @@ def catalogue_rows(source: Path, folder: Path, model: Path, packages: str) -> li
     with lines.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     lines.unlink()
-    return counted(rows, model)
+    return with_token_counts(rows, model)
 
 
-def counted(rows: Sequence[dict[str, Any]], model: Path) -> list[dict[str, Any]]:
+def with_token_counts(rows: Sequence[dict[str, Any]], model: Path) -> list[dict[str, Any]]:
     """Return rows with the tokens of their prompts, as `model` counts them. Raises ModelError."""
     tokens = ChatTokens(model)
     counts: dict[str, Iterator[int]] = {}

@@ -18,7 +18,7 @@ from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import DatasetError, ModelError
 from cm4vllm.common.files import text_of
 from cm4vllm.records.weights.checkpoint import read_checkpoint
-from cm4vllm.records.weights.config_json import json_object, section, whole
+from cm4vllm.records.weights.config_json import json_object, section, whole_number
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -45,7 +45,7 @@ def beyond(rows: Sequence[Mapping[str, Any]], model: Path) -> str:
     return ""
 
 
-def misread(rows: Sequence[Mapping[str, Any]], model: Path) -> str:
+def misread_prompts(rows: Sequence[Mapping[str, Any]], model: Path) -> str:
     """Return in words how a model reads the prompts of rows otherwise than their text is; empty where it does not.
 
     `model` is its folder. Some rows are decoded by its tokenizer: the prompt must have the row's text in it, by its
@@ -58,13 +58,11 @@ def misread(rows: Sequence[Mapping[str, Any]], model: Path) -> str:
         text, ids = _text(rows[number]), rows[number]["tok_input"]
         decoded = tokenizer.decode(ids, skip_special_tokens=False)
         if text and not _holds(decoded, text, tokenizer):
-            return (
-                f"sample {number} reads {_short(decoded)!r} by the model's tokenizer, and its text is {_short(text)!r}"
-            )
+            return f"sample {number} reads {_cut(decoded)!r} by the model's tokenizer, and its text is {_cut(text)!r}"
     return ""
 
 
-def tokenised(rows: Sequence[Mapping[str, Any]], model: Path, name: str, why: str) -> list[dict[str, Any]]:
+def with_token_ids(rows: Sequence[Mapping[str, Any]], model: Path, name: str, why: str) -> list[dict[str, Any]]:
     """Return the rows with the token ids that a model's tokenizer makes of their texts.
 
     A row whose `instruction` is a template with {input}, as those of cnn_eval.json, has its text in that. `name` is the
@@ -157,7 +155,7 @@ def _signs(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", text).split())
 
 
-def _short(text: str) -> str:
+def _cut(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= _COMPARED else f"{words[:_COMPARED]}..."
 
@@ -182,9 +180,9 @@ class PictureGrid:
         path = folder / "preprocessor_config.json"
         config = json_object(path, "pictures are cut as it says")
         size = section(config, "size")
-        patch, merge = whole(config, "patch_size"), whole(config, "merge_size")
-        least = whole(config, "min_pixels") or whole(size, "shortest_edge")
-        most = whole(config, "max_pixels") or whole(size, "longest_edge")
+        patch, merge = whole_number(config, "patch_size"), whole_number(config, "merge_size")
+        least = whole_number(config, "min_pixels") or whole_number(size, "shortest_edge")
+        most = whole_number(config, "max_pixels") or whole_number(size, "longest_edge")
         if not (patch and merge and least and most):
             raise ModelError(
                 f"{path} does not say how a picture is cut",

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.samples.bounded_tables import rows_apart, unpacked
+from cm4vllm.assets.samples.bounded_tables import rows_apart, unpacked_bytes
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of, write_text
@@ -68,14 +68,14 @@ def read_published(path: Path) -> list[dict[str, Any]]:
     kinds = path.name.lower().split(".")
     if kinds[-1] == "gz":
         kinds.pop()
-    return list(map(_renamed, rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)))
+    return list(map(_with_our_names, rows_apart(path) if kinds[-1] in ("pkl", "pickle", "parquet") else rows_of(path)))
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """Read a JSON file as pandas.read_json does: a list of records, or an object of columns by index."""
     require_file(path)
     try:
-        value = json_of(unpacked(path))
+        value = json_of(unpacked_bytes(path))
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} is not a JSON file", cause=str(error), remedy=_AS_PUBLISHED) from error
     rows = _from_columns(path, value) if isinstance(value, dict) else value
@@ -111,7 +111,7 @@ def _from_columns(path: Path, columns: Mapping[str, Any]) -> list[dict[str, Any]
     return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
 
-def _renamed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _with_our_names(row: Mapping[str, Any]) -> dict[str, Any]:
     row = dict(row)
     for ours, others in _OTHER_NAMES.items():
         name = next((other for other in others if other in row), None)

@@ -170,7 +170,7 @@ def _from_buffer(raw: Any, dtype: _Dtype, shape: Sequence[int], order: str, *_: 
     return array
 
 
-def _encoded(text: str, encoding: str) -> bytes:
+def _encode(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise _Refused(f"the encoding {encoding}")
     return text.encode("latin1")
@@ -180,7 +180,7 @@ def _encoded(text: str, encoding: str) -> bytes:
 _KNOWN: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "slice"): slice,
     ("__builtin__", "slice"): slice,
-    ("_codecs", "encode"): _encoded,
+    ("_codecs", "encode"): _encode,
     ("builtins", "bytearray"): _buffer,
     ("numpy", "ndarray"): _Kind,
     ("pandas", "NA"): _Kind,

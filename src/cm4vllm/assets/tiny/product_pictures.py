@@ -73,7 +73,7 @@ def products(count: int, seed: int, *, evaluation: bool) -> Iterator[Product]:
         yield Product(
             title=f"{brand} {name}",
             description=_one(rng, _USED if used else _NEW),
-            categories=_offered(rng, name, category),
+            categories=_category_choices(rng, name, category),
             category=category,
             answer=json.dumps({"category": category, "brand": brand, "is_secondhand": used}),
             colour=colour,
@@ -116,7 +116,7 @@ def _category_path(name: str, colour: str) -> str:
     return f"{_KIND_OF[name]} > {colour} > {name}"
 
 
-def _offered(rng: random.Random, name: str, category: str) -> list[str]:
+def _category_choices(rng: random.Random, name: str, category: str) -> list[str]:
     """Return the categories that are offered: the right one, those of other colours, and of other products."""
     offered = {category: None, **dict.fromkeys(_category_path(name, _one(rng, tuple(COLOURS))) for _ in range(4))}
     while len(offered) < 8:

@@ -50,7 +50,7 @@ def stand_in_dataset(
         count, columns, name = required.samples or 0, required.columns, f"{_TEXTS_NAME}-{settings.test.lower()}"
     path = folder / f"{name}.json"
     with step(f"making the dataset {name} of {count} samples"):
-        rows = list(_tokenised(examples(split, count, seed), columns, tokenizer_json))
+        rows = list(_tokenised_rows(examples(split, count, seed), columns, tokenizer_json))
         write_rows(path, rows)
     return DatasetRecord(
         name=name,
@@ -113,7 +113,9 @@ def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokeni
     }
 
 
-def _tokenised(made: list[Example], columns: Mapping[str, Column], tokenizer_json: Path) -> Iterator[dict[str, Any]]:
+def _tokenised_rows(
+    made: list[Example], columns: Mapping[str, Column], tokenizer_json: Path
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of a stand-in dataset; the values that a column may hold come in turn."""
     tokenizer = read_tokenizer(tokenizer_json)
     kinds = list(product(*(column.values or (text_of(name),) for name, column in columns.items())))

@@ -61,7 +61,7 @@ def environment_of(job: EndpointsJob, typed: Mapping[str, str] = NOTHING) -> Ste
 
 def schedule(job: EndpointsJob) -> tuple[Step, ...]:
     """Return the steps of a job in their order."""
-    return (*_programs(job), *_served(job), *_curve(job), *_bundle(job))
+    return (*_programs(job), *_server_steps(job), *_curve(job), *_bundle(job))
 
 
 def _programs(job: EndpointsJob) -> Iterator[Step]:
@@ -75,7 +75,7 @@ def _programs(job: EndpointsJob) -> Iterator[Step]:
     )
 
 
-def _served(job: EndpointsJob) -> Iterator[Step]:
+def _server_steps(job: EndpointsJob) -> Iterator[Step]:
     """Yield the steps up to a server that is ready and a machine that is described."""
     given = bool(job.settings.api_server)
     if given:
@@ -175,7 +175,7 @@ def _bundle(job: EndpointsJob) -> Iterator[Step]:
 
 def plan_job(asked: EndpointsSettings) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
-    job = _prepared(asked)
+    job = _checked_job(asked)
     for note in (*job.notes, *_curve_notes(job)):
         say(f"note: {note}")
     return {"env": environment_of(job).values | _results(job).env(), "steps": planned_steps(job.out, schedule(job))}
@@ -186,7 +186,7 @@ def run_job(asked: EndpointsSettings, recipes: Recipes, command: str, typed: Map
 
     `command` is the line that started it, `typed` is what the user set by --env.
     """
-    job = _prepared(asked)
+    job = _checked_job(asked)
     run_schedule(
         job,
         schedule(job),
@@ -215,7 +215,7 @@ def _record_command(job: EndpointsJob, command: str, execution: Execution) -> bo
     return True
 
 
-def _prepared(asked: EndpointsSettings) -> EndpointsJob:
+def _checked_job(asked: EndpointsSettings) -> EndpointsJob:
     """Return the job that the settings ask for, checked. Raises CmError."""
     job = EndpointsJob.of(asked)
     _require_own_address(job.settings.api_server)
@@ -275,13 +275,13 @@ def _report(job: EndpointsJob, execution: Execution) -> None:
     if curves:
         write_capsule(job.out / CAPSULE_FILE, capsule_of_results(job.out))
     print(curve_table(curves), flush=True)
-    print(_foreseen(job), flush=True)
+    print(_minutes_table(job), flush=True)
     say(f"report: {page}")
     if execution.failure is not None:
         raise execution.failure
 
 
-def _foreseen(job: EndpointsJob) -> str:
+def _minutes_table(job: EndpointsJob) -> str:
     """Return the table of the minutes that were foreseen and measured of each point."""
     files = {number: job.out / "points" / f"point-{number}" / POINT_FILE for number in range(1, job.points + 1)}
     measured = {number: read_record(file, PointRecord).wall_s for number, file in files.items() if file.is_file()}

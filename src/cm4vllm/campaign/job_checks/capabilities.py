@@ -54,7 +54,7 @@ def require_runnable(round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: t
             )
 
 
-def unscored(benchmark: BenchmarkTerms, problems: str = "") -> dict[str, tuple[str, ...]]:
+def unscored_metrics(benchmark: BenchmarkTerms, problems: str = "") -> dict[str, tuple[str, ...]]:
     """Return the metrics of a benchmark that cannot be scored here, by their labels, each with all reasons.
 
     `problems` is the folder of tests that the user gives.
@@ -93,7 +93,7 @@ def require_scored(
     benchmark: BenchmarkTerms, modes: tuple[Mode, ...], execution: ExecutionMode, problems: str = ""
 ) -> None:
     """Raise UsageError for a valid accuracy run of which a metric cannot be scored; a rehearsal goes on without it."""
-    lacks = unscored(benchmark, problems)
+    lacks = unscored_metrics(benchmark, problems)
     if lacks and Mode.ACCURACY in modes and execution is ExecutionMode.VALID:
         raise UsageError(
             f"the accuracy of {benchmark.name} cannot be scored as a whole, which a valid run needs",

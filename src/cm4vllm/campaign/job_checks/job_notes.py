@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE
-from cm4vllm.campaign.job_checks.capabilities import reads_problems, unscored, unscored_words
+from cm4vllm.campaign.job_checks.capabilities import reads_problems, unscored_metrics, unscored_words
 from cm4vllm.campaign.planning.run_targets import given_target, run_name
 from cm4vllm.campaign.rehearsal.profile import read_profile
 from cm4vllm.campaign.settings import Job
@@ -89,7 +89,9 @@ def _unscored_notes(job: Job) -> Iterator[str]:
     if problems and not (reads_problems(benchmark) and Mode.ACCURACY in job.modes):
         yield f"--livecodebench_path={problems}: ignored, no answer of this job is judged by LiveCodeBench's tests"
     if Mode.ACCURACY in job.modes:
-        yield from (f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored(benchmark, problems)))
+        yield from (
+            f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored_metrics(benchmark, problems))
+        )
 
 
 def _length_notes(job: Job) -> Iterator[str]:
@@ -191,12 +193,12 @@ def _servers(job: Job) -> int:
 def _rate_notes(demand: Demand, load: Load, limits: MachineLimits) -> Iterator[str]:
     """Yield the highest rate that fits, where the run's rate is not known yet and the machine bounds it."""
 
-    def at(rate: float) -> Demand:
+    def demand_at(rate: float) -> Demand:
         return replace(demand, open=load.at(rate) or demand.open)
 
-    rate, _ = highest_rate(at, limits)
+    rate, _ = highest_rate(demand_at, limits)
     if rate < math.inf:
-        fits = needs(at(rate), limits)
+        fits = needs(demand_at(rate), limits)
         yield (
             f"this machine: {demand.title}, whose rate is measured before it, may have {fits.open:,} requests open at "
             f"once, with {fits.files_in_words}: a rate above about {four_digits(rate)} queries/s is refused"

@@ -11,7 +11,7 @@ from cm4vllm.accuracy.graders.problems import require_problem_files
 from cm4vllm.accuracy.sentences import given_model
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.samples.dataset_files import Requirements, check_file, checked_rows
-from cm4vllm.assets.samples.prompt_tokens import misread, tokenised
+from cm4vllm.assets.samples.prompt_tokens import misread_prompts, with_token_ids
 from cm4vllm.assets.samples.published_formats import require_file
 from cm4vllm.campaign.asset_sources import AssetInputs
 from cm4vllm.campaign.ledger import LOCK_FILE, require_unlocked
@@ -50,14 +50,14 @@ def require_given_datasets(
     are made. Raises DatasetError, ModelError.
     """
     notes: list[str] = []
-    for path, required, modes in _given(assets, benchmark, tests, valid=valid):
+    for path, required, modes in _given_files(assets, benchmark, tests, valid=valid):
         if benchmark.media is not None:
             check_file(path, required)
             continue
         rows, folder = checked_rows(path, required), _folder(model)
-        if folder is not None and (why := misread(rows, folder)):
+        if folder is not None and (why := misread_prompts(rows, folder)):
             notes.append(f"{path.name}: its prompts were tokenised for another model ({why}): they are tokenised again")
-            rows = tokenised(rows, folder, path.name, why)
+            rows = with_token_ids(rows, folder, path.name, why)
         if answers := [run.generation.max_tokens for run in runs if run.mode in modes]:
             _require_room(launch, folder, max(len(row["tok_input"]) for row in rows) + max(answers))
     return tuple(notes)
@@ -69,10 +69,10 @@ def other_prompts(path: Path, model: str) -> str:
     Raises DatasetError, ModelError.
     """
     folder = _folder(model)
-    return "" if folder is None else misread(checked_rows(path, Requirements()), folder)
+    return "" if folder is None else misread_prompts(checked_rows(path, Requirements()), folder)
 
 
-def _given(
+def _given_files(
     assets: AssetInputs, benchmark: BenchmarkTerms, tests: Sequence[str], *, valid: bool
 ) -> Iterator[tuple[Path, Requirements, tuple[Mode, ...]]]:
     """Yield each file, its requirements, and the modes of the runs that read it."""

@@ -39,10 +39,10 @@ def report_status(settings: StatusSettings) -> dict[str, object]:
             cause=f"no {LEDGER_FILE} in this folder, nor in its folders test and valid",
             remedy="give the folder that the job has as --output_dir, or start the command in the folder of the job",
         )
-    return {"jobs": [_reported(folder) for folder in folders]}
+    return {"jobs": [_print_status(folder) for folder in folders]}
 
 
-def _reported(out: Path) -> dict[str, object]:
+def _print_status(out: Path) -> dict[str, object]:
     with translated_os_errors("read", out / LEDGER_FILE, "--output_dir"):
         under_way, ledger = is_under_way(out), read_ledger(out)
     steps = ledger.of_last_run

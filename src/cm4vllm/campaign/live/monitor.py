@@ -175,7 +175,7 @@ class Monitor:
 
     def _pass_on(self) -> None:
         with self._passing_on:
-            data, status = _clean(self._status.read())
+            data, status = _without_secrets(self._status.read())
             _write(self._out / STATUS_FILE, data)
             if self._page is not None:
                 self._page.show(data, status)
@@ -192,7 +192,7 @@ def watched(status: JobStatus, out: Path, serve: Address | None = None) -> Itera
 
     Raises PortInUse and UsageError where the page cannot be served.
     """
-    page = _served(serve) if serve is not None else None
+    page = _serve(serve) if serve is not None else None
     monitor = Monitor(status, out, page)
     monitor.start()
     try:
@@ -211,7 +211,7 @@ def watched(status: JobStatus, out: Path, serve: Address | None = None) -> Itera
             page.close()
 
 
-def _served(address: Address) -> Page:
+def _serve(address: Address) -> Page:
     page = Page(address)
     say(f"live view: {page.address.url}")
     if not address.is_loopback:
@@ -219,7 +219,7 @@ def _served(address: Address) -> Page:
     return page
 
 
-def _clean(status: StatusRecord) -> tuple[bytes, StatusRecord]:
+def _without_secrets(status: StatusRecord) -> tuple[bytes, StatusRecord]:
     """Return a status without the secrets of the run, as it is written and as it is shown."""
     fields: dict[str, Any] = vault().cleaned(msgspec.to_builtins(status), by_name=False)
     data = msgspec.json.format(msgspec.json.encode({"schema": StatusRecord.SCHEMA, **fields}), indent=2) + b"\n"

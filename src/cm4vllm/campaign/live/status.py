@@ -119,7 +119,7 @@ class JobStatus:
         """Return the status now."""
         works = under_way() if self.state is JobState.RUNNING else ()
         run, curve = _facts(works, RunStatus), _facts(works, CurveStatus)
-        steps = _foreseen(self._steps(), curve)
+        steps = _with_foreseen_seconds(self._steps(), curve)
         left, least = job_left(steps, run) if self.state is JobState.RUNNING else (None, False)
         most_s = self._most_s() if self.state is JobState.RUNNING else None
         innermost = works[-1] if works else None
@@ -145,7 +145,7 @@ class JobStatus:
         )
 
 
-def _foreseen(steps: Sequence[StepStatus], curve: CurveStatus | None) -> tuple[StepStatus, ...]:
+def _with_foreseen_seconds(steps: Sequence[StepStatus], curve: CurveStatus | None) -> tuple[StepStatus, ...]:
     """Return the steps with the seconds that a planned curve foresees of its points."""
     if curve is None:
         return tuple(steps)

@@ -47,7 +47,7 @@ def drawing() -> Iterator[Drawing]:
 
     def draw(view: View) -> None:
         with lock:
-            live.update(_drawn(view, *console.size), refresh=True)
+            live.update(_segments(view, *console.size), refresh=True)
 
     with drawn_by_a_view(), live, _printed_above(console, lock):
         console.show_cursor(True)  # so that a process that is killed leaves the terminal with one
@@ -118,7 +118,7 @@ def _lines_of_width(text: str, end: str, width: int, style: str) -> Iterator[tup
         yield rest, style
 
 
-def _drawn(view: View, width: int, height: int) -> RenderableType:
+def _segments(view: View, width: int, height: int) -> RenderableType:
     """Return the lines as rich's smallest parts: they are as wide as they should be, and need no layout.
 
     One line of the terminal stays free: what removes the view needs a line below it, and where there is none the first

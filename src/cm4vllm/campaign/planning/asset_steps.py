@@ -72,7 +72,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
     if job.proves_model:
         yield _identity("model identity")
     if job.quantisation:
-        yield from _quantised(job)
+        yield from _quantisation_steps(job)
     if job.benchmark.media is Media.IMAGE:
         yield Step(
             name="vision packages",
@@ -109,7 +109,7 @@ def _language_data(job: Job) -> Iterator[Step]:
         )
 
 
-def _quantised(job: Job) -> Iterator[Step]:
+def _quantisation_steps(job: Job) -> Iterator[Step]:
     """Yield the steps that quantise the model."""
     calibrated = needs_calibration(job.quantisation)
     if calibrated:

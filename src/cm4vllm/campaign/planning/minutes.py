@@ -119,7 +119,7 @@ def fitting(size: RunSize, seconds: float, certainty: float) -> int:
     return counts[max(0, too_many - 1)] if counts else size.queries
 
 
-def divided(wanted: Sequence[float], seconds: float) -> list[float]:
+def divide(wanted: Sequence[float], seconds: float) -> list[float]:
     """Divide `seconds` over what is `wanted`: no part is larger than that, and all smaller parts are equal."""
     parts, left, order = [0.0] * len(wanted), max(0.0, seconds), sorted(range(len(wanted)), key=wanted.__getitem__)
     for place, index in enumerate(order):
@@ -318,7 +318,7 @@ class Minutes:
             least[other.name] = BESIDE_S if size is None else size.seconds
             if size is not None and not size.fixed and not self._is_given(other):
                 least[other.name] = min(size.seconds, replace(size, queries=LEAST, least_s=0.0).seconds)
-        more = divided([wanted[name] - least[name] for name in wanted], left - sum(least.values()))
+        more = divide([wanted[name] - least[name] for name in wanted], left - sum(least.values()))
         part = least[step.name] + dict(zip(wanted, more, strict=True))[step.name]
         return part, self._size(step, inputs), self._rates.get(self._terms[step.name].one_by_one)
 

@@ -8,7 +8,7 @@ from cm4vllm import SIMULATED_POWER_NOTICE
 from cm4vllm.accuracy.rouge import expected_seconds
 from cm4vllm.accuracy.scorer_needs import ScoreInputs
 from cm4vllm.accuracy.scoring import scorer_of
-from cm4vllm.campaign.amendments import amended
+from cm4vllm.campaign.amendments import added_inputs
 from cm4vllm.campaign.planning.asset_steps import asset_steps, steps_before
 from cm4vllm.campaign.planning.run_targets import (
     FOUND_BY_SEARCH,
@@ -44,7 +44,7 @@ from cm4vllm.campaign.planning.steps import (
     Need,
     Product,
     Step,
-    shown,
+    readable_text,
 )
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common import input_types
@@ -95,8 +95,8 @@ def schedule(job: Job) -> tuple[Step, ...]:
 
     Raises UsageError for an input of --adr that the job itself gives.
     """
-    steps = (*steps_before(job), *asset_steps(job), *_runs(job), *_submission(job))
-    return tuple(replace(step, amended=amended(step, job.step_inputs)) for step in steps)
+    steps = (*steps_before(job), *asset_steps(job), *_runs(job), *_submission_steps(job))
+    return tuple(replace(step, amended=added_inputs(step, job.step_inputs)) for step in steps)
 
 
 # --- the LoadGen runs ------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
 
 def _accuracy(job: Job, scenario: Scenario, target: Target) -> Iterator[Step]:
     name, folder = run_name(scenario, Mode.ACCURACY), run_folder(job, scenario, Mode.ACCURACY)
-    gives = shown(run_place(scenario, Mode.ACCURACY))
+    gives = readable_text(run_place(scenario, Mode.ACCURACY))
     # A stopped run continues with the answers that it had where the division permits it.
     inputs = replace(_run(scenario, Mode.ACCURACY, folder, target), keep_answers=job.division is Division.OPEN)
     yield _measurement(name, inputs, f"{gives}/run.json")
@@ -207,7 +207,7 @@ def _performance(job: Job, scenario: Scenario, target: Target, *, searched: bool
     It may end too early to be valid, or at the rate found miss a limit at full length: then lower rates are tried.
     """
     name, folder = run_name(scenario, Mode.PERFORMANCE), run_folder(job, scenario, Mode.PERFORMANCE)
-    gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
+    gives = f"{readable_text(run_place(scenario, Mode.PERFORMANCE))}/run.json"
     under_power = None if job.settings.power == "no" else job.settings.power
     inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, target), under_power=under_power)
     duration = _with_power(job, run_duration(job, scenario))
@@ -234,7 +234,7 @@ def _performance(job: Job, scenario: Scenario, target: Target, *, searched: bool
 def _compliance(job: Job, scenario: Scenario, test: str, target: Target) -> Iterator[Step]:
     """Yield the run of a compliance test and its verification; a test that fails ends the job after the report."""
     name, place = f"{scenario} {test}", f"runs/{SYSTEM}/{scenario}/{test}"
-    folder, gives = f"{job.out}/{place}", shown(place)
+    folder, gives = f"{job.out}/{place}", readable_text(place)
     inputs = replace(_run(scenario, Mode.PERFORMANCE, folder, target), compliance_test=test)
     yield _measurement(name, inputs, f"{gives}/run.json")
     yield Step(
@@ -316,7 +316,7 @@ def _run(scenario: Scenario, mode: Mode, folder: str, target: Target) -> RunStep
 # --- the submission --------------------------------------------------------------------------------------------------
 
 
-def _submission(job: Job) -> Iterator[Step]:
+def _submission_steps(job: Job) -> Iterator[Step]:
     """Yield the steps that build the tree and check it, where one is made."""
     if job.no_tree:
         return

@@ -46,7 +46,7 @@ class Values:
     def inputs(self, step: Step) -> Settings:
         """Return a step's inputs with every value filled in."""
         values = asdict(step.inputs).items()
-        inputs = replace(step.inputs, **{field: self._filled(text) for field, text in values if type(text) is str})
+        inputs = replace(step.inputs, **{field: self._fill(text) for field, text in values if type(text) is str})
         if isinstance(inputs, RunStep) and isinstance(inputs.target_qps, MeasuredTarget):
             target = self.target(inputs.target_qps)
             return replace(inputs, target_qps=target.value, target_qps_source=target.source)
@@ -61,7 +61,7 @@ class Values:
             return self._searched_target(wanted)
         return earlier or target_of(self.rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
 
-    def _filled(self, value: str) -> str:
+    def _fill(self, value: str) -> str:
         return _EXPORTED.sub(lambda match: self.environment.exported(match[1]), value)
 
     def _searched_target(self, wanted: MeasuredTarget) -> TargetQps:
@@ -72,7 +72,7 @@ class Values:
 
     def _folder(self, name: str) -> Path:
         """Return the folder of the LoadGen run that the step `name` makes."""
-        return Path(self._filled(run_of(self._steps[name]).output_dir))
+        return Path(self._fill(run_of(self._steps[name]).output_dir))
 
     def run(self, name: str) -> RunRecord:
         """Return the record of the run that a step made."""
@@ -84,7 +84,7 @@ class Values:
 
     def _earlier_target(self, place: str) -> TargetQps | None:
         """Return the target of a valid result of an earlier run in a folder below the results."""
-        folder = self.out / self._filled(place)
+        folder = self.out / self._fill(place)
         if not (folder / RUN_FILE).exists():
             return None
         try:
@@ -101,7 +101,7 @@ class Values:
         result = read_performance(self._folder(name))
         if result.duration >= result.min_duration:
             return False
-        self._say_once(
+        self._print_once(
             f"{name} ended after {result.duration}, before the {result.min_duration} that the rules require: the "
             "server was faster than in the run before. It is repeated, sized by the rate just measured"
         )
@@ -112,13 +112,13 @@ class Values:
         result = read_performance(self._folder(name))
         if result.valid or result.duration < result.min_duration:
             return False
-        self._say_once(
+        self._print_once(
             f"{name} is not valid at {result.target_qps:g} queries/s: {'; '.join(result.reasons)}. It is repeated at "
             "the next lower rate that the search can distinguish from it"
         )
         return True
 
-    def _say_once(self, text: str) -> None:
+    def _print_once(self, text: str) -> None:
         """Print once why steps are taken; all the steps of a repeated run ask for the same condition."""
         if text not in self._said:
             self._said.add(text)

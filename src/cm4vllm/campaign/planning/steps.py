@@ -145,7 +145,7 @@ class Need(StrEnum):
     NO_EARLIER_RESULT = "holds no valid result of an earlier run, whose target would be kept"
 
 
-def shown(text: str) -> str:
+def readable_text(text: str) -> str:
     """Return a text of a schedule in words: SYSTEM and MODEL stand for names that only the run can tell."""
     return text.replace("<<<CM_SUT_NAME>>>", "SYSTEM").replace("<<<CM_ML_MODEL_NAME>>>", "MODEL")
 
@@ -158,7 +158,7 @@ class Condition(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        return f"{' or '.join(map(shown, self.of))} {self.need}"
+        return f"{' or '.join(map(readable_text, self.of))} {self.need}"
 
 
 class MeasuredTarget(Record, frozen=True, kw_only=True):
@@ -184,7 +184,11 @@ class MeasuredTarget(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        kept = f", or that of a valid result of an earlier run in {shown(self.kept_from)}" if self.kept_from else ""
+        kept = (
+            f", or that of a valid result of an earlier run in {readable_text(self.kept_from)}"
+            if self.kept_from
+            else ""
+        )
         if self.searched:
             below = f", lowered by {self.lowered} step{'s' if self.lowered > 1 else ''}" if self.lowered else ""
             return f"the rate found by {self.step}{below}{kept}"
@@ -245,7 +249,7 @@ class StepInputs(Settings, frozen=True, kw_only=True):
         return env_of(self)
 
 
-def given(inputs: Settings) -> dict[str, Any]:
+def given_values(inputs: Settings) -> dict[str, Any]:
     """Return the values that the inputs of a step give, by the keys that its recipe reads: those that are no defaults.
 
     They are beside those of the whole job. `<<<KEY>>>` in a text stands for what an earlier step exports under KEY.
@@ -259,7 +263,7 @@ def given(inputs: Settings) -> dict[str, Any]:
 
 def env_of(inputs: Settings) -> dict[str, str]:
     """Return the inputs of a step as its recipe reads them, without a target that only the run can give."""
-    known = {key: value for key, value in given(inputs).items() if not isinstance(value, MeasuredTarget)}
+    known = {key: value for key, value in given_values(inputs).items() if not isinstance(value, MeasuredTarget)}
     return {key: setting_text(value) for key, value in known.items()}
 
 

@@ -45,7 +45,7 @@ def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
     """
     if not gpus:
         return
-    asked = _asked(settings, gpu, gpus)
+    asked = _advisor_question(settings, gpu, gpus)
     if isinstance(asked, str):
         yield f"no advice on the layout: {asked}"
         return
@@ -58,10 +58,10 @@ def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
         f"fit advisor, for {gpus} x {asked.memory_bytes / GIB:g} GiB and requests of up to "
         f"{asked.max_model_len:,} tokens: {_layout(advised)}, {advised.max_num_seqs:,} sequences each"
     )
-    yield from _beside(settings, asked, advised)
+    yield from _layout_notes(settings, asked, advised)
 
 
-def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
+def _advisor_question(settings: Settings, gpu: str, gpus: int) -> Asked | str:
     """Return the question to the advisor; in words the facts that it lacks."""
     name = str(settings.get("vllm_model_name", ""))
     model_key = next((key for key, model in catalogue().models.items() if name in (key, model.hub)), "")
@@ -86,7 +86,7 @@ def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
     )
 
 
-def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
+def _layout_notes(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
     """Yield the capacity of the published layout, and explain each difference."""
     sequences = int(settings.get("max_num_seqs", 0))
     if asked.gpus > 1 and not settings.keys() & {"tp_size", "pp_size", "dp_size", "replicas"}:
@@ -230,7 +230,7 @@ def published_settings(asked: CampaignSettings) -> CampaignSettings:
 
 
 def published_notes(asked: CampaignSettings) -> tuple[str, ...]:
-    """Return the published facts of the result that is asked for, and the differences of a run with its settings."""
+    """Return the facts of the requested published result, and how a run here with its settings differs from it."""
     if not asked.published:
         return ()
     run = published_run(asked.published)

@@ -56,7 +56,7 @@ class Batch:
             return
         without_token = number in self._begun
         (self._begun if without_token else self.answering).remove(number)
-        self.used -= self._held(number) + without_token
+        self.used -= self._cached_tokens(number) + without_token
 
     @property
     def waiting(self) -> int:
@@ -114,13 +114,13 @@ class Batch:
     def _preempt(self) -> None:
         without_token = bool(self._begun)  # room for the token that follows the prompt is taken with it
         request = self._begun.pop() if without_token else self.answering.pop()
-        held = self._held(request)
+        held = self._cached_tokens(request)
         self.used -= held + without_token
         self._todo[request] = held
         self._waiting.appendleft(request)
         self.preemptions += 1
 
-    def _held(self, number: int) -> int:
+    def _cached_tokens(self, number: int) -> int:
         """Return how many tokens of its prompt and of its answer so far a query has in the cache."""
         return self._prompts[number] + self._tokens[number] - self.left[number]
 

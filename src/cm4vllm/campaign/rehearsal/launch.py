@@ -16,10 +16,10 @@ from cm4vllm.common.settings import Settings, env_keys
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import Api, Simulation
 from cm4vllm.rules import catalogue
-from cm4vllm.serving.launch import DEFAULT_FOLDER, LaunchExports, started
+from cm4vllm.serving.launch import DEFAULT_FOLDER, LaunchExports, start_servers
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
-from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, media_of
+from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, media_of, planned_record
 from cm4vllm.serving.probing.media_apis import MEDIA_APIS
 from cm4vllm.serving.server import SERVER_FILE
 
@@ -72,13 +72,13 @@ def act(settings: SimulatedSettings) -> LaunchExports:
     simulation = simulation_of(settings)
     folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
     asked = replace(settings.launch, benchmark=profile.benchmark)
-    planned = _planned(settings, profile, asked_api(asked, None))
+    planned = _plan(settings, profile, asked_api(asked, None))
     if settings.action == "describe":
         path = folder / PLANNED_FILE
-        write_record(path, replace(described(planned), simulated=simulation, packages={}))
+        write_record(path, replace(planned_record(planned), simulated=simulation, packages={}))
         return LaunchExports(planned=str(path))
     # The packages of this machine are not those of the one that it stands for.
-    record = replace(started(planned, folder, timeout_s=60), packages={})
+    record = replace(start_servers(planned, folder, timeout_s=60), packages={})
     write_record(folder / SERVER_FILE, record)
     return LaunchExports(endpoint=record.endpoint, record=str(folder / SERVER_FILE), model_folder="")
 
@@ -99,7 +99,7 @@ def _require_possible(settings: SimulatedSettings) -> None:
     Faults.parse(settings.faults)
 
 
-def _planned(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
+def _plan(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
     name = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else profile.benchmark
     part = ServerSettings(device="simulated", model=name, name=name, port=settings.port, api=api)
     words = [

@@ -119,7 +119,7 @@ class SimulatedServer:
         due = looked = loop.time()
         while True:
             if loop.time() - looked >= _LOOK_S:
-                self._give_up()
+                self._drop_closed()
                 looked = loop.time()
             while batch.is_idle or self._has(Kind.HANG):
                 self._came.clear()
@@ -135,7 +135,7 @@ class SimulatedServer:
             await asyncio.sleep(max(0.0, due - loop.time()))
             self._hand_out(begin, due, begun, done)
 
-    def _give_up(self) -> None:
+    def _drop_closed(self) -> None:
         """Drop the queries whose clients have closed their connections, as vLLM does."""
         gone = [number for number, query in self._queries.items() if query.reader.at_eof() or query.writer.is_closing()]
         for number in gone:
@@ -175,10 +175,10 @@ class SimulatedServer:
             if query.interval:
                 self._send_chunk(query, len(query.tokens))
             else:
-                _send(query.writer, self._whole(query))
+                _send(query.writer, self._whole_answer(query))
             query.whole.set()
 
-    def _whole(self, query: _Query) -> dict[str, Any]:
+    def _whole_answer(self, query: _Query) -> dict[str, Any]:
         choice = {
             "index": 0,
             "text": "w" * len(query.tokens),
@@ -304,7 +304,7 @@ def _send(writer: asyncio.StreamWriter, value: object, *, status: str = "200 OK"
         )
 
 
-def _within(least: int, most: int, text: str) -> int:
+def _bounded_number(least: int, most: int, text: str) -> int:
     """Return the whole number of an argument. Raises ArgumentTypeError for one out of its range."""
     if not text.isdecimal() or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} to {most}")
@@ -317,12 +317,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--profile", required=True)
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=partial(_within, 0, 65535), required=True)
-    parser.add_argument("--seed", type=partial(_within, 0, GREATEST), default=0)
+    parser.add_argument("--port", type=partial(_bounded_number, 0, 65535), required=True)
+    parser.add_argument("--seed", type=partial(_bounded_number, 0, GREATEST), default=0)
     parser.add_argument("--faults", default="")
     parser.add_argument("--api", type=Api, default=Api.COMPLETIONS)
-    parser.add_argument("--max-num-seqs", type=partial(_within, 1, GREATEST))
-    parser.add_argument("--max-num-batched-tokens", type=partial(_within, 1, GREATEST))
+    parser.add_argument("--max-num-seqs", type=partial(_bounded_number, 1, GREATEST))
+    parser.add_argument("--max-num-batched-tokens", type=partial(_bounded_number, 1, GREATEST))
     options = parser.parse_args(arguments)
     server = SimulatedServer(
         read_profile(options.profile),

@@ -85,24 +85,24 @@ class _Halving:
         first = self._take(0, TRIAL, self.plan.least_s)
         numbers = self._first_field()
         if len(numbers) == 1 < len(self.candidates):
-            return self._chosen("its time was not enough for another candidate")
+            return self._choose("its time was not enough for another candidate")
         if first is None or first.score is None:
             numbers = [number for number in numbers if number]
         for round_, _ in enumerate(_rounds(len(self.candidates) + 1)):
             if not self._round(numbers, round_, self._seconds(len(numbers))):
-                return self._chosen("its time was used up")
+                return self._choose("its time was used up")
             going = self._going(numbers, round_)
             if len(numbers) <= LAST or len(going) < 2:
                 break
             numbers = going
-        return self._chosen("all rounds were made")
+        return self._choose("all rounds were made")
 
     # --- what is measured --------------------------------------------------------------------------------------------
 
     def _first_field(self) -> list[int]:
         """Return the candidates for which the time is enough, at the least time of a measurement."""
         count = len(self.candidates)
-        while count > 1 and self._needed(count, self.plan.least_s) > self._left:
+        while count > 1 and self._time_needed(count, self.plan.least_s) > self._time_left:
             count -= 1
         return list(range(count))
 
@@ -147,10 +147,10 @@ class _Halving:
         return sum(evaluation.took_s for evaluation in self.made)
 
     @property
-    def _left(self) -> float:
+    def _time_left(self) -> float:
         return _PLANNED * self.plan.budget_s - self._spent
 
-    def _needed(self, count: int, seconds: float) -> float:
+    def _time_needed(self, count: int, seconds: float) -> float:
         """Return the time of a round of `count` candidates, and of all that follow it."""
         rounds = _rounds(count)
         overhead = statistics.fmean(evaluation.overhead_s for evaluation in self.made)  # mostly starts of the server
@@ -161,13 +161,13 @@ class _Halving:
         """Return how long a measurement of a round may be so that those of all rounds have room."""
         if not count:
             return self.plan.least_s
-        nothing, one_share = self._needed(count, 0.0), self._needed(count, 1.0)
+        nothing, one_share = self._time_needed(count, 0.0), self._time_needed(count, 1.0)
         longest = self.plan.most_s / LONGER ** (len(_rounds(count)) - 1)
-        return max(self.plan.least_s, min(longest, (self._left - nothing) / (one_share - nothing)))
+        return max(self.plan.least_s, min(longest, (self._time_left - nothing) / (one_share - nothing)))
 
     # --- the result --------------------------------------------------------------------------------------------------
 
-    def _chosen(self, stopped: str) -> Chosen:
+    def _choose(self, stopped: str) -> Chosen:
         """Choose among the candidates of the last round in which more than one was measured.
 
         One that was dropped in a longer round, or kept its limits at no rate there, is not chosen by a shorter one.

@@ -370,7 +370,11 @@ def drift_words(probes: Sequence[ProbeRecord]) -> str:
     """Return by how much the server's speed differed between probes of the same load; empty where it hardly did."""
     worst, words = DRIFT, ""
     for probe, other in combinations(probes, 2):
-        if probe.speed is None or other.speed is None or (running := _common(probe.speed, other.speed)) is None:
+        if (
+            probe.speed is None
+            or other.speed is None
+            or (running := _common_requests(probe.speed, other.speed)) is None
+        ):
             continue
         (fast_ms, fast), (slow_ms, slow) = sorted(
             [(probe.speed.step_ms(running), probe.number), (other.speed.step_ms(running), other.number)]
@@ -384,7 +388,7 @@ def drift_words(probes: Sequence[ProbeRecord]) -> str:
     return words
 
 
-def _common(speed: Speed, other: Speed) -> float | None:
+def _common_requests(speed: Speed, other: Speed) -> float | None:
     """Return the number of requests at which two speeds are compared: the middle of the common range, or of the gap."""
     begin, end = max(speed.low, other.low), min(speed.high, other.high)
     return (begin + end) / 2 if begin <= NEAR * end else None

@@ -136,7 +136,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Point:
-    """Projection of a probe at `rate`: a full-length run just keeps the limit at `edge`. Its weight is `seconds`."""
+    """The projection from a probe at `rate`: the highest rate at which a full-length run meets the limit is `edge`.
+
+    A fit over several probes weights it by `seconds`.
+    """
 
     rate: float
     edge: float
@@ -302,7 +305,7 @@ def _tpot_edge(window: Window, limit: float, full: FullLength) -> float | None:
         return None
     tokens = np.where(known, (window.done - window.issued - window.ttft) / np.where(known, window.tpot, 1.0), 1.0)
     tokens = np.maximum(tokens, 1.0)
-    batch = _fitted(window, tokens)
+    batch = _fit(window, tokens)
     lengths = tokens.tolist()
 
     def excess(log_factor: float) -> float:
@@ -319,7 +322,7 @@ def _tpot_edge(window: Window, limit: float, full: FullLength) -> float | None:
     return math.exp(_root(over, math.log(window.rate) - math.log(seen / limit) / 3, 3.0))
 
 
-def _fitted(window: Window, tokens: Times) -> _Batch:
+def _fit(window: Window, tokens: Times) -> _Batch:
     """Fit the time of a step to the answers that ended while all that was under way is known."""
     known = np.isfinite(window.tpot) & (window.done <= window.issued[-1])
     first, done = (window.issued + window.ttft)[known], window.done[known]

@@ -107,7 +107,7 @@ def search(
 
     Raises InvalidResult where no rate passes, and what the prober raises.
     """
-    return _Search(prober, plan, seen).run(_rounded(min(start, plan.highest)))
+    return _Search(prober, plan, seen).run(_round(min(start, plan.highest)))
 
 
 class _Search:
@@ -126,7 +126,7 @@ class _Search:
     def run(self, start: float) -> SearchOutcome:
         rate = self.approach(start)
         stopped = "its time budget was used up"
-        while self._left(rate := self._next(rate)) >= 0:
+        while self._time_left_after(rate := self._next(rate)) >= 0:
             if self._passing and rate < self._passing.rate * (1 + _LEAST_GAIN):
                 stopped = "what failed and what passed are near enough"
                 break
@@ -146,7 +146,7 @@ class _Search:
             if rate < _LEAST_PART * start:
                 raise self._none_passes()
             last = self._probe(rate, lengths[0])
-            projected = self._projection()
+            projected = self._projected_rate()
             if projected is not None:
                 up = max(-math.log(_FURTHEST), min(math.log(_FURTHEST), math.log(projected / rate)))
             elif last.verdict is Verdict.FAILS:
@@ -154,35 +154,37 @@ class _Search:
             else:
                 up = step
                 step *= 2
-            rate = self._tried(rate * math.exp(up))
+            rate = self._allowed_rate(rate * math.exp(up))
             if abs(up) < _FAR or rate == last.rate:
                 lengths.pop(0)
         return rate
 
     def _next(self, rate: float) -> float:
         """Return the rate of the next full-length run."""
-        wanted = self._projection() or rate
+        wanted = self._projected_rate() or rate
         if wanted == self._plan.highest and not (self._passing or self._failing):
             return wanted  # no probe there said anything against it
         if self._passing is not None:
             rate = max(wanted * (1 - _NEXT_BELOW), self._passing.rate * (1 + _STEP_UP))
-            return self._tried(min(rate, math.sqrt(self._passing.rate * self._failing.rate)) if self._failing else rate)
+            return self._allowed_rate(
+                min(rate, math.sqrt(self._passing.rate * self._failing.rate)) if self._failing else rate
+            )
         rate = wanted * (1 - _FIRST_BELOW)
         if self._failing is not None:
             below = self._failing.rate * (1 - STEP_DOWN * _WIDER ** (self._failures - 1))
             # The first failure itself says that the limit is near, and says it better than a projection.
             rate = min(below, below**_TRUST * rate ** (1 - _TRUST) if self._failures == 1 else rate)
-        if self._failures <= 1 and self._left(rate) < _LAST_PART * self._prober.full.duration(rate):
+        if self._failures <= 1 and self._time_left_after(rate) < _LAST_PART * self._prober.full.duration(rate):
             rate *= 1 - _LAST_BELOW
-        return self._tried(rate)
+        return self._allowed_rate(rate)
 
-    def _tried(self, wanted: float) -> float:
-        return _rounded(min(wanted, self._plan.highest))
+    def _allowed_rate(self, wanted: float) -> float:
+        return _round(min(wanted, self._plan.highest))
 
     def _settle(self, rate: float) -> None:
         """Make a full-length run."""
         full = self._prober.full
-        run = self._made(
+        run = self._make_probe(
             rate,
             ProbePlan(
                 seconds=full.duration(rate),
@@ -207,22 +209,22 @@ class _Search:
         seconds = self._length(rate, seconds)
         warm_up = min(max(seconds / 6, _ANSWERS_WARM * self._answer_s), seconds / 3)
         full_s = self._prober.full.duration(rate)
-        return self._made(rate, ProbePlan(seconds=seconds, warm_up_s=warm_up, full_s=full_s))
+        return self._make_probe(rate, ProbePlan(seconds=seconds, warm_up_s=warm_up, full_s=full_s))
 
     def _length(self, rate: float, seconds: float) -> float:
         """Return how long a probe of at least so many seconds must be to say something."""
         longest = _LONGEST_PART * self._prober.full.duration(rate)
         return max(seconds, min(max(_LEAST_QUERIES / rate, _ANSWERS_LONG * self._answer_s), longest))
 
-    def _made(self, rate: float, plan: ProbePlan) -> ProbeRecord:
+    def _make_probe(self, rate: float, plan: ProbePlan) -> ProbeRecord:
         made, window = self._prober.probe(rate, plan)
         projected = project(window, self._plan.limits.by_name, self._prober.full)
-        probe = replace(made, projected={name: _rounded(edge) for name, edge in projected.items()})
+        probe = replace(made, projected={name: _round(edge) for name, edge in projected.items()})
         self._probes.append(probe)
         self._seen(probe)
         return probe
 
-    def _projection(self) -> float | None:
+    def _projected_rate(self) -> float | None:
         """Return the rate at which a full-length run would just keep its limits, as far as the probes tell."""
         telling = [probe for probe in self._probes[self._since :] if probe.projected]
         if not telling:
@@ -254,7 +256,7 @@ class _Search:
     def _spent(self) -> float:
         return sum(probe.took_s for probe in self._probes)
 
-    def _left(self, rate: float) -> float:
+    def _time_left_after(self, rate: float) -> float:
         """Return the time that is left when one more full-length run was made."""
         run = self._prober.full.duration(rate)
         return max(self._plan.budget_s, self._plan.runs * run) - self._spent - _TAIL * run
@@ -318,6 +320,6 @@ def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:
     return Boundary.CLIFF if worst < 1 - _CLIFF_SHARE or any(probe.growing for probe in near) else Boundary.SMOOTH
 
 
-def _rounded(rate: float) -> float:
+def _round(rate: float) -> float:
     """Return a rate to four digits: what is written in user.conf and in reports."""
     return float(f"{rate:.4g}")

@@ -178,7 +178,7 @@ def words_of(candidate: Candidate) -> list[str]:
     return option_words(dict(candidate))
 
 
-def shown(candidate: Candidate) -> str:
+def candidate_words(candidate: Candidate) -> str:
     """Return a candidate for people."""
     return " ".join(words_of(candidate)) or "as without the search"
 

@@ -27,7 +27,7 @@ from cm4vllm.campaign.search.probing import (
 )
 from cm4vllm.campaign.search.projection import FullLength, Window, largest_but
 from cm4vllm.campaign.search.rate_search import Prober
-from cm4vllm.campaign.search.search_space import Candidate, shown, words_of
+from cm4vllm.campaign.search.search_space import Candidate, candidate_words, words_of
 from cm4vllm.common.errors import (
     InvalidResult,
     LimitTooLow,
@@ -97,7 +97,7 @@ class _Bracketing:
             elif self._low and self._high:
                 if self._high[0] / self._low[0] < 1 + _NARROW:
                     break
-                rate = self._between(_INSIDE)
+                rate = self._interpolated_rate(_INSIDE)
             else:
                 step = min(step, math.log(_FURTHEST))
                 rate *= math.exp(step if self._low else -step)
@@ -109,7 +109,7 @@ class _Bracketing:
                 cause="the time of a measurement is too short for answers that long",
             )
         low, high = (end[0] if end else None for end in (self._low, self._high))
-        middle = self._between(0.0) if low and high else low or high or 0.0
+        middle = self._interpolated_rate(0.0) if low and high else low or high or 0.0
         return Score(scenario=scenario, value=float(f"{middle:.4g}"), unit="queries/s", low=low, high=high)
 
     def _probe(self, rate: float, seconds: float) -> bool:
@@ -133,7 +133,7 @@ class _Bracketing:
                 self._low = None
         return True
 
-    def _between(self, inside: float) -> float:
+    def _interpolated_rate(self, inside: float) -> float:
         """Return the rate at which the excess would be 0, at least the part `inside` away from both ends."""
         assert self._low and self._high  # noqa: S101 - asked for when there are both
         (low, below), (high, above) = self._low, self._high
@@ -210,20 +210,20 @@ class ServerBench:
         """Measure a candidate, and leave the evaluation in its folder. Raises the errors that no candidate causes."""
         place = self._place(number, round_)
         with begun_folder(place):
-            made = self._measured(place, number, candidate, round_, seconds)
+            made = self._measure(place, number, candidate, round_, seconds)
         self._known.append(made)
         return made
 
-    def _measured(self, place: Path, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
+    def _measure(self, place: Path, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation:
         begin, start_s, scores, failure = time.monotonic(), 0.0, list[Score](), ""
-        say(f"server settings: {shown(candidate)}, {seconds:.0f} s a scenario")
+        say(f"server settings: {candidate_words(candidate)}, {seconds:.0f} s a scenario")
         try:
             self._now = {}
             start_s = self._serve(number, candidate)
             scores = [self._score(run, (number, round_), place, seconds) for run in self._runs]
         except _DROPPED as error:
             failure = "; ".join(filter(None, (error.what, error.cause)))
-            warn(f"server settings: {shown(candidate)} is dropped: {failure}")
+            warn(f"server settings: {candidate_words(candidate)} is dropped: {failure}")
             self.close()
         made = Evaluation(
             number=number,
@@ -267,14 +267,14 @@ class ServerBench:
         terms = settings_of(inputs).terms
         folder = place / inputs.scenario
         if terms.paced:
-            return self._paced(inputs, asked, folder, seconds)
+            return self._score_of_paced_run(inputs, asked, folder, seconds)
         tokens, answers, interval = self._rate_of(inputs, folder, seconds)
         if terms.one_by_one:
             return Score(scenario=inputs.scenario, value=answers, unit="answers/s")
         low, high = interval or (None, None)
         return Score(scenario=inputs.scenario, value=tokens, unit="tokens/s", low=low, high=high)
 
-    def _paced(self, inputs: RunInputs, asked: tuple[int, int], folder: Path, seconds: float) -> Score:
+    def _score_of_paced_run(self, inputs: RunInputs, asked: tuple[int, int], folder: Path, seconds: float) -> Score:
         """Return the highest rate that keeps the limits, as far as the probes tell."""
         settings = settings_of(inputs)
         limits = require_searchable(settings.terms)

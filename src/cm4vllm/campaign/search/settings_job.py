@@ -16,7 +16,7 @@ from cm4vllm.campaign.rehearsal import launch as simulated
 from cm4vllm.campaign.rehearsal.launch import SimulatedSettings
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
-from cm4vllm.campaign.search.search_space import Candidate, SettingsInputs, Space, shown, words_of
+from cm4vllm.campaign.search.search_space import Candidate, SettingsInputs, Space, candidate_words, words_of
 from cm4vllm.campaign.search.server_bench import ServerBench
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
@@ -143,23 +143,23 @@ def words(evaluation: Evaluation) -> str:
     """Return an evaluation in one line."""
     round_ = f"round {evaluation.round + 1}" if evaluation.round >= 0 else "first start"
     if evaluation.failure:
-        return f"{shown(evaluation.options)}, {round_}: dropped: {evaluation.failure.splitlines()[0]}"
+        return f"{candidate_words(evaluation.options)}, {round_}: dropped: {evaluation.failure.splitlines()[0]}"
     scores = ", ".join(
         f"{scenario.scenario} {four_digits(scenario.value)} {scenario.unit}" for scenario in evaluation.scenarios
     )
-    return f"{shown(evaluation.options)}, {round_}: {scores}, after {evaluation.took_s:.0f} s"
+    return f"{candidate_words(evaluation.options)}, {round_}: {scores}, after {evaluation.took_s:.0f} s"
 
 
 def table(record: SettingsRecord) -> str:
     """Return the tried settings as a table for the terminal, the best of the last round first."""
     rows = [("options", "round", "s each", *record.scenarios, "")]
     standing = {rival.number: rival.standing for rival in record.rivals}
-    for evaluation in ranked(record.evaluations):
+    for evaluation in rank_evaluations(record.evaluations):
         values = {score.scenario: f"{four_digits(score.value)} {score.unit}" for score in evaluation.scenarios}
         mark = "chosen" if evaluation.options == record.chosen else standing.get(evaluation.number, "")
         rows.append(
             (
-                shown(evaluation.options),
+                candidate_words(evaluation.options),
                 str(evaluation.round + 1) if evaluation.round >= 0 else "first",
                 f"{evaluation.seconds:.0f}",
                 *(values.get(scenario, "-") for scenario in record.scenarios),
@@ -169,7 +169,7 @@ def table(record: SettingsRecord) -> str:
     return "\n".join(columns(rows))
 
 
-def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+def rank_evaluations(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Return the last evaluation of each candidate: those of the latest round first, of these the best first."""
     last = {
         evaluation.number: evaluation for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.round)
@@ -190,7 +190,7 @@ class _Noted:
             self._file = LedgerFile(Path(results), run) if run else None
 
     def add(self, evaluation: Evaluation) -> None:
-        name = f"{STEP}: {shown(evaluation.options)}, " + (
+        name = f"{STEP}: {candidate_words(evaluation.options)}, " + (
             f"round {evaluation.round + 1}" if evaluation.round >= 0 else "first start"
         )
         if self._file is not None and name not in self._file.ledger.states:

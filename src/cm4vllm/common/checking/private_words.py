@@ -103,7 +103,7 @@ def private_words(
     return sorted(dict.fromkeys(words), key=lambda private_word: (-len(private_word.word), private_word.kind))
 
 
-def scrubbed(content: str, words: Iterable[PrivateWord]) -> str:
+def scrub(content: str, words: Iterable[PrivateWord]) -> str:
     """Return our text with a marker in the place of each private word, and without what looks like a secret."""
     for word in words:
         content = word.pattern.sub(word.marker, content)

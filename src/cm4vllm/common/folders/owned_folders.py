@@ -22,7 +22,6 @@ from cm4vllm.common.folders.ownership_notes import (
     Files,
     Kind,
     Note,
-    beside,
     entries,
     identity,
     in_the_making,
@@ -33,6 +32,7 @@ from cm4vllm.common.folders.ownership_notes import (
     note_files,
     note_finished,
     note_written,
+    path_beside,
     require_replaceable,
     unmark,
 )
@@ -81,7 +81,7 @@ def _require_ended(making: Path, target: Path) -> None:
 
 def _set_aside(target: Path) -> Path:
     """Rename what is at a place to a name that is free, with its note, and return the new place."""
-    names = (beside(target, "", f"kept{number or ''}-") for number in count())
+    names = (path_beside(target, "", f"kept{number or ''}-") for number in count())
     aside = next(place for place in names if not os.path.lexists(place))
     if files := Note.of(target).files:
         note_all(aside, files)
@@ -115,7 +115,7 @@ def _removed_from(aside: Path, target: Path, carried: Mapping[str, list[int]] = 
 def recover(target: Path) -> None:
     """Finish what a killed command was about when it replaced `target`: it had set the earlier result aside."""
     for number in count():
-        aside = beside(target, "", f"kept{number or ''}-")
+        aside = path_beside(target, "", f"kept{number or ''}-")
         if not os.path.lexists(aside):
             return
         if files := Note.of(aside).files:
@@ -173,7 +173,7 @@ def staged_file(path: Path) -> Iterator[Path]:
 
     Nothing is left of it otherwise. Raises NotWritable where another command is making the same file.
     """
-    with _made(_free(path, ".partial", path.name), path) as staging:
+    with _folder_in_the_making(_free(path, ".partial", path.name), path) as staging:
         try:
             yield staging / path.name
             make_way(path)
@@ -194,7 +194,7 @@ def begun_folder(folder: Path) -> Iterator[None]:
     making it.
     """
     discard(folder)
-    with _made(folder, folder):
+    with _folder_in_the_making(folder, folder):
         try:
             yield
         finally:
@@ -230,7 +230,7 @@ def staged_folder(
     target = linked_folder(target)
     with translated_os_errors("prepare", target):
         recover(target)
-    with _made(_free(target, ".partial"), target) as staging:
+    with _folder_in_the_making(_free(target, ".partial"), target) as staging:
         made = identity(staging)
         try:
             yield staging
@@ -244,7 +244,7 @@ def staged_folder(
 
 
 @contextmanager
-def _made(folder: Path, target: Path) -> Iterator[Path]:
+def _folder_in_the_making(folder: Path, target: Path) -> Iterator[Path]:
     """Make a folder in which `target` is made, and mark it for the block."""
     with contextlib.ExitStack() as stack:
         with translated_os_errors("prepare", target):
@@ -260,7 +260,7 @@ def _free(target: Path, ending: str, only: str = "") -> Path:
     Raises NotWritable where another command is making the target.
     """
     for number in count():
-        place = beside(target, f"{ending}{number or ''}")
+        place = path_beside(target, f"{ending}{number or ''}")
         note = Note.of(place)
         if note.files or note.marks(place):
             _require_ended(place, target)
@@ -275,7 +275,7 @@ def _free(target: Path, ending: str, only: str = "") -> Path:
 def _finish(staging: Path, target: Path, made: list[int], carried: Collection[str]) -> None:
     """Put a finished folder in its place. Raises NotWritable if it is not the one that was begun."""
     if identity(staging) != made:
-        raise _vanished(target, staging)
+        raise _vanished_error(target, staging)
     with translated_os_errors("finish", target):
         files = entries(staging)
         _put_in_place(staging, target, files, {name: files.pop(name) for name in carried if name in files})
@@ -293,7 +293,7 @@ def _keep_failed(staging: Path, target: Path, made: list[int], error: BaseExcept
         note_all(failed, files)
     if isinstance(error, OSError) and str(error.filename).startswith(f"{staging}{os.sep}"):
         if isinstance(error, FileNotFoundError) and vanished:
-            raise _vanished(target, staging) from error
+            raise _vanished_error(target, staging) from error
         if not isinstance(error, FileNotFoundError):
             with translated_os_errors("fill", target):
                 raise error
@@ -335,7 +335,7 @@ def _put_into(staging: Path, folder: Path, files: Files) -> None:
     note_all(folder, files)
 
 
-def _vanished(target: Path, staging: Path) -> NotWritable:
+def _vanished_error(target: Path, staging: Path) -> NotWritable:
     """Return the error for a folder that was removed while it was being written."""
     return NotWritable(
         f"cannot finish {target}",

@@ -75,7 +75,7 @@ def identity(folder: Path) -> list[int]:
     return [inode, 0]
 
 
-def beside(target: Path, ending: str, beginning: str = "") -> Path:
+def path_beside(target: Path, ending: str, beginning: str = "") -> Path:
     """Return the place of that name beside a target: in it where it is the working folder, which has no other place."""
     folder = target if is_working_folder(target) else target.parent
     return folder / f"{beginning}{target.name}{ending}"
@@ -242,7 +242,7 @@ def require_replaceable(target: Path, kind: Kind) -> None:
     Nothing is written to find out. Raises UsageError, NotWritable for a folder that cannot be listed.
     """
     remedy = f"name a new folder, an empty one or one with an earlier result with {kind.flag}"
-    if why := _protected(target):
+    if why := _protection_reason(target):
         if kind.into_working_folder and is_working_folder(target):
             return
         raise UsageError(f"{target} is not replaced by {kind.title}", cause=why, remedy=remedy)
@@ -272,7 +272,7 @@ def require_replaceable(target: Path, kind: Kind) -> None:
     )
 
 
-def _protected(target: Path) -> str:
+def _protection_reason(target: Path) -> str:
     """Return why a folder is never replaced, whatever is in it; empty for any other."""
     place = Path(os.path.realpath(target))
     here = Path(os.path.realpath("."))

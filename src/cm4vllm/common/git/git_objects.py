@@ -120,7 +120,7 @@ class GitObjects:
         Raises SourceUnavailable where the commit or one of the paths is missing.
         """
         root = self._read(commit, "commit").split(b"\n", 1)[0].removeprefix(b"tree ").decode(errors="replace")
-        files = dict(self._below(root, [PurePosixPath(path) for path in paths] or [PurePosixPath()]))
+        files = dict(self._files_below(root, [PurePosixPath(path) for path in paths] or [PurePosixPath()]))
         for path in map(PurePosixPath, paths):
             if not any(PurePosixPath(name).is_relative_to(path) for name in files):
                 raise self._unavailable(f"{self._git} does not hold {path} at {commit}")
@@ -130,7 +130,7 @@ class GitObjects:
         """Return the content of a file; of a link, the path that it names."""
         return self._read(entry.blob, "blob")
 
-    def _below(self, root: str, wanted: Sequence[PurePosixPath]) -> Iterator[tuple[str, Entry]]:
+    def _files_below(self, root: str, wanted: Sequence[PurePosixPath]) -> Iterator[tuple[str, Entry]]:
         """Yield the files of a tree that are or lie below one of `wanted`."""
         waiting, entries = [(PurePosixPath(), root)], 0
         while waiting:

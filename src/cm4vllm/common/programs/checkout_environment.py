@@ -19,7 +19,7 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, InstallError, translated_os_errors
 from cm4vllm.common.files import require_space, write_json
-from cm4vllm.common.programs.environments import checked, pinned_requirements, pip_settings, site_packages
+from cm4vllm.common.programs.environments import pinned_requirements, pip_settings, require_success, site_packages
 from cm4vllm.common.programs.processes import Completed
 
 #: Have packages imported from another place than the environment.
@@ -80,7 +80,7 @@ def install(
                 made = run(base, "-I", "-m", "venv", place)
                 if not made.ok:  # it does not print why its pip could not be installed
                     require_space(place, _VENV_BYTES, "a virtual environment")
-                checked(made, "a virtual environment cannot be made")
+                require_success(made, "a virtual environment cannot be made")
                 record["kind"] = run(place / "bin" / "python", "-I", "-c", kind).output
                 _find_package(place)
             with _cache(place):
@@ -165,7 +165,7 @@ def _install(run: Callable[..., Completed], place: Path, names: list[str]) -> No
     if not uv.exists() or _TOOLS in names:
         tools = run(*pip, "--retries=1", "--timeout=10", "-r", _TOOLS)
         if _TOOLS in names:
-            checked(tools, "uv cannot be installed")
+            require_success(tools, "uv cannot be installed")
     for name in filter(lambda name: name != _TOOLS, names):
         print(f"installing the packages of {name} into {place}/", flush=True)
         said = ""
@@ -180,7 +180,9 @@ def _install(run: Callable[..., Completed], place: Path, names: list[str]) -> No
             (place / "uv.log").write_text(by_uv.output, encoding="utf-8")
             said = by_uv.output
         by_pip = run(*pip, "-r", name)
-        checked(replace(by_pip, output=f"{said}\n{by_pip.output}"), f"the packages of {name} cannot be installed")
+        require_success(
+            replace(by_pip, output=f"{said}\n{by_pip.output}"), f"the packages of {name} cannot be installed"
+        )
         if missing := _missing(place, name):
             raise InstallError(
                 f"pip has ended well, and {', '.join(missing)} of {name} are not in {place}/",

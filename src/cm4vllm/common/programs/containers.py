@@ -173,11 +173,11 @@ def run_words(engine: Engine, container: Container, root: Path = Path("/")) -> l
     once = ("",)
     parts = (
         (engine.local_image, once if container.local_image else ()),
-        (engine.container_name, _given(container.name)),
-        (engine.label, _given(container.label)),
+        (engine.container_name, _tuple_of(container.name)),
+        (engine.label, _tuple_of(container.label)),
         (engine.host_network, once if container.host_network else ()),
         (engine.port, container.ports),
-        (engine.shm_size, _given(container.shm_size) if _takes_shm_size(container) else ()),
+        (engine.shm_size, _tuple_of(container.shm_size) if _takes_shm_size(container) else ()),
         (engine.devices.get(container.device, []), once),
         (engine.group, _groups(root, engine.device_files.get(container.device, ()))),
     )
@@ -191,7 +191,7 @@ def run_words(engine: Engine, container: Container, root: Path = Path("/")) -> l
     return [*words, *entrypoint, container.image, *(program[1:] if entrypoint else program)]
 
 
-def _given(value: str) -> tuple[str, ...]:
+def _tuple_of(value: str) -> tuple[str, ...]:
     return (value,) if value else ()
 
 

@@ -53,7 +53,7 @@ def pip_settings() -> tuple[dict[str, str], list[str]]:
     settings that pip could not read either.
     """
     given: dict[str, tuple[str, str]] = {}
-    read = [_read(path) for path in _files()]
+    read = [_read(path) for path in _pip_settings_files()]
     for section in ("global", "install"):
         for parser in read:
             given |= {_variable(name): (value, f"{section}.{name}") for name, value in _items(parser, section)}
@@ -68,7 +68,7 @@ def _variable(name: str) -> str:
     return _PREFIX + name.upper().replace("-", "_")
 
 
-def _files() -> list[Path]:
+def _pip_settings_files() -> list[Path]:
     """Return pip's files of settings, each of which holds before those ahead of it (pip, docs/topics/configuration)."""
     own = os.environ.get(_FILE, "")
     if own == os.devnull:
@@ -117,7 +117,7 @@ _WITHOUT_EFFECT = frozenset(
 def make_environment(folder: Path, python: Path | str = sys.executable) -> Path:
     """Make an empty virtual environment of `python` in `folder` and return its Python. Raises InstallError."""
     # Without a pip of its own: ours installs into it, and ensurepip alone would take as long as PyTorch.
-    checked(
+    require_success(
         run([python, "-I", "-m", "venv", "--clear", "--without-pip", folder]), "a virtual environment cannot be made"
     )
     return folder / "bin" / "python"
@@ -203,7 +203,7 @@ def index_options(index_url: str, extra_index_url: str) -> list[str]:
     return [word for option, url in urls.items() if url for word in (option, url)]
 
 
-def unresolved(index: str) -> str:
+def resolution_failure(index: str) -> str:
     """Return why the host of a package index has no address, after one question; empty where it has one.
 
     It is empty too where a proxy is asked for the host.
@@ -220,7 +220,7 @@ def unresolved(index: str) -> str:
 
 def require_resolved(index: str, own_index: str = "") -> None:
     """Raise InstallError where the host of a package index has no address: pip would ask again for each package."""
-    if reason := unresolved(index):
+    if reason := resolution_failure(index):
         given = " or ".join(filter(None, (own_index, "`pip config`")))
         raise InstallError(
             f"the package index {index} cannot be reached",
@@ -242,10 +242,10 @@ def install_torch(python: Path, lock: Path, log: Path, index_words: Sequence[str
     if not install_pinned(python, alone, log, index_words).ok:
         require_resolved(TORCH_CPU_INDEX, own_index)
         words = [*index_words, "--extra-index-url", TORCH_CPU_INDEX]
-        checked(install_pinned(python, alone, log, words), f"{torch.split()[0]} cannot be installed", own_index)
+        require_success(install_pinned(python, alone, log, words), f"{torch.split()[0]} cannot be installed", own_index)
 
 
-def checked(done: Completed, title: str, own_index: str = "") -> Completed:
+def require_success(done: Completed, title: str, own_index: str = "") -> Completed:
     """Return a command that ended well. Raises InstallError with pip's own words, or the last lines of another command.
 
     `own_index` is the flag by which the user gives an index of their own, where there is one beside pip's settings.

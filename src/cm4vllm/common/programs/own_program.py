@@ -70,7 +70,9 @@ def commit_of_this_repository() -> str:
     said = re.search(r"^# .* commit (\S+)$", (root / MANIFEST).read_text(encoding="utf-8"), re.MULTILINE)
     if not said:
         return ""
-    unchanged = all((root / name).is_file() and sha256_of(root / name) == digest for digest, name in _listed(root))
+    unchanged = all(
+        (root / name).is_file() and sha256_of(root / name) == digest for digest, name in _manifest_entries(root)
+    )
     return said[1] if said[1].endswith("+changes") or unchanged else f"{said[1]}+changes"
 
 
@@ -142,7 +144,11 @@ def _of_git(root: Path) -> list[ProgramFile]:
     return [
         ProgramFile(name, root / name, blob_of(root / name) == blobs.get(name, ""))
         for name in listed.split("\0")
-        if name and not _is_hidden(name) and (root / name).is_file() and _is_inside(root, root / name)
+        if name
+        and not name.startswith(_TESTS)
+        and not _is_hidden(name)
+        and (root / name).is_file()
+        and _is_inside(root, root / name)
     ]
 
 
@@ -150,12 +156,12 @@ def _of_manifest(root: Path) -> list[ProgramFile]:
     """Return the files that MANIFEST lists, each with whether it has its digest."""
     return [
         ProgramFile(name, root / name, sha256_of(root / name) == digest)
-        for digest, name in _listed(root)
+        for digest, name in _manifest_entries(root)
         if (root / name).is_file()
     ]
 
 
-def _listed(root: Path) -> Iterator[tuple[str, str]]:
+def _manifest_entries(root: Path) -> Iterator[tuple[str, str]]:
     """Yield digest and name of each file in MANIFEST."""
     if (root / MANIFEST).is_file():
         for line in (root / MANIFEST).read_text(encoding="utf-8").splitlines():

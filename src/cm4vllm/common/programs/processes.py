@@ -58,11 +58,11 @@ def run(
     kept = {name: value for name, value in os.environ.items() if name not in without}
     full_env = safe_environment({**kept, **(env or {})})
     if log is None:
-        status, output = _ended(words, cwd, full_env, subprocess.PIPE, timeout_s)
+        status, output = _run_to_end(words, cwd, full_env, subprocess.PIPE, timeout_s)
         return Completed(tuple(words), status, output.decode(errors="replace"))
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        status, _ = _ended(words, cwd, full_env, file, timeout_s)
+        status, _ = _run_to_end(words, cwd, full_env, file, timeout_s)
     return Completed(tuple(words), status, last_lines(log, 200))
 
 
@@ -94,7 +94,7 @@ def spawned_safely() -> Iterator[SpawnContext]:
         os.environ.update({name: before[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH") if name in before})
 
 
-def _ended(
+def _run_to_end(
     words: Sequence[str], cwd: Path | None, env: Mapping[str, str], output: int | IO[bytes], timeout_s: float | None
 ) -> tuple[int, bytes]:
     """Run a command to its end; where this is left before, by a signal or after `timeout_s`, all that it started ends.

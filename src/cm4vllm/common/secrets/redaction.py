@@ -276,13 +276,13 @@ class _Words:
         secret = ""  # the flag whose values follow it as words of their own
         for word in words:
             if secret and not word.startswith("-"):
-                done.append(self._hidden(secret, word))
+                done.append(self._hide(secret, word))
                 continue
             word = self._with_plain_name(word) if "=" in word else word
             name, equals, value = word.partition("=")
             if equals and re.fullmatch(r"-{0,2}[\w.+,:\[\]\"'-]+", name):
                 secret = value if value.startswith("-") and "=" not in value and self._is_secret(value) else ""
-                done.append(f"{name}={self._hidden(name, value) if self._is_secret(name) else self._text(name, value)}")
+                done.append(f"{name}={self._hide(name, value) if self._is_secret(name) else self._text(name, value)}")
             else:
                 secret = word if word.startswith("-") and self._is_secret(word) else ""
                 done.append(self._text("", word))
@@ -298,7 +298,7 @@ class _Words:
     def _is_secret(self, name: str) -> bool:
         return self._vault.is_secret(name.strip("-+,").rpartition(".")[2]) or is_secret_name(name)
 
-    def _hidden(self, name: str, value: str) -> str:
+    def _hide(self, name: str, value: str) -> str:
         if not value or PLACEHOLDER.fullmatch(value):
             return value
         self.named_secrets.append((name, value))
@@ -308,7 +308,7 @@ class _Words:
         """Redact a text that may be a command itself, JSON, a header or a URL; `name` is the flag it was given with."""
         if words := _command_in(text):
             if self._depth == _DEEPEST:
-                return self._hidden(name or "VALUE", text)
+                return self._hide(name or "VALUE", text)
             self._depth += 1
             done = self.redacted(words)
             self._depth -= 1
@@ -320,7 +320,7 @@ class _Words:
             text = text.replace(value, variable(known))
         if ":" not in text and "=" not in text:
             return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
-        text = self._pairs(headers_changed(text, self._hidden))
+        text = self._pairs(headers_changed(text, self._hide))
         if "://" in text:
             self.named_secrets += [(name or "SECRET", secret) for secret in secrets_of_urls(text)]
         return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
@@ -335,7 +335,7 @@ class _Words:
                 value = behind[str(behind.lastgroup)]
                 if not PLACEHOLDER.search(value) and value.lower() not in _SCHEMES:
                     end = behind.end(str(behind.lastgroup))
-                    shown = text[match.start() : behind.start(str(behind.lastgroup))] + self._hidden(shown, value)
+                    shown = text[match.start() : behind.start(str(behind.lastgroup))] + self._hide(shown, value)
             done += [text[place : match.start()], shown]
             place = end
         return "".join([*done, text[place:]])

@@ -151,7 +151,7 @@ _PEM_BEGIN, _PEM_END = (rf"-----{word} [A-Z ]{{0,64}}PRIVATE KEY-----" for word 
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.ASCII | re.DOTALL)
 
 
@@ -159,12 +159,12 @@ def _key_spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield where keys of well-known services and private keys in PEM stand, in the order of their kinds."""
     for beginnings, pattern in _KINDS:
         if any(beginning in text for beginning in beginnings):
-            yield from (match.span() for match in _compiled(pattern).finditer(text) if match["key"] is not None)
+            yield from (match.span() for match in _compile(pattern).finditer(text) if match["key"] is not None)
     if "-----BEGIN " in text:
         # Of a key whose end is missing, the first line; the end is searched for only where there is one.
-        ended = max((match.end() for match in _compiled(_PEM_END).finditer(text)), default=0)
-        yield from (match.span() for match in _compiled(f"{_PEM_BEGIN}.*?{_PEM_END}").finditer(text, 0, ended))
-        yield from (match.span() for match in _compiled(_PEM_BEGIN).finditer(text, ended))
+        ended = max((match.end() for match in _compile(_PEM_END).finditer(text)), default=0)
+        yield from (match.span() for match in _compile(f"{_PEM_BEGIN}.*?{_PEM_END}").finditer(text, 0, ended))
+        yield from (match.span() for match in _compile(_PEM_BEGIN).finditer(text, ended))
 
 
 @cache

@@ -56,12 +56,12 @@ class Conditions(Value):
         A missing key says no in the `all` forms alone.
         """
         parts: list[Truth] = [match(key, values, True) for key, values in (self.enable_all or {}).items()]
-        parts += [_negated(match(key, values, False)) for key, values in (self.skip_any or {}).items()]
+        parts += [_negate(match(key, values, False)) for key, values in (self.skip_any or {}).items()]
         if self.enable_any is not None:
-            unmatched = [_negated(match(key, values, False)) for key, values in self.enable_any.items()]
-            parts.append(_negated(both(*unmatched)))
+            unmatched = [_negate(match(key, values, False)) for key, values in self.enable_any.items()]
+            parts.append(_negate(both(*unmatched)))
         if self.skip_all is not None:
-            parts.append(_negated(both(*(match(key, values, True) for key, values in self.skip_all.items()))))
+            parts.append(_negate(both(*(match(key, values, True) for key, values in self.skip_all.items()))))
         return both(*parts)
 
 
@@ -72,7 +72,7 @@ def both(*parts: Truth) -> Truth:
     return frozenset(key for part in parts if isinstance(part, frozenset) for key in part) or True
 
 
-def _negated(truth: Truth) -> Truth:
+def _negate(truth: Truth) -> Truth:
     return truth if isinstance(truth, frozenset) else not truth
 
 

@@ -198,8 +198,8 @@ def _variations(raw: Any, tables: _Tables) -> dict[str, Any]:
             continue
         for entry in tables[layer["each_of"]]:
             left_out = {"each_of"} if entry.get("default") else {"each_of", "default"}
-            filled = _filled({key: value for key, value in layer.items() if key not in left_out}, entry)
-            variations[_filled(name, entry).removeprefix("_")] = _part(filled, tables)
+            filled = _fill({key: value for key, value in layer.items() if key not in left_out}, entry)
+            variations[_fill(name, entry).removeprefix("_")] = _part(filled, tables)
     return variations
 
 
@@ -218,7 +218,7 @@ def _part(value: Any, tables: _Tables) -> Any:
     return value
 
 
-def _filled(value: Any, entry: Mapping[str, Any]) -> Any:
+def _fill(value: Any, entry: Mapping[str, Any]) -> Any:
     """Return a part of a template with the texts of an entry."""
     texts = {f"<{field}>": text for field, text in entry.items() if isinstance(text, str)}
     return with_texts(value, lambda text: reduce(lambda done, field: done.replace(field, texts[field]), texts, text))

@@ -262,7 +262,7 @@ def _unread_keys(catalogue: Catalogue, request: Request, script: ScriptMeta) -> 
     ]
 
 
-def reach(catalogue: Catalogue, tags: Any) -> Mapping[str, Any]:
+def adr_targets(catalogue: Catalogue, tags: Any) -> Mapping[str, Any]:
     """Return the targets of `--adr` in the scripts with these tags.
 
     `inputs` has the environment key of each flag that they take; `names` those of the dependencies below them.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.programs.environments import checked
+from cm4vllm.common.programs.environments import require_success
 from cm4vllm.common.programs.processes import exit_in_words, run
 from cm4vllm.common.progress import step
 from cm4vllm.engine.format.versions import version_key
@@ -162,5 +162,5 @@ def _holds(version: str, part: str) -> bool:
 def _install(arguments: list[str], title: str, options: Sequence[str]) -> None:
     pip = [sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     with step(title):
-        checked(run([*pip, *options, *arguments]), f"cannot {title}")
+        require_success(run([*pip, *options, *arguments]), f"cannot {title}")
     importlib.invalidate_caches()

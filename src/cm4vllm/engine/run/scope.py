@@ -134,7 +134,7 @@ class Scope(Value, frozen=False):
         return scope
 
     def receive(self, outcome: Outcome) -> None:
-        """Take in what a dependency handed back."""
+        """Merge the results that a dependency returned."""
         merge_into(self.env, outcome.new_env)
         self.state = merge(self.state, outcome.new_state)
         substitute_all(self.env)
@@ -193,7 +193,7 @@ def _dependencies_by_phase(layers: Iterable[Layer]) -> Phases:
 
 
 def update_from(meta: Mapping[str, Any], phases: Phases) -> None:
-    """Take in what a hook changed in the dependencies of i['meta']."""
+    """Apply the changes that a hook made to the dependencies in i['meta']."""
     for phase, present in phases.items():
         raw = meta.get(phase)
         if isinstance(raw, list) and raw != [dependency.raw for dependency in present]:

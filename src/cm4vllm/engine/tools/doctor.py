@@ -31,7 +31,7 @@ def _symptom(severity: Severity, subject: str, text: str, remedy: str = "") -> F
     return Finding(severity=severity, field=subject, what=text, remedy=remedy)
 
 
-def _judged(
+def _finding(
     subject: str, is_good: bool, good: str, failure: str, remedy: str, level: Severity = Severity.ERROR
 ) -> Finding:
     """Return one thing that was checked: good, or of this level with its remedy."""
@@ -130,12 +130,12 @@ def _python() -> Finding:
 def _tools() -> Iterator[Finding]:
     for subject, names, level, missing, remedy in _TOOLS:
         program = next(filter(None, map(shutil.which, names)), "")
-        yield _judged(subject, bool(program), program, missing, remedy, level)
+        yield _finding(subject, bool(program), program, missing, remedy, level)
 
 
 def _home(home: Path) -> Finding:
     """Return a finding: whether the CM home can be written to."""
-    return _judged(
+    return _finding(
         "home",
         os.access(home, os.W_OK | os.X_OK),
         str(home),
@@ -173,7 +173,7 @@ def _index(home: Path) -> Finding:
     except (AttributeError, TypeError, KeyError):
         return _symptom(Severity.ERROR, "index", f"{path} is not an index of CM", f"rm {path}")
     gone = sorted(path for path in paths if not Path(path).is_dir())
-    return _judged(
+    return _finding(
         "index",
         not gone,
         f"{len(paths)} artifacts",
@@ -186,7 +186,7 @@ def _index(home: Path) -> Finding:
 def _engines(checkout: Path, home: Path) -> Finding:
     """Return a finding: whether this engine is the first one of the CM home."""
     others = engines_before(checkout, home)
-    return _judged(
+    return _finding(
         "engine",
         not others,
         str(checkout),
@@ -206,7 +206,7 @@ def _packages(checkout: Path) -> Finding:
     """Return a finding: which packages of requirements.txt the Python that runs `cm` lacks."""
     path = checkout / "requirements.txt"
     missing = missing_of(path) if path.is_file() else []
-    return _judged(
+    return _finding(
         "packages",
         not missing,
         f"all packages of {path} are installed",
@@ -229,7 +229,7 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Finding:
         default=(0, ""),
     )
     text = f"{size_text(free)} free in {home}"
-    return _judged(
+    return _finding(
         "disk",
         free >= largest,
         text,

@@ -85,10 +85,10 @@ def accelerator_notes(parts: Sequence[UsedGpu]) -> list[str]:
         for gpu in gpus[:1]
         if (row := accelerator(gpu.name)) and not _fits(gpu)
     ]
-    return remarks + _unconfirmed(gpus)
+    return remarks + _unconfirmed_remarks(gpus)
 
 
-def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:
+def _unconfirmed_remarks(gpus: Sequence[GpuFacts]) -> list[str]:
     """Return a remark on facts of the first GPU that are only known from an unconfirmed row of the table."""
     row = accelerator(gpus[0].name) if gpus else None
     if row is None:

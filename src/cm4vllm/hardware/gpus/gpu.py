@@ -118,7 +118,7 @@ class Recorder:
                 self._handles[_address(answer)] = label
                 self._answers[key] = {"handle": label}
             else:
-                self._answers[key] = _plain(answer)
+                self._answers[key] = _json_value(answer)
             return answer
 
         return call
@@ -140,13 +140,13 @@ def _address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, ctypes.Structure):
-        return {field[0]: _plain(getattr(value, field[0])) for field in value._fields_}
+        return {field[0]: _json_value(getattr(value, field[0])) for field in value._fields_}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     return value
 
 
@@ -226,7 +226,7 @@ def given_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[Visible
         left = [VisibleGpu(str(place), visible.used) for place, visible in enumerate(left)]
         if (value := _value(each, env)) is not None:
             by_bus = not each.order_variable or env.get(each.order_variable) == "PCI_BUS_ID"
-            left = _chosen(left, value, each, numbers_follow_bus=by_bus or len({gpu.name for gpu in gpus}) == 1)
+            left = _chosen_gpus(left, value, each, numbers_follow_bus=by_bus or len({gpu.name for gpu in gpus}) == 1)
     if not _set(gpus, env):
         parts = [(visible, part) for visible in left if visible.used for part in visible.used.gpu.mig_devices]
         whole = [visible for visible in left if visible.used and not visible.used.gpu.mig_devices]
@@ -291,14 +291,14 @@ def _set(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _chosen(left: Sequence[VisibleGpu], value: str, each: Filter, *, numbers_follow_bus: bool) -> list[VisibleGpu]:
+def _chosen_gpus(left: Sequence[VisibleGpu], value: str, each: Filter, *, numbers_follow_bus: bool) -> list[VisibleGpu]:
     """Return those of `left` that the value of a variable names, up to the first word that names none."""
     chosen: dict[str, VisibleGpu] = {}
     words = [word.strip() if each.loose else word for word in value.split(",")]
     for word in words:
         if each.loose and _kind(word) != _kind(words[0]):  # CUDA takes numbers or UUIDs, not both
             break
-        named = _numbered(word, left, each) if not _kind(word) else _by_uuid(word, left, each)
+        named = _gpu_of_number(word, left, each) if not _kind(word) else _by_uuid(word, left, each)
         if named is None:
             break
         if not (_kind(word) or numbers_follow_bus):
@@ -314,7 +314,7 @@ def _kind(word: str) -> str:
     return next((prefix for prefix in ("GPU-", "MIG-") if word.startswith(prefix)), "")
 
 
-def _numbered(word: str, left: Sequence[VisibleGpu], each: Filter) -> VisibleGpu | None:
+def _gpu_of_number(word: str, left: Sequence[VisibleGpu], each: Filter) -> VisibleGpu | None:
     number = re.match(r"\+?([0-9]{1,9})", word) if each.loose else re.fullmatch(r"(0|[1-9][0-9]{0,8})", word)
     return left[int(number[1])] if number and int(number[1]) < len(left) else None
 

@@ -95,12 +95,12 @@ class Vendor(ABC):
         return iter(())
 
 
-def asked(library: Any, question: str, *args: Any) -> Any:
+def answer_of(library: Any, question: str, *args: Any) -> Any:
     """Return what the driver answers; None where it does not answer."""
-    return answered(library, question, *args)[0]
+    return answer_or_error(library, question, *args)[0]
 
 
-def answered(library: Any, question: str, *args: Any) -> tuple[Any, Exception | None]:
+def answer_or_error(library: Any, question: str, *args: Any) -> tuple[Any, Exception | None]:
     """Return what the driver answers and None, or None and the error in place of an answer."""
     try:
         return getattr(library, question)(*args), None
@@ -136,7 +136,7 @@ class Questions:
 
     def __call__(self, question: str, *more: Any, fact: str = "") -> Any:
         """Return what the driver answers of the device; None where it does not answer."""
-        value, error = answered(self.library, question, self.device, *more)
+        value, error = answer_or_error(self.library, question, self.device, *more)
         if fact and error is not None:
             self.unanswered[fact] = reason(error)
         return value

@@ -11,7 +11,7 @@ from cm4vllm.loadgen.client.connection import Connection, Server
 from cm4vllm.loadgen.client.text_tokens import EMPTY, Encoded, Texts
 from cm4vllm.loadgen.client.wire import most_bytes
 from cm4vllm.loadgen.client.worker_messages import Counts
-from cm4vllm.serving.answers.event_stream import AnswerError, cleaned, refusal_words
+from cm4vllm.serving.answers.event_stream import AnswerError, printable_beginning, refusal_words
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason
 from cm4vllm.serving.answers.text_answers import TextReader, whole_text
@@ -61,10 +61,10 @@ class Sender(Protocol):
     texts: Texts | None
 
     def complete(self, request: InFlightRequest, tokens: array[int] | Encoded | int, reason: FinishReason) -> None:
-        """Take in a whole answer."""
+        """Process a complete answer."""
 
     def fail(self, request: InFlightRequest, cause: str) -> None:
-        """Take in that a request has failed."""
+        """Process the failure of a request."""
 
     def release(self, connection: Connection, server: Server) -> None:
         """Take back a connection that can be used again."""
@@ -214,7 +214,8 @@ class InFlightRequest:
             return None
         if connection.encoding:
             self._client.fail(
-                self, f"the answer is compressed ({cleaned(connection.encoding)}), and was asked for as it is"
+                self,
+                f"the answer is compressed ({printable_beginning(connection.encoding)}), and was asked for as it is",
             )
             return None
         if self.last_token_at:

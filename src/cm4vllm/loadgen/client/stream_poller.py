@@ -29,10 +29,10 @@ class Stream(Protocol):
     """A connection whose bytes the poller reads."""
 
     def feed(self, data: bytes) -> object:
-        """Take in bytes that have arrived."""
+        """Process bytes that have arrived."""
 
     def ended_by(self, error: Exception | None) -> None:
-        """Take in that no more bytes come: by an error, or None where the other side has closed the connection."""
+        """End the stream: `error` is the reason, None where the other side has closed the connection."""
 
 
 class StreamPoller:

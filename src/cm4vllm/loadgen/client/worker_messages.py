@@ -17,7 +17,7 @@ from cm4vllm.loadgen.client.text_tokens import TextSettings
 from cm4vllm.records.access import Access
 from cm4vllm.records.client import ProcessRecord, TextCounts
 from cm4vllm.records.server import Api
-from cm4vllm.serving.answers.event_stream import cleaned
+from cm4vllm.serving.answers.event_stream import printable_beginning
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 
 #: Key, offset and length of the body, tokens of the prompt, time of issue (time.monotonic_ns).
@@ -120,7 +120,7 @@ class Counts:
                 self.least_more, self.most_more = min(self.least_more, more), max(self.most_more, more)
         for name in stated.models:
             known = name in self.models or len(self.models) < _MOST_NAMES
-            key = cleaned(name) if known else OTHER_NAMES
+            key = printable_beginning(name) if known else OTHER_NAMES
             self.models[key] = self.models.get(key, 0) + 1
 
 

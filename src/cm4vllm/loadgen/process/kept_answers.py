@@ -22,7 +22,7 @@ import msgspec
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import mapped, sync_folder
 from cm4vllm.common.folders.owned_folders import make_way
-from cm4vllm.common.folders.ownership_notes import beside
+from cm4vllm.common.folders.ownership_notes import path_beside
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.common.repetition import repeated
@@ -84,7 +84,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def file_of(folder: Path) -> Path:
     """Return the file with the answers of the run whose folder this is."""
-    return beside(folder, ".answers")
+    return path_beside(folder, ".answers")
 
 
 def begin_piece(

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import write_sample_file
-from cm4vllm.hardware.machine_samples import MachineSample, machine_sample, read_machine_samples, throttled
+from cm4vllm.hardware.machine_samples import MachineSample, machine_sample, read_machine_samples, throttling_between
 from cm4vllm.records.metrics import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.records.run import MachineLoad
 from cm4vllm.records.server import ServerRecord
@@ -72,7 +72,7 @@ def _load_between(first: MachineSample, last: MachineSample) -> MachineLoad | No
         wall_s=round(last.at_s - first.at_s, 3),
         busy_s=round(last.busy_s - first.busy_s, 2),
         stolen_s=round((last.stolen_s or 0.0) - (first.stolen_s or 0.0), 2),
-        throttled=throttled(first.throttled, last.throttled),
+        throttled=throttling_between(first.throttled, last.throttled),
     )
 
 

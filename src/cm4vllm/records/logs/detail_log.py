@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import opened
+from cm4vllm.common.files import open_file
 
 DETAIL_LOG = "mlperf_log_detail.txt"
 
@@ -233,7 +233,7 @@ def read_detail_log(path: Path) -> DetailLog:
 def _entries(path: Path) -> Iterator[_Entry]:
     """Yield the entries of a log in their order. Raises RunFailed for a damaged line."""
     try:
-        with opened(path, buffer=_BUFFER) as file:
+        with open_file(path, buffer=_BUFFER) as file:
             for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
                 if len(line) == _LONGEST_LINE:
                     raise _not_whole(path, f"line {number} has more than {_LONGEST_LINE // 2**20} MB")

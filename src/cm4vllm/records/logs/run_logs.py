@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import opened
+from cm4vllm.common.files import open_file
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.records.logs.answers import AccuracyEntry, entries_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
@@ -164,7 +164,7 @@ def _zero_share(tokens: list[npt.NDArray[np.int32]], first: int) -> float:
 def _require_closed(path: Path) -> None:
     """Refuse an accuracy log that does not end where LoadGen ends it: its array is closed."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             file.seek(max(0, path.stat().st_size - 16))
             end = file.read().rstrip()
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import mapped, opened, text_of
+from cm4vllm.common.files import mapped, open_file, text_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, Window, read_detail_log
 from cm4vllm.records.power.protocol import Identity, LogLine, Totals, identity_of, log_lines, totals_of
 from cm4vllm.records.power.samples import SAMPLES, SIMULATED, Samples, samples_of
@@ -90,7 +90,7 @@ class PowerSession:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.samples, self.window, self._go = cache(self._samples), cache(self._window), cache(self._sent)
+        self.samples, self.window, self._go = cache(self._samples), cache(self._window), cache(self._go_time)
 
     @cached_property
     def client(self) -> Mapping[str, Any]:
@@ -191,7 +191,7 @@ class PowerSession:
         except (ValueError, OverflowError):
             return None
 
-    def _sent(self, phase: Phase) -> datetime | None:
+    def _go_time(self, phase: Phase) -> datetime | None:
         """Return when the server sent `Go` for a phase, by the local time of its log; None if it cannot be read."""
         for stamp, mark in _GO.findall(self.text(_SERVER_LOG)):
             if mark.endswith(f"_{phase.key}") and self.name in mark:
@@ -246,7 +246,7 @@ def _names(path: Path, word: bytes) -> bool:
 
 
 def _sha1(path: Path) -> str:
-    with opened(path) as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
 
 

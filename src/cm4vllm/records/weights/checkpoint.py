@@ -12,7 +12,7 @@ from typing import Any
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.files import beginning_of
-from cm4vllm.records.weights.config_json import json_object, section, text_config, whole, words
+from cm4vllm.records.weights.config_json import json_object, section, text_config, whole_number, words
 from cm4vllm.records.weights.model_size import read_architecture
 
 #: The ends of the names of files that are read of a model, and of files of llama.cpp.
@@ -154,8 +154,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     packed = bool(quantised) and quantised in ("int4", "fp4", "int3", "int2")
     return Checkpoint(
         architecture=", ".join(words(config, "architectures")) or str(config.get("model_type", ""))[:80],
-        vocabulary=whole(text_config(config), "vocab_size", 1),
-        max_positions=whole(text_config(config), "max_position_embeddings", 1),
+        vocabulary=whole_number(text_config(config), "vocab_size", 1),
+        max_positions=whole_number(text_config(config), "max_position_embeddings", 1),
         parameters=None if packed else sum(real.values()),
         quantised=bool(config.get("quantization_config")),
         stand_in=bool(config.get("cm4vllm_stand_in")),
@@ -347,7 +347,7 @@ def _quantised_type(config: Mapping[str, Any]) -> str:
     if method == "compressed-tensors":
         groups = section(config, "config_groups")
         for weights in (section(section(groups, name), "weights") for name in groups):
-            if bits := whole(weights, "num_bits"):
+            if bits := whole_number(weights, "num_bits"):
                 return f"{'fp' if weights.get('type') == 'float' else 'int'}{bits}"
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8"
@@ -357,7 +357,7 @@ def _quantised_type(config: Mapping[str, Any]) -> str:
         return "fp4" if config.get("bnb_4bit_quant_type") in ("nf4", "fp4") else "int4"
     if method == "mxfp4":
         return "fp4"
-    bits = whole(config, "bits") or whole(config, "w_bit")
+    bits = whole_number(config, "bits") or whole_number(config, "w_bit")
     return f"int{bits}" if bits else ""
 
 

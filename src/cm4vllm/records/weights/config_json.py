@@ -44,7 +44,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return section(config, "text_config") or config
 
 
-def whole(config: Mapping[str, Any], key: str, least: int = 0) -> int | None:
+def whole_number(config: Mapping[str, Any], key: str, least: int = 0) -> int | None:
     """Return the whole number under a key, None where there is none. Raises ModelError for anything else."""
     value = config.get(key)
     if value is None:

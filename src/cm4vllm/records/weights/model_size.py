@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cm4vllm.common.errors import ModelError
-from cm4vllm.records.weights.config_json import text_config, whole
+from cm4vllm.records.weights.config_json import text_config, whole_number
 
 #: Bytes of one parameter. Those of group-quantised weights hold their scales: 2 bytes for 128 (GPTQ), 1 for 32 (MXFP4).
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128, "mxfp4": 0.5 + 1 / 32}
@@ -70,7 +70,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
 
 def _required_size(config: Mapping[str, Any], key: str) -> int:
     """Return a size of config.json, at least 1. Raises ModelError where it is missing."""
-    value = whole(config, key, 1)
+    value = whole_number(config, key, 1)
     if value is None:
         raise ModelError(
             f"the model's config.json has no {key!r}",
@@ -84,20 +84,20 @@ def _read(config: Mapping[str, Any]) -> Architecture:
     """Return the sizes of a model by its config.json. Raises ModelError for one that is missing."""
     layers, hidden = _required_size(config, "num_hidden_layers"), _required_size(config, "hidden_size")
     heads = _required_size(config, "num_attention_heads")
-    kv_heads = whole(config, "num_key_value_heads") or heads
-    size = whole(config, "head_dim") or hidden // heads
-    vocabulary, latent = _required_size(config, "vocab_size"), bool(whole(config, "kv_lora_rank"))
+    kv_heads = whole_number(config, "num_key_value_heads") or heads
+    size = whole_number(config, "head_dim") or hidden // heads
+    vocabulary, latent = _required_size(config, "vocab_size"), bool(whole_number(config, "kv_lora_rank"))
     attention, attention_other = (
         _latent_attention_weights(config, hidden, heads)
         if latent
         else _grouped_query_weights(config, hidden, heads, kv_heads, size)
     )
     experts, expert, dense, sparse_layers, router = _mlp(config, layers, hidden)
-    shared = whole(config, "n_shared_experts") or 0
+    shared = whole_number(config, "n_shared_experts") or 0
     linear = layers * attention + (layers - sparse_layers) * dense + sparse_layers * (experts + shared) * expert
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
     norms = (2 * layers + 1) * hidden
-    chosen = whole(config, "num_experts_per_tok") or 0
+    chosen = whole_number(config, "num_experts_per_tok") or 0
     if str(config.get("model_type")) == "gpt_oss":
         # Its attention stays in bf16 (modules_to_not_convert in its config.json).
         attention, attention_other, linear = 0, attention + attention_other + heads, linear - layers * attention
@@ -114,7 +114,7 @@ def _read(config: Mapping[str, Any]) -> Architecture:
         other=embeddings + norms + layers * attention_other + sparse_layers * router,
         inactive=sparse_layers * (experts - chosen) * expert if experts else 0,
         vocabulary=vocabulary,
-        max_positions=whole(config, "max_position_embeddings", 1),
+        max_positions=whole_number(config, "max_position_embeddings", 1),
         experts=experts,
     )
 
@@ -162,7 +162,7 @@ def _latent_attention_weights(config: Mapping[str, Any], hidden: int, heads: int
     rank, rope, nope, value = (
         _required_size(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     )
-    query_rank = whole(config, "q_lora_rank") or 0
+    query_rank = whole_number(config, "q_lora_rank") or 0
     query = (hidden + heads * (nope + rope)) * query_rank if query_rank else hidden * heads * (nope + rope)
     compressed = hidden * (rank + rope) + rank * heads * (nope + value)
     return query + compressed + heads * value * hidden, query_rank + rank
@@ -172,11 +172,11 @@ def _mlp(config: Mapping[str, Any], layers: int, hidden: int) -> tuple[int, int,
     """Return experts, parameters of one expert, of a dense MLP, layers with experts, and parameters of a router."""
     dense = _GATED * hidden * _required_size(config, "intermediate_size")
     named = ("n_routed_experts", "num_local_experts", "num_experts")
-    experts = next((count for key in named if (count := whole(config, key))), 0)
+    experts = next((count for key in named if (count := whole_number(config, key))), 0)
     if not experts:
         return 0, 0, dense, 0, 0
-    inner = whole(config, "moe_intermediate_size") or _required_size(config, "intermediate_size")
+    inner = whole_number(config, "moe_intermediate_size") or _required_size(config, "intermediate_size")
     biases = (2 * inner + hidden, experts) if str(config.get("model_type")) == "gpt_oss" else (0, 0)
     corrections = experts if str(config.get("model_type")) == "deepseek_v3" else 0
-    sparse = max(0, layers - (whole(config, "first_k_dense_replace") or 0))
+    sparse = max(0, layers - (whole_number(config, "first_k_dense_replace") or 0))
     return experts, _GATED * hidden * inner + biases[0], dense, sparse, hidden * experts + biases[1] + corrections

@@ -297,7 +297,7 @@ def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit
 def histogram(
     canvas: Canvas, edges: Sequence[float], counts: Sequence[int], spans: Sequence[tuple[str, str]], unit: str
 ) -> Table:
-    """Draw samples as bars, and their sum up to there as a line; return the same numbers.
+    """Draw the samples of each bin as a bar, and the cumulative share as a line; return both as a table.
 
     `spans` are the beginning and the end of each bar in words.
     """

@@ -50,19 +50,27 @@ def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) ->
     numbers = {submission.name: (submission.results, submission.covered, *submission.counts) for submission in checked}
     rounds = {submission.name: submission.round or "unknown" for submission in checked}
     order = sorted(numbers, key=lambda name: (*(-number for number in numbers[name][2:]), name))
-    rows = [(name, rounds[name], *map(_written, numbers[name])) for name in order]
+    rows = [(name, rounds[name], *map(_number_text, numbers[name])) for name in order]
     if len(rows) > 1:
         results, covered, *own = (sum(column) for column in zip(*numbers.values(), strict=True))
         number = Counter(finding.severity for finding in findings)
         between = [number[level] - count for level, count in zip(FAULTS, own, strict=True)]
         if any(between):
-            rows.append(("between submissions", "", "", "", *map(_written, between)))
-        rows.append(("all", "", _written(results), _written(covered), *(_written(number[level]) for level in FAULTS)))
+            rows.append(("between submissions", "", "", "", *map(_number_text, between)))
+        rows.append(
+            (
+                "all",
+                "",
+                _number_text(results),
+                _number_text(covered),
+                *(_number_text(number[level]) for level in FAULTS),
+            )
+        )
     head = ("submission", "rules of", "results", "rules applied", *(f"{level}s" for level in FAULTS))
     yield from columns([head, *rows], numbers=range(2, 7))
 
 
-def _written(number: int) -> str:
+def _number_text(number: int) -> str:
     return f"{number:,}"
 
 
@@ -73,7 +81,7 @@ def by_submission(findings: Mapping[str, Sequence[Finding]], level: Severity) ->
     """
     explained: set[str] = set()
     for name, own_findings in findings.items():
-        if not (own := [finding for finding in ordered(own_findings) if finding.severity is level]):
+        if not (own := [finding for finding in order_findings(own_findings) if finding.severity is level]):
             continue
         yield from (
             "",
@@ -83,33 +91,33 @@ def by_submission(findings: Mapping[str, Sequence[Finding]], level: Severity) ->
         for finding in own:
             if finding.code != code:
                 code = finding.code
-                yield from _wrapped(f"{level} {code}: {finding.rule.text}", "  ", "    ")
+                yield from _wrap(f"{level} {code}: {finding.rule.text}", "  ", "    ")
                 if code not in explained:
                     explained.add(code)
-                    yield from _wrapped(f"stated in: {finding.rule.source}", "    ", "      ")
+                    yield from _wrap(f"stated in: {finding.rule.source}", "    ", "      ")
                     if finding.remedy:
-                        yield from _wrapped(f"to do: {finding.remedy}", "    ", "      ")
+                        yield from _wrap(f"to do: {finding.remedy}", "    ", "      ")
             yield from _place(finding, name)
 
 
 def _place(finding: Finding, submission: str) -> Iterator[str]:
     path = "" if finding.file == submission else finding.file.removeprefix(f"{submission}/")
     fault = finding.what.removeprefix(f"{path.rpartition('/')[2]} ")  # no path twice in a line
-    yield from _wrapped(": ".join(part for part in (path, finding.field, fault) if part), "    - ", "      ")
+    yield from _wrap(": ".join(part for part in (path, finding.field, fault) if part), "    - ", "      ")
     values = [
         f"{word} {_cut(value)}" for word, value in (("found", finding.value), ("expected", finding.expected)) if value
     ]
     if values:
-        yield from _wrapped("; ".join(values), "        ", "          ")
+        yield from _wrap("; ".join(values), "        ", "          ")
 
 
 def lines(texts: Iterable[str]) -> Iterator[str]:
     """Yield texts as the entries of a list."""
     for text in texts:
-        yield from _wrapped(text, "  - ", "    ")
+        yield from _wrap(text, "  - ", "    ")
 
 
-def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]) -> Iterator[str]:
+def code_lines(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]) -> Iterator[str]:
     """Yield a line for each code of these severities: how many findings it has, and in how many submissions."""
     rules = {finding.code: finding.rule.text for own in findings.values() for finding in own}
     places: dict[tuple[Severity, str], list[str]] = defaultdict(list)
@@ -133,7 +141,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST else f"{text[:_MOST]} ... ({len(text):,} characters)"
 
 
-def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
+def _wrap(text: str, first: str, later: str) -> Iterator[str]:
     """Yield the lines of a text; a word that is longer than a line is broken, a path after one of its slashes."""
     line, is_new = first, True
     for word in text.split():
@@ -147,7 +155,7 @@ def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
     yield line
 
 
-def ordered(findings: Iterable[Finding]) -> list[Finding]:
+def order_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with errors first, then by code, file and field; each once."""
     return sorted(
         dict.fromkeys(findings),
@@ -163,5 +171,5 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def as_objects(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Return one object a finding, with the names of its fields."""
-    objects: list[dict[str, Any]] = msgspec.to_builtins(ordered(findings))
+    objects: list[dict[str, Any]] = msgspec.to_builtins(order_findings(findings))
     return [{name: value for name, value in entry.items() if name != "line"} for entry in objects]

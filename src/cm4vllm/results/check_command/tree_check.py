@@ -15,7 +15,7 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results.check_command import check_summary
-from cm4vllm.results.check_command.check_summary import CheckedSubmission, as_objects, ordered, summary
+from cm4vllm.results.check_command.check_summary import CheckedSubmission, as_objects, order_findings, summary
 from cm4vllm.results.checks import CHECKS, findings, findings_at
 from cm4vllm.results.checks.of_logs.shared_logs import marks_of
 from cm4vllm.results.checks.served_weights import with_weights
@@ -40,11 +40,13 @@ class Filters:
     @classmethod
     def parse(cls, *, submitters: str = "", codes: str = "", severities: str = "") -> Self:
         """Read lists separated by commas. Raises UsageError for an unknown code or severity."""
-        levels = [_one_of(word.lower().removesuffix("s"), list(FAULTS), "severity") for word in _listed(severities)]
+        levels = [
+            _one_of(word.lower().removesuffix("s"), list(FAULTS), "severity") for word in _comma_separated(severities)
+        ]
         known = [*CHECKS, *PROBLEMS]
         return cls(
-            tuple(_listed(submitters)),
-            tuple(_one_of(word.upper(), known, "code") for word in _listed(codes)),
+            tuple(_comma_separated(submitters)),
+            tuple(_one_of(word.upper(), known, "code") for word in _comma_separated(codes)),
             tuple(map(Severity, levels)),
         )
 
@@ -73,7 +75,7 @@ class Filters:
         ]
 
 
-def _listed(text: str) -> list[str]:
+def _comma_separated(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -163,7 +165,7 @@ def check_tree(
     homes = filters.chosen(all_homes) if filters else all_homes
     if weights is not None:
         read = with_weights([read_submission(base, home, round_name) for home in homes], weights, weights_of)
-        checked = [_checked(submission) for submission in read]
+        checked = [_check_submission(submission) for submission in read]
     else:
         by_home = dict(each_submission(partial(_check_folder, base, round_name), homes))
         checked = [by_home[home] for home in homes]
@@ -171,9 +173,9 @@ def check_tree(
     all_findings = [*(finding for each in checked for finding in each.findings), *_several_rounds(checked), *across]
     return CheckedTree(
         tuple(checked),
-        tuple(ordered(all_findings)),
+        tuple(order_findings(all_findings)),
         base,
-        tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None)),
+        tuple(_unchecked_parts(root.resolve(), all_homes, homes, checked, with_weights=weights is not None)),
     )
 
 
@@ -191,7 +193,7 @@ def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
         )
 
 
-def _unchecked(
+def _unchecked_parts(
     root: Path,
     all_homes: Sequence[Path],
     homes: Sequence[Path],
@@ -220,10 +222,10 @@ def _unchecked(
 
 
 def _check_folder(base: Path, round_name: str, home: Path) -> CheckedSubmission:
-    return _checked(read_submission(base, home, round_name))
+    return _check_submission(read_submission(base, home, round_name))
 
 
-def _checked(submission: Submission) -> CheckedSubmission:
+def _check_submission(submission: Submission) -> CheckedSubmission:
     return CheckedSubmission(
         name=submission_name(submission.home),
         round=submission.round,
@@ -293,7 +295,7 @@ def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
     yield from check_summary.by_submission(by_place, Severity.ERROR)
     others = (Severity.WARNING, Severity.NOTE)
     if len(checked.submissions) > 1 and not filters:
-        yield from check_summary.listed(by_place, others)
+        yield from check_summary.code_lines(by_place, others)
         yield f"Each place: --severity={','.join(others)}, --code=CODE or --submitter=NAME; --out=json has all."
     else:
         for level in others:

@@ -7,7 +7,7 @@ from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
-from cm4vllm.results.checks.subjects import is_strict, scored
+from cm4vllm.results.checks.subjects import is_strict, scored_results
 from cm4vllm.results.log_folders import head_and_tail, text_at
 from cm4vllm.results.model import Accuracy, Result
 from cm4vllm.rules import benchmark_terms
@@ -30,7 +30,7 @@ _NUMPY = re.compile(r"""["']([\w-]+)["']:\s*(np\.\w+\()""")
     source=f"{_CONSTANTS}, accuracy-target and accuracy-upper-limit",
     remedy="use a model that reaches the target, or the open division",
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def targets(result: Result, part: Accuracy) -> Iterator[Fault]:
     """Scores reach the targets of the benchmark's variant and round: in the closed division all of them."""
@@ -58,7 +58,7 @@ def targets(result: Result, part: Accuracy) -> Iterator[Fault]:
     source=f"{_CONSTANTS}, ACC_PATTERN",
     remedy=f"{_SCORE}; a number is printed as one, not as np.float64(...)",
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def readable(result: Result, part: Accuracy) -> Iterator[Fault]:
     """accuracy.txt has every score of the benchmark as the official checker reads it."""
@@ -96,7 +96,7 @@ def readable(result: Result, part: Accuracy) -> Iterator[Fault]:
     source="evaluate-accuracy.py of the benchmark, --dtype",
     remedy="score the run again with the width that its tokens were written with (--dtype)",
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def doubled(result: Result, part: Accuracy) -> Iterator[Fault]:
     """Tokens a sample of the accuracy run are about those of the performance run: tokens written with 64 bits and read
@@ -141,7 +141,7 @@ def _is_int64(part: Accuracy) -> bool:
     remedy="measure both runs with the same sampling parameters",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def token_range(result: Result, part: Accuracy) -> Iterator[Fault]:
     """Tokens a sample of the performance run lie within the bounds that the accuracy run has to keep."""
@@ -163,7 +163,7 @@ def token_range(result: Result, part: Accuracy) -> Iterator[Fault]:
     source=f"{_CONSTANTS}, dataset-size",
     remedy="run the accuracy run over the whole dataset",
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def whole_dataset(_: Result, part: Accuracy) -> Iterator[Fault]:
     """An accuracy run answers every sample of the dataset."""
@@ -182,7 +182,7 @@ def whole_dataset(_: Result, part: Accuracy) -> Iterator[Fault]:
     remedy="submit them beside the accuracy log; the rounds that MLCommons publishes are without them",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def answers(_: Result, part: Accuracy) -> Iterator[Fault]:
     """An accuracy run publishes the answers to the samples that the rules name: images or videos."""
@@ -202,7 +202,7 @@ def answers(_: Result, part: Accuracy) -> Iterator[Fault]:
     source="tools/submission/truncate_accuracy_log.py",
     remedy="truncate the log with the official tool, which adds it",
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def digest(result: Result, part: Accuracy) -> Iterator[Fault]:
     """accuracy.txt ends with the digest of the accuracy log before it was truncated."""
@@ -222,7 +222,7 @@ def digest(result: Result, part: Accuracy) -> Iterator[Fault]:
     source=f"{_CONSTANTS}, MAX_ACCURACY_LOG_SIZE",
     remedy="truncate it: --tags=truncate,mlperf,inference,accuracy,log",
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def log_size(_: Result, part: Accuracy) -> Iterator[Fault]:
     """A published accuracy log is truncated to 10 KB."""

@@ -9,7 +9,7 @@ from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.accuracy_runs import MAX_LOG, served_tokens
-from cm4vllm.results.checks.subjects import is_strict, scored
+from cm4vllm.results.checks.subjects import is_strict, scored_results
 from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Accuracy, Result
 
@@ -40,7 +40,7 @@ _ENTRY = re.compile(rb'"seq_id"\s*:\s*(\d+)\s*,\s*"qsl_idx"\s*:\s*(\d+)')
     source="tools/submission/submission_checker/checks/accuracy_check.py, accuracy_result_check",
     remedy=_SCORE,
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def stated_once(result: Result, part: Accuracy) -> Iterator[Fault]:
     """accuracy.txt states each score of the benchmark once: the official checker compares every line that has it."""
@@ -63,7 +63,7 @@ def stated_once(result: Result, part: Accuracy) -> Iterator[Fault]:
     )
 
 
-@check("SCORE-IMPOSSIBLE", source=_SCRIPT, remedy=_SCORE, stage=Stage.TREE, each=scored)
+@check("SCORE-IMPOSSIBLE", source=_SCRIPT, remedy=_SCORE, stage=Stage.TREE, each=scored_results)
 def possible(_: Result, part: Accuracy) -> Iterator[Fault]:
     """Scores are possible: none is above 100, and none of the ROUGE scores above that of single words."""
     parts = {
@@ -80,11 +80,11 @@ def possible(_: Result, part: Accuracy) -> Iterator[Fault]:
             yield Fault("no run has such a score", part.beside(ACCURACY_TEXT), label, f"{value:g}", f"0 to {than}")
 
 
-@check("ACCURACY-COUNTS", source=_SCRIPT, remedy=_SCORE, stage=Stage.TREE, each=scored)
+@check("ACCURACY-COUNTS", source=_SCRIPT, remedy=_SCORE, stage=Stage.TREE, each=scored_results)
 def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
     """The counts in accuracy.txt agree with each other and with the log: samples, tokens, and tokens a sample."""
     samples, tokens, each = (part.figures.value(name) for name in (_SAMPLES, _TOKENS, _EACH))
-    expected = _answered(part)
+    expected = _answered_samples(part)
     if samples and expected and samples != expected:
         yield Fault(
             "the scores are of another number of samples than the run answered",
@@ -112,7 +112,7 @@ def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
         )
 
 
-def _answered(part: Accuracy) -> int | None:
+def _answered_samples(part: Accuracy) -> int | None:
     """Return how many samples the accuracy run answered, by its log."""
     counts = (part.settings.get(key) for key in ("accuracy_sample_count", "qsl_reported_total_count"))
     return next((count for count in counts if isinstance(count, int) and count > 0), None)
@@ -123,7 +123,7 @@ def _answered(part: Accuracy) -> int | None:
     source="loadgen/results.cc, tokens_per_second and tps_as_completed",
     remedy="publish the logs and scores of runs with the same sampling parameters, as they were written",
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
     """A sample has as many tokens in the performance as in the accuracy run: LoadGen's rates are of those answers."""
@@ -149,13 +149,14 @@ def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
     source="loadgen/logging.cc, LogAccuracy",
     remedy="publish the run's own accuracy log, truncated by the official tool",
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
     """An accuracy log has one answer for each sample of the dataset."""
     name = part.beside(ACCURACY_LOG)
     pairs = [
-        (int(match[1]), int(match[2])) for match in _whole(_ENTRY, head_and_tail(part.folder / ACCURACY_LOG, MAX_LOG))
+        (int(match[1]), int(match[2]))
+        for match in _untruncated_matches(_ENTRY, head_and_tail(part.folder / ACCURACY_LOG, MAX_LOG))
     ]
     total = part.settings.get("qsl_reported_total_count")
     for key, values in (("seq_id", [pair[0] for pair in pairs]), ("qsl_idx", [pair[1] for pair in pairs])):
@@ -173,7 +174,7 @@ def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
     remedy="publish the run's own accuracy log, truncated by the official tool",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=scored,
+    each=scored_results,
 )
 def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
     """An accuracy log has answers, each with as many tokens as it states."""
@@ -181,7 +182,7 @@ def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
     name, text = part.beside(ACCURACY_LOG), head_and_tail(path, MAX_LOG)
     if path.is_file() and b'"qsl_idx"' not in text:
         yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
-    answers = [(len(match[1]), int(match[2])) for match in _whole(_ANSWER, text)]
+    answers = [(len(match[1]), int(match[2])) for match in _untruncated_matches(_ANSWER, text)]
     # Some systems log texts: only where an answer is of tokens with a fixed width, all are.
     width = next((width for width in _WIDTHS if any(size == width * count > 0 for size, count in answers)), 0)
     for size, count in answers:
@@ -196,7 +197,7 @@ def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
             break
 
 
-def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:
+def _untruncated_matches(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:
     """Yield the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
     cut = len(text) // 2
     yield from (match for match in pattern.finditer(text) if not match.start() - _JOINED < cut < match.end() + _JOINED)

@@ -11,7 +11,7 @@ from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
-from cm4vllm.results.checks.subjects import Part, recorded, systems, with_submission
+from cm4vllm.results.checks.subjects import Part, recorded_parts, systems, with_submission
 from cm4vllm.results.model import Accuracy, Submission, System
 from cm4vllm.rules import ExecutionMode, Mode
 
@@ -48,7 +48,7 @@ def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
         for division in rules.Division
         for category in rules.Category
     ):
-        yield from recorded(submission)
+        yield from recorded_parts(submission)
 
 
 @check("CLOSED-MAPPED", source=_MODEL, remedy="give --division=open", each=with_submission(_own_models))
@@ -152,7 +152,7 @@ def both_runs(submission: Submission) -> Iterator[Fault]:
     source=_MODELS,
     remedy="measure the model itself; random weights (_dummy) are for rehearsals of its performance",
     stage=Stage.SUBMITTED,
-    each=with_submission(recorded),
+    each=with_submission(recorded_parts),
 )
 def real_weights(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
     """A submission is of a model with weights, not of random numbers."""
@@ -171,7 +171,7 @@ def real_weights(submission: Submission, part: Part, run: RunRecord) -> Iterator
     source="docs/rehearse.md",
     remedy="measure the system itself, without --rehearse",
     stage=Stage.SUBMITTED,
-    each=with_submission(recorded),
+    each=with_submission(recorded_parts),
 )
 def measured_system(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
     """A submission is of a system that was measured, not of a simulated one."""
@@ -185,7 +185,7 @@ def measured_system(submission: Submission, part: Part, run: RunRecord) -> Itera
         )
 
 
-@check("SCORES-MISSING", source=_LAYOUT, remedy=_SCORE, stage=Stage.SUBMITTED, each=with_submission(recorded))
+@check("SCORES-MISSING", source=_LAYOUT, remedy=_SCORE, stage=Stage.SUBMITTED, each=with_submission(recorded_parts))
 def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
     """Each accuracy run is scored, over all of its samples."""
     if not isinstance(part, Accuracy) or run.settings.server.simulated is not None:
@@ -206,7 +206,7 @@ def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault
         yield Fault(f"{text} is missing", text)
 
 
-@check("LOG-MISSING", source=_LAYOUT, remedy=_AGAIN, stage=Stage.SUBMITTED, each=recorded)
+@check("LOG-MISSING", source=_LAYOUT, remedy=_AGAIN, stage=Stage.SUBMITTED, each=recorded_parts)
 def logs_present(part: Part, run: RunRecord) -> Iterator[Fault]:
     """Each run has all its logs, and its record their digests."""
     return (
@@ -252,7 +252,13 @@ def described(submission: Submission, system: System) -> Iterator[Fault]:
             )
 
 
-@check("MODEL-FOLDER", source="docs/results.md", remedy="measure again: --rerun", stage=Stage.SUBMITTED, each=recorded)
+@check(
+    "MODEL-FOLDER",
+    source="docs/results.md",
+    remedy="measure again: --rerun",
+    stage=Stage.SUBMITTED,
+    each=recorded_parts,
+)
 def of_their_model(part: Part, run: RunRecord) -> Iterator[Fault]:
     """The runs below a model's folder are those of that model."""
     folder = part.folder.parents[1].name

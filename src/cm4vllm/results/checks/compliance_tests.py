@@ -48,7 +48,7 @@ def compliance(submission: Submission, result: Result) -> Iterator[Fault]:
         if (folder := test_folder(submission, result, wanted)) is None:
             yield Fault(f"{test} is missing", result.folder, test, ", ".join(result.compliance), test)
         else:
-            yield from _passed(submission, result, folder, wanted, terms)
+            yield from _test_faults(submission, result, folder, wanted, terms)
 
 
 @check(
@@ -79,12 +79,12 @@ def test_folder(submission: Submission, result: Result, wanted: ComplianceRules)
     return max(folders, key=lambda folder: sum((folder / file.name).is_file() for file in wanted.files), default=None)
 
 
-def _passed(
+def _test_faults(
     submission: Submission, result: Result, folder: Path, wanted: ComplianceRules, terms: Terms
 ) -> Iterator[Fault]:
     """Yield the parts of a passed test that a test's folder lacks."""
     for file in wanted.files:
-        yield from _verified(submission, folder, file, terms)
+        yield from _verification_faults(submission, folder, file, terms)
     if wanted.run_logs != "required":
         return
     yield from (
@@ -93,11 +93,11 @@ def _passed(
         if not (folder / name).is_file()
     )
     if (folder / _LOGS[0]).is_file():
-        yield from _run(submission, result, folder, terms)
+        yield from _run_faults(submission, result, folder, terms)
 
 
-def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> Iterator[Fault]:
-    """Yield the faults of the run of a test, which has to keep the rules of a performance run."""
+def _run_faults(submission: Submission, result: Result, folder: Path, terms: Terms) -> Iterator[Fault]:
+    """Yield the faults of the run of a compliance test, which has to keep the rules of a performance run."""
     reader, place, terms = (
         Reader(submission.root),
         (folder / _LOGS[0]).parent,
@@ -112,7 +112,7 @@ def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> 
         yield from part_check.function(result, part)
 
 
-def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: Terms) -> Iterator[Fault]:
+def _verification_faults(submission: Submission, folder: Path, file: VerifiedFile, terms: Terms) -> Iterator[Fault]:
     path = folder / file.name
     name = path.relative_to(submission.root).as_posix()
     if not path.is_file():
@@ -120,7 +120,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
         return
     text = text_at(path)
     missing = file.missing(text)
-    if missing and file.scores and not (apart := list(_apart(folder, terms))):
+    if missing and file.scores and not (apart := list(_score_differences(folder, terms))):
         return
     for line in missing:
         fault = f"{folder.name} is not passed"
@@ -133,7 +133,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
     )
 
 
-def _apart(folder: Path, terms: Terms) -> Iterator[str]:
+def _score_differences(folder: Path, terms: Terms) -> Iterator[str]:
     """Yield the faults in the scores of a test's answers: they are missing, or differ from the accuracy run's."""
     scores = [scores_of(folder / name) for name in _SCORES]
     for target in terms.targets:
@@ -166,11 +166,11 @@ def figures(submission: Submission, result: Result) -> Iterator[Fault]:
         if not wanted.figures or (folder := test_folder(submission, result, wanted)) is None:
             continue
         for path in (folder / file.name for file in wanted.files):
-            for figure, value in _stated(path, wanted.figures):
+            for figure, value in _stated_figures(path, wanted.figures):
                 yield from _wrong(submission, result, test, path, figure, value)
 
 
-def _stated(path: Path, figures: tuple[VerifiedFigure, ...]) -> Iterator[tuple[VerifiedFigure, float]]:
+def _stated_figures(path: Path, figures: tuple[VerifiedFigure, ...]) -> Iterator[tuple[VerifiedFigure, float]]:
     text = text_at(path, _MAX_TEXT)  # where it cannot be read: COMPLIANCE
     yield from (
         (figure, float(number))

@@ -56,7 +56,7 @@ class _Measured:
         )
 
 
-def _measured(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
+def _results_with_power(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
     """Yield each result that has a power session, with it."""
     return (
         (result, _Measured(session, f"{result.folder}/performance"))
@@ -70,7 +70,7 @@ def _measured(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
     source="inference_policies/power_measurement.adoc",
     remedy="measure with an analyzer; a session with the simulated PTDaemon is a rehearsal",
     stage=Stage.TREE,
-    each=_measured,
+    each=_results_with_power,
 )
 def simulated(_: Result, measured: _Measured) -> Iterator[Fault]:
     """Power was measured by an analyzer, not by the simulated PTDaemon."""
@@ -83,7 +83,7 @@ def simulated(_: Result, measured: _Measured) -> Iterator[Fault]:
     source=f"{_CHECKER}, RESULT_PATHS; tools/submission/submission_checker/checks/power_check.py",
     remedy=f"{_AS_WRITTEN}, without {FETCHED_ONLY}",
     stage=Stage.TREE,
-    each=_measured,
+    each=_results_with_power,
 )
 def files(_: Result, measured: _Measured) -> Iterator[Fault]:
     """A power session has all of its files, each with what the official programs write in it, and no file that only the
@@ -104,7 +104,9 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
         yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
 
-@check("POWER-HASH", source=f"{_CHECKER}, results_check", remedy=_AS_WRITTEN, stage=Stage.TREE, each=_measured)
+@check(
+    "POWER-HASH", source=f"{_CHECKER}, results_check", remedy=_AS_WRITTEN, stage=Stage.TREE, each=_results_with_power
+)
 def digests(_: Result, measured: _Measured) -> Iterator[Fault]:
     """The files of a power session have the digests that client.json and server.json state."""
     return (
@@ -118,7 +120,7 @@ def digests(_: Result, measured: _Measured) -> Iterator[Fault]:
     source=f"{_CHECKER}, uuid_check, session_name_check, messages_check, results_check, phases_check",
     remedy=_AS_WRITTEN,
     stage=Stage.TREE,
-    each=_measured,
+    each=_results_with_power,
 )
 def one_session(_: Result, measured: _Measured) -> Iterator[Fault]:
     """client.json and server.json state the same session: name, identifiers, messages, digests and times."""
@@ -134,7 +136,7 @@ def one_session(_: Result, measured: _Measured) -> Iterator[Fault]:
         )
 
 
-@check("POWER-WINDOW", source=_OWN, remedy=_AGAIN, stage=Stage.TREE, each=_measured)
+@check("POWER-WINDOW", source=_OWN, remedy=_AGAIN, stage=Stage.TREE, each=_results_with_power)
 def window(_: Result, measured: _Measured) -> Iterator[Fault]:
     """The analyzer measured the whole run: a sample within {_EDGE_S:g} s of each end of LoadGen's window."""
     for phase, span, samples in measured.phases:
@@ -163,7 +165,7 @@ def window(_: Result, measured: _Measured) -> Iterator[Fault]:
     source=f"{_OWN}; the official checkers average any number above zero",
     remedy="look for errors in PTDaemon's log, choose other ranges, and measure again",
     stage=Stage.TREE,
-    each=_measured,
+    each=_results_with_power,
 )
 def impossible(_: Result, measured: _Measured) -> Iterator[Fault]:
     """No sample of a run states a power that no system draws: {MOST_W:g} W and more, or no finite number."""
@@ -179,7 +181,9 @@ def impossible(_: Result, measured: _Measured) -> Iterator[Fault]:
             )
 
 
-@check("POWER-COVERAGE", source=_OWN, remedy=_AGAIN, severity=Severity.WARNING, stage=Stage.TREE, each=_measured)
+@check(
+    "POWER-COVERAGE", source=_OWN, remedy=_AGAIN, severity=Severity.WARNING, stage=Stage.TREE, each=_results_with_power
+)
 def coverage(_: Result, measured: _Measured) -> Iterator[Fault]:
     """{_COVERED:.0%} of the samples of a run are above zero, no line of them is damaged, and none are missing for
     {_GAP_S:g} s.
@@ -211,7 +215,7 @@ def coverage(_: Result, measured: _Measured) -> Iterator[Fault]:
     remedy="set the clock of the director, and measure again",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=_measured,
+    each=_results_with_power,
 )
 def clock(result: Result, measured: _Measured) -> Iterator[Fault]:
     """The clock of the analyzer's samples is that of the server: within {_CLOCK_S:g} s; {_OTHER_CLOCK_S:g}
@@ -238,7 +242,7 @@ def clock(result: Result, measured: _Measured) -> Iterator[Fault]:
     source=f"{_CHECKER}, check_ptd_logs; the checker itself reads warnings from 800 s after the begin of a run on",
     remedy="choose ranges nearer to the power of the run, or an analyzer for it, and measure again",
     stage=Stage.TREE,
-    each=_measured,
+    each=_results_with_power,
 )
 def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
     """PTDaemon checks the uncertainty of the samples, and none of the run has one above {_UNCERTAINTY:g} %."""
@@ -271,7 +275,7 @@ def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
         )
 
 
-@check("POWER-CHANNELS", source=_OWN, remedy=_AS_WRITTEN, stage=Stage.TREE, each=_measured)
+@check("POWER-CHANNELS", source=_OWN, remedy=_AS_WRITTEN, stage=Stage.TREE, each=_results_with_power)
 def channels(_: Result, measured: _Measured) -> Iterator[Fault]:
     """A sample has the reading of every channel or analyzer, and they add up to the whole."""
     wanted = max((identity.channels for identity in measured.session.identities), default=1)
@@ -291,7 +295,7 @@ def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[F
             return
 
 
-@check("POWER-MEAN", source=_OWN, remedy=_AS_WRITTEN, stage=Stage.TREE, each=_measured)
+@check("POWER-MEAN", source=_OWN, remedy=_AS_WRITTEN, stage=Stage.TREE, each=_results_with_power)
 def mean(_: Result, measured: _Measured) -> Iterator[Fault]:
     """The mean that PTDaemon stated for a measurement is that of the published samples."""
     stated = [totals.mean for totals in measured.session.totals]
@@ -303,7 +307,7 @@ def mean(_: Result, measured: _Measured) -> Iterator[Fault]:
             yield Fault("the samples have another mean", measured.file(phase), "Watts", f"{own:.6f} W", f"{said:.6f} W")
 
 
-@check("POWER-RANGING", source=f"{_CHECKER}, phases_check", remedy=_AGAIN, stage=Stage.TREE, each=_measured)
+@check("POWER-RANGING", source=f"{_CHECKER}, phases_check", remedy=_AGAIN, stage=Stage.TREE, each=_results_with_power)
 def ranging(_: Result, measured: _Measured) -> Iterator[Fault]:
     """The mean power of testing is at most {_FALL:.0%} below that of ranging."""
     means = {phase: mean_watts(samples.within(span.begin, span.end)) for phase, span, samples in measured.phases}
@@ -323,7 +327,7 @@ def ranging(_: Result, measured: _Measured) -> Iterator[Fault]:
     source=f"{_CHECKER}, check_ptd_logs",
     remedy="measure again, for longer: the official server copies the log before all of it is written",
     stage=Stage.TREE,
-    each=_measured,
+    each=_results_with_power,
 )
 def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
     """PTDaemon's log has begin and end of both measurements, around LoadGen's window of each."""
@@ -351,7 +355,7 @@ def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
     source="tools/submission/submission_checker/constants.py, REQUIRED_POWER_MEASURE_FILES",
     remedy="put analyzer_table.* and power_settings.* beside the measurements of the result",
     stage=Stage.TREE,
-    each=with_submission(_measured),
+    each=with_submission(_results_with_power),
 )
 def settings(submission: Submission, result: Result, _: _Measured) -> Iterator[Fault]:
     """The settings of the measured system and the analyzer and its wiring are stated."""
@@ -372,7 +376,7 @@ def settings(submission: Submission, result: Result, _: _Measured) -> Iterator[F
     source="mlcommons/power-dev, ptd_client_server/lib/server.py: a session with two cannot end as the checker asks",
     remedy="measure with one analyzer of several channels",
     stage=Stage.TREE,
-    each=_measured,
+    each=_results_with_power,
 )
 def analyzers(_: Result, measured: _Measured) -> Iterator[Fault]:
     """Power was measured with one analyzer, of one channel or of several."""

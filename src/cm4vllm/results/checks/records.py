@@ -11,7 +11,7 @@ from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.server import counting
-from cm4vllm.results.checks.subjects import Part, recorded, with_submission
+from cm4vllm.results.checks.subjects import Part, recorded_parts, with_submission
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Submission
 from cm4vllm.rules import Division
@@ -39,7 +39,7 @@ WIDTH_TOLERANCE = 0.05
 @check("RUNS-DIFFER", source=_DESIGN, remedy=_TOGETHER, each=whole)
 def same_subject(submission: Submission) -> Iterator[Fault]:
     """All runs of a submission are of one round, benchmark, model, dataset and setup."""
-    pairs = list(recorded(submission))
+    pairs = list(recorded_parts(submission))
     for subject, value in _SUBJECTS.items():
         for part, run in pairs[1:]:
             # Performance runs may have a dataset of their own.
@@ -61,7 +61,7 @@ def same_subject(submission: Submission) -> Iterator[Fault]:
 @check("REHEARSAL-MIXED", source=_DESIGN, remedy="run each into an --output_dir of its own", each=whole)
 def one_style(submission: Submission) -> Iterator[Fault]:
     """A page or a tree is either that of a rehearsal or that of results."""
-    pairs = list(recorded(submission))
+    pairs = list(recorded_parts(submission))
     yield from (
         Fault(
             "the runs do not belong together: this mixes rehearsals with full runs",
@@ -75,7 +75,7 @@ def one_style(submission: Submission) -> Iterator[Fault]:
     )
 
 
-@check("REHEARSAL-NOTICE", source=_DESIGN, remedy=_AGAIN, each=recorded)
+@check("REHEARSAL-NOTICE", source=_DESIGN, remedy=_AGAIN, each=recorded_parts)
 def honest_notices(part: Part, run: RunRecord) -> Iterator[Fault]:
     """A rehearsal and a run with stand-in weights say so in each record, and nothing else does."""
     expected = run.settings.notice
@@ -100,7 +100,7 @@ def honest_notices(part: Part, run: RunRecord) -> Iterator[Fault]:
         )
 
 
-@check("RECORD-PLACE", source=_DESIGN, remedy=_AGAIN, each=recorded)
+@check("RECORD-PLACE", source=_DESIGN, remedy=_AGAIN, each=recorded_parts)
 def in_place(part: Part, run: RunRecord) -> Iterator[Fault]:
     """A run's record lies in the folder of its scenario and mode."""
     place = part.folder.parent.name, part.folder.name
@@ -113,7 +113,7 @@ def in_place(part: Part, run: RunRecord) -> Iterator[Fault]:
         )
 
 
-@check("RECORD-TERMS", source="cm4vllm.rules", remedy=_AGAIN, each=recorded)
+@check("RECORD-TERMS", source="cm4vllm.rules", remedy=_AGAIN, each=recorded_parts)
 def known_terms(part: Part, run: RunRecord) -> Iterator[Fault]:
     """The rules know the round, the benchmark and the scenario that a record names."""
     terms = run.settings.terms
@@ -125,7 +125,7 @@ def known_terms(part: Part, run: RunRecord) -> Iterator[Fault]:
         )
 
 
-@check("LOADGEN-NAME", source="loadgen/mlperf.conf", remedy=_AGAIN, each=recorded)
+@check("LOADGEN-NAME", source="loadgen/mlperf.conf", remedy=_AGAIN, each=recorded_parts)
 def loadgen_name(part: Part, run: RunRecord) -> Iterator[Fault]:
     """LoadGen measures a benchmark under the name that has its limits."""
     terms = run.settings.terms
@@ -140,7 +140,7 @@ def loadgen_name(part: Part, run: RunRecord) -> Iterator[Fault]:
         )
 
 
-@check("LOG-CHANGED", source=_DESIGN, remedy=_AGAIN, each=recorded)
+@check("LOG-CHANGED", source=_DESIGN, remedy=_AGAIN, each=recorded_parts)
 def logs_unchanged(part: Part, run: RunRecord) -> Iterator[Fault]:
     """A log is the one that the run beside it wrote: its SHA-256 is that in run.json."""
     for name, digest in run.files.items():
@@ -156,7 +156,7 @@ def logs_unchanged(part: Part, run: RunRecord) -> Iterator[Fault]:
     source=_DESIGN,
     remedy="run it again with --rerun",
     severity=Severity.NOTE,
-    each=with_submission(recorded),
+    each=with_submission(recorded_parts),
 )
 def one_piece(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
     """The answers of an accuracy run come of one run of LoadGen; of several, where it was stopped and went on, only in
@@ -174,7 +174,7 @@ def one_piece(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fa
         )
 
 
-def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, AccuracyRecord]]:
+def _scored_runs(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, AccuracyRecord]]:
     return (
         (part, part.run, part.record)
         for result in submission.results
@@ -183,7 +183,10 @@ def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, Accur
 
 
 @check(
-    "SCORES-LOG", source="docs/results.md", remedy="score the run again: --tags=process,mlperf,accuracy", each=_scored
+    "SCORES-LOG",
+    source="docs/results.md",
+    remedy="score the run again: --tags=process,mlperf,accuracy",
+    each=_scored_runs,
 )
 def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
     """Scores are those of the log beside them."""
@@ -202,7 +205,7 @@ def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -
     "TOKEN-WIDTH",
     source="evaluate-accuracy.py of the benchmark, --dtype",
     remedy="remove the run's folder and run it again",
-    each=_scored,
+    each=_scored_runs,
 )
 def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
     """Tokens are scored with the width that they were written with: a 64-bit token read as two 32-bit ones doubles the
@@ -226,7 +229,7 @@ def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Itera
     "SCORES-TARGETS",
     source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
     remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy",
-    each=_scored,
+    each=_scored_runs,
 )
 def targets(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
     """Scores are compared with the targets of their round, benchmark and scenario."""

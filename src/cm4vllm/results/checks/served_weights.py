@@ -100,7 +100,7 @@ def data_type(_: ServedWeights, weights: Weights, result: Result) -> Iterator[Fa
 @check("SERVED-PARAMETERS", source=_MODEL, remedy=_GIVE, stage=Stage.TREE, each=_at_hand)
 def parameters(_: ServedWeights, weights: Weights, result: Result) -> Iterator[Fault]:
     """The weights have as many parameters as the model that the result is of."""
-    claimed = _claimed(result)
+    claimed = _claimed_size(result)
     if weights.parameters is None or claimed is None:
         return
     number, tolerance, whose = claimed
@@ -114,7 +114,7 @@ def parameters(_: ServedWeights, weights: Weights, result: Result) -> Iterator[F
         )
 
 
-def _claimed(result: Result) -> tuple[int, float, str] | None:
+def _claimed_size(result: Result) -> tuple[int, float, str] | None:
     """Return the claimed number of parameters, the part by which it may differ, and the source of the claim."""
     published = published_model(result)
     if published is not None and published[0].config:
@@ -152,7 +152,7 @@ def digests(submission: Submission) -> Iterator[Fault]:
             for path in weights.files
             if not unknown and of_file(path, known[path.name].partition(":")[0]) != known[path.name]
         ]
-        yield _published(where, len(weights.files), unknown, others, strict=is_strict(submission))
+        yield _digest_fault(where, len(weights.files), unknown, others, strict=is_strict(submission))
 
 
 def _of_folder(folder: Path) -> str:
@@ -173,7 +173,7 @@ def _same_files(where: str, digest: str, stated: str) -> Fault:
     return Fault("the weights at hand are not those that were served", where, "model_sha256", stated, digest)
 
 
-def _published(where: str, count: int, unknown: list[str], others: list[str], *, strict: bool) -> Fault:
+def _digest_fault(where: str, count: int, unknown: list[str], others: list[str], *, strict: bool) -> Fault:
     if not unknown and not others:
         return Fault(
             "the weights at hand are the published ones, by their digests",

@@ -42,12 +42,12 @@ def parts(submission: Submission) -> Iterator[tuple[Result, Part]]:
     return ((result, part) for result in submission.results for part in result.parts.values())
 
 
-def measured(submission: Submission) -> Iterator[tuple[Result, Performance]]:
+def measured_results(submission: Submission) -> Iterator[tuple[Result, Performance]]:
     """Yield each result that has a performance log, with it."""
     return ((result, result.performance) for result in submission.results if result.performance is not None)
 
 
-def scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
+def scored_results(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
     """Yield each result that has an accuracy run, with it."""
     return ((result, result.accuracy) for result in submission.results if result.accuracy is not None)
 
@@ -57,7 +57,7 @@ def with_tests(submission: Submission) -> Iterator[tuple[Part]]:
     return ((part,) for result in submission.results for part in result.logged)
 
 
-def recorded(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
+def recorded_parts(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
     """Yield each of our runs with its record."""
     return ((part, part.run) for _, part in parts(submission) if part.run is not None)
 
@@ -67,6 +67,6 @@ def systems(submission: Submission) -> Iterator[tuple[System]]:
     return ((system,) for system in submission.systems)
 
 
-def described(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
+def described_systems(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
     """Yield each system that has a description, and the description."""
     return ((system, system.description) for system in submission.systems if system.description)

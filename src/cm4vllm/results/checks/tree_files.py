@@ -12,7 +12,7 @@ from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.records.weights.checkpoint import FETCH, is_pointer
-from cm4vllm.results.checks.subjects import is_strict, measured, results, strict_results, with_submission
+from cm4vllm.results.checks.subjects import is_strict, measured_results, results, strict_results, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
 from cm4vllm.results.file_listing import ListedFile
 from cm4vllm.results.model import Result, Submission
@@ -99,7 +99,7 @@ def unexpected(submission: Submission) -> Iterator[Fault]:
     yield from (Fault("a folder of bytecode", folder) for folder in listing.folders if folder.endswith("/__pycache__"))
     yield from (Fault("an empty folder", folder) for folder in listing.empty_folders if _BYTECODE not in f"{folder}/")
     for file in listing.files:
-        yield from _unexpected(file)
+        yield from _unexpected_file_faults(file)
         is_small = 0 < file.size < _LONGEST_POINTER
         if is_small and file.path.split("/")[2] in _MEASURED and is_pointer(submission.root / file.path):
             yield Fault("a pointer of git-lfs", file.path, remedy=FETCH, severity=Severity.ERROR)
@@ -107,7 +107,7 @@ def unexpected(submission: Submission) -> Iterator[Fault]:
     yield from _beside_results(submission)
 
 
-def _unexpected(file: ListedFile) -> Iterator[Fault]:
+def _unexpected_file_faults(file: ListedFile) -> Iterator[Fault]:
     if _BYTECODE not in file.path:
         if " " in file.name:
             yield Fault("the name has a space", file.path)
@@ -319,7 +319,7 @@ def known_round(submission: Submission) -> Iterator[Fault]:
     """The round of a submission is known: its logs have the seeds of one."""
     if submission.round or not submission.results:
         return
-    logs = [part for _, part in measured(submission)]
+    logs = [part for _, part in measured_results(submission)]
     yield Fault(
         f"no rule is applied to {len(submission.results)} results: "
         + ("no log has the seeds of a round" if logs else "no performance log can be read"),
@@ -340,7 +340,7 @@ def known_round(submission: Submission) -> Iterator[Fault]:
 )
 def one_round(submission: Submission) -> Iterator[Fault]:
     """All logs of a submission, and all submissions of a tree, are of one round."""
-    rounds = Counter(name for _, part in measured(submission) if (name := round_of(part)))
+    rounds = Counter(name for _, part in measured_results(submission) if (name := round_of(part)))
     if others := sorted(name for name in rounds if name != submission.round):
         yield Fault(
             f"logs have the seeds of other rounds than {submission.round}, whose rules are applied to all",

@@ -110,7 +110,7 @@ def compare_settings(runs: Mapping[str, Sequence[Mapping[Setting, str]]]) -> lis
 
 def settings_of(capsule: Capsule, result: Result | None, part: Performance | Accuracy | None) -> dict[Setting, str]:
     """Return the settings of a run that a capsule states, by group and name; without a run, those of all runs."""
-    rows = [*_measured(capsule), *_server(capsule)]
+    rows = [*_measured_settings(capsule), *_server(capsule)]
     if result is not None:
         rows += ((Group.MEASURED, name.replace("_", " "), value) for name, value in result.measurements.items())
     if part is not None:
@@ -128,7 +128,7 @@ def settings_of(capsule: Capsule, result: Result | None, part: Performance | Acc
     return {(group, name): as_text(value) for group, name, value in rows if value not in ("", None)}
 
 
-def _measured(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
+def _measured_settings(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
     yield from (
         (Group.MEASURED, name, getattr(capsule, name))
         for name in ("round", "division", "submitter", "system", "benchmark")

@@ -213,7 +213,10 @@ def _block(sides: Sequence[Side], key: Key) -> Block:
         key[1],
         having,
         (
-            *(_doubted(row, parts) for row in _performance_rows(parts, [side.accelerators for side in having])),
+            *(
+                _with_doubtful_verdicts(row, parts)
+                for row in _performance_rows(parts, [side.accelerators for side in having])
+            ),
             *_accuracy_rows(scored),
         ),
         tuple(part.valid if part else None for part in parts),
@@ -224,7 +227,7 @@ def _block(sides: Sequence[Side], key: Key) -> Block:
     )
 
 
-def _doubted(row: Row, parts: Sequence[Performance | None]) -> Row:
+def _with_doubtful_verdicts(row: Row, parts: Sequence[Performance | None]) -> Row:
     """Return a row in which no difference is called real where the client of either run is doubted."""
     why = [f"DOUBTFUL: {part.client_doubts[0]}" if part and part.client_doubts else "" for part in parts]
     base = next(place for place, cell in enumerate(row.cells) if cell.figure is not None)
@@ -270,11 +273,13 @@ def _performance_rows(parts: Sequence[Performance | None], accelerators: Sequenc
         yield _row(words, figures)
         counted = [count for figure, count in zip(figures, accelerators, strict=True) if figure is not None]
         if all(counted) and all(figure is None or figure.unit.endswith("/s") for figure in figures):
-            shares = (figure and _divided(figure, count) for figure, count in zip(figures, accelerators, strict=True))
+            shares = (
+                figure and _per_accelerator(figure, count) for figure, count in zip(figures, accelerators, strict=True)
+            )
             yield _row(f"{words} per accelerator", [*shares])
 
 
-def _divided(figure: Figure, count: int) -> Figure:
+def _per_accelerator(figure: Figure, count: int) -> Figure:
     """Return a rate for each of the accelerators of its system."""
     interval = figure.interval
     return replace(

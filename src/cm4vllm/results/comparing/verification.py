@@ -110,7 +110,8 @@ def refuse_differences(rows: Sequence[Judged]) -> None:
     apart = [row for row in rows if row.judgement is Judgement.DIFFERS]
     if apart:
         shown = [
-            f"{row.field}: {short(row.first)} and {short(row.second)}{f' ({row.tolerance})' if row.tolerance else ''}"
+            f"{row.field}: {short_text(row.first)} and {short_text(row.second)}"
+            + (f" ({row.tolerance})" if row.tolerance else "")
             for row in apart[:20]
         ]
         raise ResultsDiffer(
@@ -199,7 +200,7 @@ def _words(cell: Cell) -> str:
     return f"{float(cell.figure.value):.6g} {cell.figure.unit}{between}"
 
 
-def short(value: Any) -> str:
+def short_text(value: Any) -> str:
     """Write a value in at most 80 letters."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return f"{text[:80]}…" if len(text) > 80 else text or "(nothing)"

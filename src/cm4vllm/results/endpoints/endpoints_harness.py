@@ -164,11 +164,11 @@ def impossible_in_summary(summary: Mapping[str, Any]) -> Iterator[ImpossibleValu
     yield from (
         ImpossibleValue("a figure is not above 0", key, value, "more than 0")
         for key in _POSITIVE
-        if (value := _stated(summary, key)) is not None and not value > 0
+        if (value := _stated_number(summary, key)) is not None and not value > 0
     )
     for name, positive in _DISTRIBUTIONS.items():
         yield from _disorder(name, part(summary, name), positive)
-    first, whole = (_stated(part(summary, name), "max") for name in ("ttft", "latency"))
+    first, whole = (_stated_number(part(summary, name), "max") for name in ("ttft", "latency"))
     if first and whole and first > whole:
         yield ImpossibleValue("first tokens come after whole answers", "ttft.max", first, f"{whole:.15g} or less")
 
@@ -198,11 +198,11 @@ def _numbers(content: Mapping[str, Any], name: str, percents: Mapping[str, float
     return sorted(
         (percent, f"{name}.{key}", value)
         for key, percent in percents.items()
-        if (value := _stated(content, key)) is not None
+        if (value := _stated_number(content, key)) is not None
     )
 
 
-def _stated(content: Mapping[str, Any], key: str) -> float | None:
+def _stated_number(content: Mapping[str, Any], key: str) -> float | None:
     """Return a number of any sign; None where it is missing."""
     value = content.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -320,7 +320,7 @@ def _queue(seen: _Seen) -> Why:
     )
 
 
-def _paced(seen: _Seen) -> Why | None:
+def _cause_of_paced_run(seen: _Seen) -> Why | None:
     """Return the cause that bound a run whose queries come at their own times."""
     if (cause := _around_the_engine(seen)) is not None:
         return cause
@@ -381,6 +381,6 @@ def _one_by_one(seen: _Seen) -> Why | None:
 
 _JUDGES: Mapping[Arrivals, Callable[[_Seen], Why | None]] = {
     Arrivals.AT_ONCE: _at_once,
-    Arrivals.POISSON: _paced,
+    Arrivals.POISSON: _cause_of_paced_run,
     Arrivals.ONE_BY_ONE: _one_by_one,
 }

@@ -115,15 +115,15 @@ def missing(report: Report) -> list[str]:
         (report.model.weight_data_types, "the data types of the model's weights"),
         (report.server.argv, "the server's command: it was not started by cm4vllm"),
     )
-    return [*gaps, *(name for known, name in facts if not known), *unchecked(report)]
+    return [*gaps, *(name for known, name in facts if not known), *unchecked_facts(report)]
 
 
-def unchecked(report: Report) -> list[str]:
+def unchecked_facts(report: Report) -> list[str]:
     """Return the facts that the server could not be asked for."""
     return [f"not checked: {note}" for note in report.server.unchecked]
 
 
-def unexpected(report: Report) -> list[str]:
+def findings_on_rehearsal(report: Report) -> list[str]:
     """Return the checkers' findings on a rehearsal beyond its short runs; none for other reports."""
     return unexpected_findings(report.checker) if report.checker and report.rehearsal else []
 
@@ -206,11 +206,13 @@ def _checker(report: Report) -> Finding:
         return _line(subject, Severity.NOTE, "not run")
     if checker.unavailable:
         return _line(subject, Severity.NOTE, f"not run: {checker.unavailable}")
-    said = ", ".join(f"{run.name}: {_said(run)}" for run in checker.runs)
+    said = ", ".join(f"{run.name}: {_outcome_words(run)}" for run in checker.runs)
     if report.rehearsal and not checker.passed:
-        defects = len(unexpected(report))
+        defects = len(findings_on_rehearsal(report))
         text = (
-            f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else expected_words(checker)
+            f"{_count_words(defects, 'finding')} that a rehearsal does not explain"
+            if defects
+            else expected_words(checker)
         )
         return _line(subject, Severity.ERROR if defects else Severity.GOOD, f"{text} ({said})")
     return _line(
@@ -220,15 +222,15 @@ def _checker(report: Report) -> Finding:
     )
 
 
-def _said(run: CheckerRun) -> str:
+def _outcome_words(run: CheckerRun) -> str:
     if run.own_fault:
         return "no verdict, it ended by a fault of its own"
     if run.crashed:
         return "crashed"
-    return "passed" if run.passed else f"refused with {_counted(len(run.errors), 'error')}"
+    return "passed" if run.passed else f"refused with {_count_words(len(run.errors), 'error')}"
 
 
-def _counted(count: int, noun: str) -> str:
+def _count_words(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

@@ -37,10 +37,10 @@ class Gathered(Protocol):
     said: str
 
     def add_one(self, raw: bytes) -> None:
-        """Take the next document. Raises NotJson where it is none, AnswerError where it is one of no whole answer."""
+        """Process the next document. Raises NotJson where it is none, AnswerError where its answer is not whole."""
 
     def add_all(self, documents: list[bytes], joined: bytes) -> bool:
-        """Take the next documents, two at least; `joined` has them with commas between.
+        """Process the next documents, two at least; `joined` has them with commas between.
 
         Returns False, and takes nothing, where they cannot be read all at once. Raises AnswerError.
         """
@@ -178,9 +178,9 @@ def error_words(error: Any) -> str:
     if not error:
         return ""
     message = (error.get("message") or error) if isinstance(error, dict) else error
-    return f"the server answered: {cleaned(str(message))}"
+    return f"the server answered: {printable_beginning(str(message))}"
 
 
-def cleaned(text: str) -> str:
+def printable_beginning(text: str) -> str:
     """Return the beginning of a server's text in printable characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MOST_TEXT])

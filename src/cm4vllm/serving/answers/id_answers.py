@@ -28,7 +28,7 @@ from cm4vllm.serving.answers.stated import (
     Named,
     Parts,
     Stated,
-    decoded,
+    decode,
 )
 
 #: The first token id of a list. Generated text cannot pass for it: JSON escapes the quotes inside strings.
@@ -69,7 +69,7 @@ def whole_answer(body: bytes, prompt_tokens: int, limits: AnswerLimits) -> Answe
 
 def lists_ids(body: bytes) -> bool:
     """Return True if an answer that is no stream lists token ids. Raises AnswerError."""
-    return any(choice.token_ids is not None for choice in decoded(body, _DECODERS.one).choices or ())
+    return any(choice.token_ids is not None for choice in decode(body, _DECODERS.one).choices or ())
 
 
 class _IdParts(Parts[_Choice]):
@@ -139,7 +139,7 @@ class StreamReader(EventStream):
         return len(self._parts.tokens)
 
     def feed(self, data: bytes) -> int | None:
-        """Take the next bytes. Returns the first token's id when it came just now, None otherwise."""
+        """Process the next bytes. Returns the first token's id when it came just now, None otherwise."""
         self._buffer += data
         return self._first_token() if self._first < 0 else None
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from cm4vllm.serving.answers.event_stream import AnswerError, NotJson, cleaned, error_message, error_words
+from cm4vllm.serving.answers.event_stream import AnswerError, NotJson, error_message, error_words, printable_beginning
 
 #: The ends of a whole answer: a token that ends it, or the length that was asked for. "abort", "error" and whatever
 #: else a server may say stand for an answer that was cut.
@@ -135,13 +135,13 @@ class Parts(ABC, Generic[C]):
         self._last = b""
 
     def add_one(self, raw: bytes) -> None:
-        """Take the next document. Raises NotJson, AnswerError."""
-        document = decoded(raw, self._decoders.one)
+        """Process the next document. Raises NotJson, AnswerError."""
+        document = decode(raw, self._decoders.one)
         self._take_model(document.model)
         self._add((document,), raw)
 
     def add_all(self, documents: list[bytes], joined: bytes) -> bool:
-        """Take the next documents, two at least; `joined` has them with commas between.
+        """Process the next documents, two at least; `joined` has them with commas between.
 
         The name of the model is read of the first one and the last: those between are the same server's. Returns
         False, and takes nothing, where they cannot be read all at once. Raises AnswerError.
@@ -160,7 +160,7 @@ class Parts(ABC, Generic[C]):
 
     @abstractmethod
     def _add(self, documents: Sequence[Document[C]], raw: bytes) -> None:
-        """Take the next documents, which are in `raw`. Raises AnswerError."""
+        """Process the next documents, which are in `raw`. Raises AnswerError."""
 
     def _choice(self, document: Document[C], raw: bytes) -> C | None:
         """Take what a document has beside tokens; return its choice, None where it has none. Raises AnswerError."""
@@ -205,7 +205,7 @@ class Parts(ABC, Generic[C]):
         if self.reason is None:
             raise AnswerError(self.said or "the answer has no finish_reason")
         if self.reason not in ("stop", "length"):
-            raise AnswerError(f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}")
+            raise AnswerError(f"the answer was cut: its finish_reason is {printable_beginning(self.reason)!r}")
         return cast(FinishReason, self.reason)
 
     def stated(self) -> Stated:
@@ -220,7 +220,7 @@ class Parts(ABC, Generic[C]):
     def named(self) -> tuple[str, ...]:
         """Return the names of the model, two at most. Raises NotJson."""
         if self._last:
-            self._take_model(decoded(self._last, _NAME).model)
+            self._take_model(decode(self._last, _NAME).model)
         return self.models
 
 
@@ -274,7 +274,7 @@ def _count(name: str, value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         number = count = -1
     if isinstance(value, bool) or count != number or count < 0:
-        raise AnswerError(f"the answer's usage.{name} is no number of tokens", cleaned(repr(value)))
+        raise AnswerError(f"the answer's usage.{name} is no number of tokens", printable_beginning(repr(value)))
     return count
 
 
@@ -286,7 +286,7 @@ def _lenient_count(value: Any) -> int:
         return 0
 
 
-def decoded(raw: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
+def decode(raw: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     """Return a decoded answer or event. Raises NotJson."""
     try:
         return decoder.decode(raw)
@@ -297,7 +297,7 @@ def decoded(raw: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     except Exception as error:
         if "token_ids" in f"{first} {error}":
             raise AnswerError("the answer's token_ids are not 32-bit integers of 0 or more") from None
-        message, begin = error_message(raw), cleaned(bytes(raw[:_BEGIN]).decode(errors="replace"))
+        message, begin = error_message(raw), printable_beginning(bytes(raw[:_BEGIN]).decode(errors="replace"))
         raise NotJson(message or "the answer is not a completion in JSON", "" if message else repr(begin)) from None
 
 

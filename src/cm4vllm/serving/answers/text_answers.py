@@ -99,9 +99,9 @@ class _TextParts(Parts[_Choice]):
         stated = self.stated() if dialect.usage else Stated(models=self.named())
         if limits is not None and dialect.usage:
             _require_counts(stated, text, prompt_tokens, limits, dialect, reason)
-        return TextAnswer(text, reason, stated, self.pieces[0] if self.pieces else "", self._unsent(stated))
+        return TextAnswer(text, reason, stated, self.pieces[0] if self.pieces else "", self._unsent_tokens(stated))
 
-    def _unsent(self, stated: Stated) -> str:
+    def _unsent_tokens(self, stated: Stated) -> str:
         """Name the generated tokens that the answer shows and that are not in its text."""
         if self.tools:
             return "the answer has calls of tools (tool_calls), whose tokens are in no text"
@@ -169,7 +169,7 @@ class TextReader(EventStream):
         return len(self._parts.pieces)
 
     def feed(self, data: bytes) -> int | None:
-        """Take the next bytes. Returns 0 when the first text came just now, None otherwise: its token is not known."""
+        """Process the next bytes. Returns 0 when the first text came just now, whose token is not known, else None."""
         self._buffer += data
         if self._begun_text:
             return None

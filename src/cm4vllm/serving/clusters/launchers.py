@@ -113,7 +113,7 @@ class SlurmLauncher(Launcher):
         done = run(["scontrol", "show", "node", "--oneliner", node])
         stated = re.search(r"\bNodeAddr=(\S+)", done.output) if done.ok else None
         remedy = "Slurm's NodeAddr of the node must be a name or an address that this machine can resolve"
-        return _resolved(node, stated[1] if stated else node, remedy)
+        return _resolve(node, stated[1] if stated else node, remedy)
 
 
 class SshLauncher(Launcher):
@@ -157,10 +157,10 @@ class SshLauncher(Launcher):
         """Return the address of a host's name, as the user's configuration of ssh states it (`ssh -G`)."""
         stated = re.search(r"^hostname (.+)$", run(["ssh", "-G", node]).output, re.MULTILINE)
         remedy = "give --nodes the names of hosts that this machine can resolve"
-        return _resolved(node, stated[1] if stated else node, remedy)
+        return _resolve(node, stated[1] if stated else node, remedy)
 
 
-def _resolved(node: str, host: str, remedy: str) -> str:
+def _resolve(node: str, host: str, remedy: str) -> str:
     """Return the address of a node's host. Raises UsageError."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -183,7 +183,7 @@ def chosen_launcher(launcher: str, nodes: str, environ: Mapping[str, str]) -> La
     """
     if launcher not in LAUNCHERS:
         raise UsageError(f"--launcher={launcher} is not usable", remedy=nearest(launcher, LAUNCHERS))
-    names, count = _asked(nodes)
+    names, count = _requested_nodes(nodes)
     if count == 1 and not names:
         if launcher != "auto":
             raise UsageError(f"--launcher={launcher} has no nodes", remedy="add --nodes, a number or HOST,HOST")
@@ -196,7 +196,7 @@ def chosen_launcher(launcher: str, nodes: str, environ: Mapping[str, str]) -> La
 
 def node_count(nodes: str) -> int:
     """Return how many `nodes`, a number or names with commas between, are. Raises UsageError."""
-    return _asked(nodes)[1]
+    return _requested_nodes(nodes)[1]
 
 
 def launcher_of(server: ServerRecord) -> Launcher | None:
@@ -205,7 +205,7 @@ def launcher_of(server: ServerRecord) -> Launcher | None:
     return kind(tuple(node.name for node in server.nodes)) if kind and kind is not LocalLauncher else None
 
 
-def _asked(nodes: str) -> tuple[tuple[str, ...], int]:
+def _requested_nodes(nodes: str) -> tuple[tuple[str, ...], int]:
     """Return the names in --nodes, and their number; a number alone names none."""
     text = nodes.strip()
     if not text:

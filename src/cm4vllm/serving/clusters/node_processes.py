@@ -224,31 +224,31 @@ def copy_to_nodes(launcher: Launcher, folders: Sequence[Path]) -> None:
             for folder in folders
         ]
         stack.enter_context(step(f"copying the installation to {len(launcher.nodes)} nodes by {launcher.name}"))
-        done = _on_all(launcher, lambda node: _copied(launcher, node, folders, marks, digests), most=16)
+        done = _on_all(launcher, lambda node: _copy_missing(launcher, node, folders, marks, digests), most=16)
         for node, copied in done.items():
             say(f"{node}: copied {', '.join(map(str, copied))}" if copied else f"{node}: has all of it")
 
 
-def _copied(
+def _copy_missing(
     launcher: Launcher, node: str, folders: Sequence[Path], marks: Sequence[str], digests: Sequence[str]
 ) -> list[Path]:
     """Copy what a node lacks, and return it; a node that sees the file of `marks` in a folder shares the folder."""
     copied = []
     for folder, mark, digest in zip(folders, marks, digests, strict=True):
         stamp = folder.with_name(f".{folder.name}.cm4vllm-copy")
-        if _asked(launcher, node, ["sh", "-c", _ASK, "sh", mark, str(stamp)]) in (_SHARED, digest):
+        if _ask(launcher, node, ["sh", "-c", _ASK, "sh", mark, str(stamp)]) in (_SHARED, digest):
             continue
         _send(launcher, node, folder)
-        _asked(launcher, node, ["sh", "-c", 'echo "$1" > "$2"', "sh", digest, str(stamp)])
+        _ask(launcher, node, ["sh", "-c", 'echo "$1" > "$2"', "sh", digest, str(stamp)])
         copied.append(folder)
     return copied
 
 
-def _asked(launcher: Launcher, node: str, program: Sequence[str]) -> str:
+def _ask(launcher: Launcher, node: str, program: Sequence[str]) -> str:
     failure, output = node_output(launcher, node, program, _ANSWER_S)
     lines = output.splitlines()
     if failure:
-        raise _failed(launcher, node, "\n".join(lines[-6:]) or failure)
+        raise _node_failure(launcher, node, "\n".join(lines[-6:]) or failure)
     return lines[-1].strip() if lines else ""
 
 
@@ -263,10 +263,10 @@ def _send(launcher: Launcher, node: str, folder: Path) -> None:
             check=False,
         )
     if done.returncode or archive.returncode:
-        raise _failed(launcher, node, "\n".join(done.stderr.decode(errors="replace").splitlines()[-6:]))
+        raise _node_failure(launcher, node, "\n".join(done.stderr.decode(errors="replace").splitlines()[-6:]))
 
 
-def _failed(launcher: Launcher, node: str, cause: str) -> ServerUnreachable:
+def _node_failure(launcher: Launcher, node: str, cause: str) -> ServerUnreachable:
     return ServerUnreachable(
         f"the installation cannot be copied to the node {node}",
         cause=f"{launcher.name}: {cause}",

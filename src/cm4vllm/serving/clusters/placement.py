@@ -38,7 +38,7 @@ def in_few_processes(settings: ServerSettings, servers: int, cores: int) -> Serv
     return replace(settings, threads=threads) if settings.distributed_executor_backend == "uni" else settings
 
 
-def placed(
+def placed_servers(
     settings: ServerSettings, servers: int, gpus: Sequence[GpuFacts], env: Mapping[str, str], workers: int | None = None
 ) -> list[ServerSettings]:
     """Return the settings of several equal servers, each with cores or GPUs of its own.

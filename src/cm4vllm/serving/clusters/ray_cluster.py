@@ -18,7 +18,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError
 from cm4vllm.common.files import require_space, writable_folder, write_text
 from cm4vllm.common.folders.temporary_folders import scratch_folder
-from cm4vllm.common.programs.environments import checked, make_environment, pip, site_packages
+from cm4vllm.common.programs.environments import make_environment, pip, require_success, site_packages
 from cm4vllm.common.programs.processes import last_lines, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, remove_record, write_record
@@ -282,20 +282,20 @@ def install_ray(python: Path, folder: Path, release: str = RAY_RELEASE) -> tuple
     require_space(folder, SPACE_BYTES, "Ray")
     venv = folder / "venv"
     with step(f"Ray {release}"):
-        frozen = checked(pip(python, [], action="freeze"), "the packages of the vLLM cannot be listed").output
+        frozen = require_success(pip(python, [], action="freeze"), "the packages of the vLLM cannot be listed").output
         constraints = folder / "vllm-packages.txt"
         write_text(constraints, "".join(f"{line}\n" for line in frozen.splitlines() if "==" in line))
-        site = checked(
+        site = require_success(
             run([python, "-P", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]),
             "the vLLM's Python does not run",
         ).output.strip()
         own = make_environment(venv, python)
-        checked(
+        require_success(
             pip(own, ["-c", str(constraints), f"ray=={release}"], folder / "pip-ray.log"),
             f"Ray {release} cannot be installed",
         )
         write_text(site_packages(venv) / "vllm-environment.pth", f"{site}\n")
-        record = checked(
+        record = require_success(
             run([own, "-P", "-c", "import ray, vllm; print(ray.__version__)"], env={"PYTHONPATH": ""}),
             "Ray and vLLM cannot be imported together",
         ).output

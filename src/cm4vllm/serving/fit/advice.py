@@ -116,7 +116,7 @@ def _on_host(server: ServerSettings, model: ModelRecord | None, servers: int) ->
         name=model.name,
         architecture=architecture,
         gpus=0,
-        precision=(model.weight_data_types or "bf16") if size else _stated(config),
+        precision=(model.weight_data_types or "bf16") if size else _stated_precision(config),
         memory_bytes=free_memory() // max(1, servers),
         weight_bytes=size,
         max_model_len=longest,
@@ -166,7 +166,7 @@ def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, 
         if path.is_dir():
             return json_object(path / "config.json"), path, path.name, read_checkpoint(path).weight_data_types
         if path.is_file():
-            return (config := json_object(path)), None, path.parent.name or path.name, _stated(config)
+            return (config := json_object(path)), None, path.parent.name or path.name, _stated_precision(config)
         catalogue().model(settings.model)  # raises, with the nearest name
     if not settings.model_record:
         raise UsageError(
@@ -200,7 +200,7 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
     return len(chosen), memory
 
 
-def _stated(config: dict[str, Any]) -> str:
+def _stated_precision(config: dict[str, Any]) -> str:
     """Return the precision that a config.json states; for quantised weights, the precision of their method."""
     method = str(section(config, "quantization_config").get("quant_method", ""))
     return (_METHODS if method else _DTYPES).get(method or _dtype(config), "bf16")

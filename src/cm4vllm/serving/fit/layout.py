@@ -111,7 +111,7 @@ def advise(asked: Asked) -> Fit:
             remedy="give smaller sizes (--tp_size, --pp_size)",
         )
     layouts = [_on_gpus(asked, tensor, pipeline) for tensor, pipeline in _layouts(asked)]
-    fits = _preferred(asked, [fit for fit in layouts if fit.kv_tokens >= asked.max_model_len])
+    fits = _preferred_layouts(asked, [fit for fit in layouts if fit.kv_tokens >= asked.max_model_len])
     if not fits:
         raise ModelError(
             f"{asked.name} does not fit {asked.gpus} x {asked.memory_bytes / GIB:.1f} GiB"
@@ -125,7 +125,7 @@ def advise(asked: Asked) -> Fit:
     return enough[0] if enough else max(fits, key=lambda fit: fit.kv_tokens * fit.data_parallel)
 
 
-def _preferred(asked: Asked, fits: list[Fit]) -> list[Fit]:
+def _preferred_layouts(asked: Asked, fits: list[Fit]) -> list[Fit]:
     """Return those of the layouts whose GPUs wait least for each other.
 
     An engine is within a node where it fits. Tensor parallelism, which exchanges data in each layer, does what stages

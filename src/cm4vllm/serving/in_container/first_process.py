@@ -33,7 +33,7 @@ def main(pipe: str, words: list[str]) -> int:
     signal.signal(signal.SIGCHLD, _noted)
     # A signal that comes before its handler is installed waits until then.
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
-    program = _started(words)
+    program = _start(words)
 
     def pass_on(signum: int, _frame: "FrameType | None") -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -43,7 +43,7 @@ def main(pipe: str, words: list[str]) -> int:
         signal.signal(signum, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     while True:
-        status = _reaped(program)
+        status = _reap(program)
         if status is not None:
             return status
         ready, _, _ = select.select([supervisor, wake], [], [])
@@ -59,7 +59,7 @@ def _noted(_signum: int, _frame: "FrameType | None") -> None:
     """Let the signal wake select()."""
 
 
-def _started(words: list[str]) -> int:
+def _start(words: list[str]) -> int:
     """Start the program in a session of its own, and return its process ID."""
     program = os.fork()
     if program:
@@ -74,7 +74,7 @@ def _started(words: list[str]) -> int:
     os._exit(127)
 
 
-def _reaped(program: int) -> "int | None":
+def _reap(program: int) -> "int | None":
     """Reap all children that have ended; return the program's status once it has, as a shell gives it."""
     ended = None
     while True:

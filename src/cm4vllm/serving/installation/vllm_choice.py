@@ -60,20 +60,20 @@ def choose(choice: Choice) -> dict[str, str]:
         return {"CM_VLLM_CHOSEN_VARIANT": "system", "CM_VLLM_SYSTEM_PYTHON": python, "CM_VLLM_SYSTEM_VERSION": version}
     if choice.variant:
         return {}
-    variant = detected(choice)[0]
+    variant = detected_build(choice)[0]
     # The release that this build has anyway is not installed once more under its name.
     same = choice.version == VARIANTS[variant].release
     return {"CM_VLLM_CHOSEN_VARIANT": variant, **({"CM_VLLM_WANTED_VERSION": ""} if same else {})}
 
 
-def say_choice(choice: Choice) -> None:
+def print_choice(choice: Choice) -> None:
     """Print which build was chosen where none was requested, and why."""
     if not choice.variant:
-        variant, why = detected(choice)
+        variant, why = detected_build(choice)
         say(f"vLLM for {variant}: {why}")
 
 
-def detected(choice: Choice) -> tuple[str, str]:
+def detected_build(choice: Choice) -> tuple[str, str]:
     """Return the build for what was detected, and the reason in words."""
     seen = [vendor for vendor in VENDORS.values() if vendor.name == choice.vendor]
     for vendor in seen or (vendor for vendor in VENDORS.values() if vendor.is_loaded()):

@@ -179,7 +179,7 @@ def server_argv(
                 remedy=f"give {flag} a hub id or a folder, as ./{value}",
             )
     extra, _ = _extra(settings.extra)
-    options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)
+    options = _options_not_in({**(preset.options if preset else {}), **_set_options(settings)}, extra)
     return [
         *(str(python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model),
         *("--served-model-name", settings.name, "--host", settings.host, "--port", str(port)),
@@ -193,10 +193,10 @@ def server_argv(
 def preset_options(preset: Preset, settings: ServerSettings) -> _Options:
     """Return the options that the server gets from the preset: those that the settings do not give."""
     free = {name: value for name, value in preset.options.items() if name not in _set_options(settings)}
-    return _unsaid(free, _extra(settings.extra)[0])
+    return _options_not_in(free, _extra(settings.extra)[0])
 
 
-def _unsaid(options: _Options, words: list[str]) -> _Options:
+def _options_not_in(options: _Options, words: list[str]) -> _Options:
     """Return the options that are not among `words`."""
     said = given_options(words)
     return {name: value for name, value in options.items() if name.removeprefix("no-") not in said}

@@ -19,7 +19,7 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.records.server import Api, Dialect, Prompts
 from cm4vllm.rules import Media
 from cm4vllm.serving.answers.stated import Stated
-from cm4vllm.serving.probing.server_requests import LONG_S, Site, ask, read_text, said
+from cm4vllm.serving.probing.server_requests import LONG_S, Site, ask, error_words, read_text
 
 _BOUNDARY = "cm4vllm-8e41b0f6d27c4a53"
 #: The content type of a request.
@@ -63,7 +63,7 @@ def check_transcription(site: Site, model: str, timeout_s: float = LONG_S) -> St
     form = transcription_form(model, _silence(), {"temperature": "0", "max_completion_tokens": "4"})
     status, answer = ask(site, "POST", path, form, timeout_s, content_type=FORM)
     if status != 200:
-        raise _without_audio(site, f"its {path} answers HTTP {status} {said(site, answer)}".strip())
+        raise _without_audio(site, f"its {path} answers HTTP {status} {error_words(site, answer)}".strip())
     try:
         read, done = read_text(site, answer, Prompts.AUDIO, streamed=True)
     except ServerUnsuitable as error:
@@ -116,7 +116,7 @@ def check_pictures(site: Site, model: str, timeout_s: float = LONG_S) -> Stated:
     """
     from cm4vllm.assets.tiny.product_pictures import blank, png  # with numpy, which no other server is asked with
 
-    stated = [_asked(site, model, picture, timeout_s) for picture in (png(blank(_PICTURE_SIZE)), b"")]
+    stated = [_ask(site, model, picture, timeout_s) for picture in (png(blank(_PICTURE_SIZE)), b"")]
     counts = [each.prompt_tokens for each in stated]
     if counts[0] <= counts[1]:
         raise _without_pictures(
@@ -125,13 +125,13 @@ def check_pictures(site: Site, model: str, timeout_s: float = LONG_S) -> Stated:
     return stated[0]
 
 
-def _asked(site: Site, model: str, picture: bytes, timeout_s: float) -> Stated:
+def _ask(site: Site, model: str, picture: bytes, timeout_s: float) -> Stated:
     """Return the server's statements about the answer to a short prompt."""
     path = Api.PICTURES.path
     body = picture_chat(model, "What is this?", picture, "PNG", {"max_tokens": 4, "temperature": 0})
     status, answer = ask(site, "POST", path, body, timeout_s)
     if status != 200:
-        raise _without_pictures(site, f"its {path} answers HTTP {status} {said(site, answer)}".strip())
+        raise _without_pictures(site, f"its {path} answers HTTP {status} {error_words(site, answer)}".strip())
     stated = read_text(site, answer, Prompts.PICTURE, streamed=False)[0].stated
     if min(stated.prompt_tokens, stated.tokens) < 0:
         raise ServerUnsuitable(

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
-from cm4vllm.common.files import opened
+from cm4vllm.common.files import open_file
 from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.common.http_requests import AnswerError, NoHttpError
 from cm4vllm.common.secrets.redaction import vault
@@ -59,7 +59,7 @@ def unencrypted(access: Access, endpoint: str) -> bool:
     return parts.scheme == "http" and not is_loopback(parts.hostname or "") and access != NO_ACCESS
 
 
-def refused(endpoint: str, path: str, status: int, access: Access) -> Unanswered:
+def refusal(endpoint: str, path: str, status: int, access: Access) -> Unanswered:
     """Return the error for a server that answers 401 or 403."""
     if access.key_env:
         return Unanswered(
@@ -98,12 +98,12 @@ _CERTIFICATE_REMEDIES = {
 }
 
 
-def trusted(ca_file: str) -> ssl.SSLContext:
+def tls_context(ca_file: str) -> ssl.SSLContext:
     """Return a context that trusts the system's certificates and those of `ca_file`. Raises UsageError."""
     tls = ssl.create_default_context()
     if ca_file:
         try:
-            with opened(Path(ca_file)):
+            with open_file(Path(ca_file)):
                 tls.load_verify_locations(ca_file)
         except OSError as error:
             raise UsageError(
@@ -151,7 +151,7 @@ def _no_tls(endpoint: str, ca_file: str, error: ssl.SSLError) -> Unanswered:
         "if the server has no certificate",
     )
     if code in _OTHER_NAME:
-        tls = trusted(ca_file)
+        tls = tls_context(ca_file)
         tls.check_hostname = False
         names = [name for _, name in (_peer_certificate(endpoint, tls) or {}).get("subjectAltName", ())]
         cause = f"its certificate is for {', '.join(map(str, names[:_NAMES])) or 'another name'} ({cause})"

@@ -115,7 +115,7 @@ def require_one_server(site: Site) -> None:
             raise ServerUnsuitable(
                 f"several servers answer in turn at {site.endpoint}, and they differ",
                 cause="\n".join(
-                    f"{fact}: {before}, then {after}" for fact, before, after in _apart(answered[0], other)
+                    f"{fact}: {before}, then {after}" for fact, before, after in _differences(answered[0], other)
                 ),
                 remedy="give the address of each server, separated by commas: all of one model and version; a gateway "
                 "that chooses among several models cannot be measured",
@@ -171,7 +171,7 @@ def other_content(before: Mapping[str, ServerIdentity], now: Mapping[str, Server
     return [
         f"the server at {endpoint} is another one: {name} was {earlier}, now {later}"
         for endpoint in before
-        for name, earlier, later in _apart(*_comparable(before[endpoint], now.get(endpoint, ServerIdentity())))
+        for name, earlier, later in _differences(*_comparable(before[endpoint], now.get(endpoint, ServerIdentity())))
     ]
 
 
@@ -203,7 +203,7 @@ def unlike(ours: Mapping[str, ServerIdentity], theirs: Mapping[str, ServerIdenti
     ((endpoint, first),), ((other_endpoint, other),) = ours.items(), theirs.items()
     return [
         f"{name}: {own} at {endpoint}, {others} at {other_endpoint}"
-        for name, own, others in _apart(*map(_without_engines, _comparable(first, other)))
+        for name, own, others in _differences(*map(_without_engines, _comparable(first, other)))
     ]
 
 
@@ -223,16 +223,16 @@ def restarts(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdent
     ]
 
 
-def _apart(first: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def _differences(first: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return the names of what differs in two reports, each with both values as they are shown."""
     return [
-        (name, _short(first.get(name)), _short(other.get(name)))
+        (name, _shorten(first.get(name)), _shorten(other.get(name)))
         for name in {**first, **other}
         if first.get(name) != other.get(name)
     ]
 
 
-def _short(value: str | None) -> str:
+def _shorten(value: str | None) -> str:
     return "not reported" if value is None else value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
 
 

@@ -113,7 +113,7 @@ class MetricsWatch:
             return True
         try:
             pages = [self._page(site) for site in self._sites]
-            self._looks.append(_parsed("\n".join(pages), round(time.monotonic() - self._began, 3)))
+            self._looks.append(_parse("\n".join(pages), round(time.monotonic() - self._began, 3)))
             self._missed -= 1
         except OSError:
             self._close()
@@ -189,7 +189,7 @@ def look(site: Site) -> MetricsSample | None:
     return watch.samples[0] if watch.samples else None
 
 
-def _parsed(text: str, at_s: float) -> _Look:
+def _parse(text: str, at_s: float) -> _Look:
     """Parse Prometheus' text format.
 
     Raises _NoMetricsError when a metric that is needed is missing, and ValueError when one has a value that is none.

@@ -14,7 +14,7 @@ from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.records.access import NO_ACCESS, Access
 from cm4vllm.records.server import Api, Dialect, ServerRecord, Simulation
-from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
+from cm4vllm.serving.answers.event_stream import AnswerError, printable_beginning
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.probing.media_apis import media_api_of
@@ -33,10 +33,10 @@ from cm4vllm.serving.probing.server_requests import (
     Site,
     ask,
     base_urls,
-    decoded,
+    error_words,
+    json_object,
     read_ids,
     request,
-    said,
     words_of,
 )
 from cm4vllm.serving.probing.text_servers import find_dialect
@@ -105,7 +105,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     model, unlisted = _model(site, model_name, text=text)
     version, simulated, no_version = _version(site)
     try:
-        dialect, stated = _asked(site, model.name, api, text=text)
+        dialect, stated = _dialect_of(site, model.name, api, text=text)
     except ServerUnsuitable as error:
         if unlisted:
             error.cause = f"{unlisted}\n{error.cause}"
@@ -117,7 +117,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
             remedy="give it with --max_model_len=N",
         )
-    names = list(dict.fromkeys(name for each in stated for name in map(cleaned, each.models)))
+    names = list(dict.fromkeys(name for each in stated for name in map(printable_beginning, each.models)))
     if len(names) > 1:
         raise ServerUnsuitable(
             f"the answers of the server at {site.endpoint} name several models",
@@ -203,7 +203,7 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
     listed = any(_is_called(model, name) or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
         return Model(name), "its /v1/models does not list it"
-    return _chosen(site.endpoint, name, models), ""
+    return _chosen_model(site.endpoint, name, models), ""
 
 
 def _answers(site: Site, model: str) -> bool:
@@ -216,7 +216,7 @@ def _answers(site: Site, model: str) -> bool:
         return False
 
 
-def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | None, list[Stated]]:
+def _dialect_of(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | None, list[Stated]]:
     """Return the dialect of a server, None for one that lists token ids, with its statements about its answers.
 
     With `text` one that gives text alone is taken too.
@@ -233,10 +233,10 @@ def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | N
 
 def _returns_token_ids(site: Site, model: str) -> bool:
     """Return True if a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
-    path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
+    path, body = Api.COMPLETIONS.path, _completion_request(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
     if status not in (200, *REFUSED):
-        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
+        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {error_words(site, answer)}")
     try:
         return status == 200 and lists_ids(answer)
     except AnswerError as error:
@@ -254,7 +254,7 @@ def _software(version: str, owner: str, dialect: Dialect | None) -> str:
 
 def served_models(site: Site) -> list[Model]:
     """Return the models that the server lists."""
-    listed = decoded(site, "/v1/models", request(site, "GET", "/v1/models", None, _SHORT_S)).get("data")
+    listed = json_object(site, "/v1/models", request(site, "GET", "/v1/models", None, _SHORT_S)).get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
         raise not_measurable(site.endpoint, "its /v1/models lists no models")
     return [
@@ -290,7 +290,7 @@ def check_completion(
     Returns its statements about them.
     """
     try:
-        answer = request(site, "POST", api.path, _completion(model, api, streamed=streamed), timeout_s)
+        answer = request(site, "POST", api.path, _completion_request(model, api, streamed=streamed), timeout_s)
     except ServerUnsuitable as error:
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
@@ -312,7 +312,7 @@ def check_completion(
         ) from error
 
 
-def _completion(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
+def _completion_request(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
     """Return the request for a few tokens."""
     drawn = {"max_tokens": _TOKENS, "min_tokens": _TOKENS, "ignore_eos": True, "temperature": 0}
     body: dict[str, Any] = {"model": model}
@@ -343,7 +343,7 @@ def _version(site: Site) -> tuple[str, Simulation | None, str]:
     return version if isinstance(version, str) else "", simulation, page.missing or "its /version states none"
 
 
-def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
+def _chosen_model(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
     named = sorted((model for model in models if _is_called(model, name)), key=lambda model: model.name != name)
     loaded = [model for model in models if name and not model.parent and _same_root(model.root, name)]

@@ -33,10 +33,10 @@ from cm4vllm.serving.answers.text_answers import TextAnswer, TextReader, whole_t
 from cm4vllm.serving.probing.server_access import (
     Unanswered,
     not_measurable,
-    refused,
+    refusal,
     require_plain_http,
+    tls_context,
     translated_errors,
-    trusted,
 )
 
 #: Seconds for an answer of a few tokens: a large model that has just started compiles and allocates for its first one.
@@ -130,7 +130,7 @@ class Site(NamedTuple):
     def client(self) -> HttpClient:
         """Return a client whose requests go straight to the server. Raises UsageError for unreadable certificates."""
         is_tls = self.endpoint.startswith("https:")
-        return HttpClient(unix_socket=self._unix_socket, tls=trusted(self.ca_file) if is_tls else None)
+        return HttpClient(unix_socket=self._unix_socket, tls=tls_context(self.ca_file) if is_tls else None)
 
     @property
     def _unix_socket(self) -> str:
@@ -142,7 +142,7 @@ def sites_of(server: ServerRecord) -> list[Site]:
     return [Site(endpoint, server.ca_file, server.access) for endpoint in server.endpoints]
 
 
-def decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
+def json_object(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
     """Return an answer that is a JSON object. Raises ServerUnsuitable."""
     try:
         value = json_of(answer)
@@ -174,12 +174,12 @@ def ask(
             asked += 1
             again = _asked_again(site, path, answer, asked, end)
     if answer.status in (401, 403):
-        raise refused(site.endpoint, path, answer.status, site.access)
+        raise refusal(site.endpoint, path, answer.status, site.access)
     if answer.status in LATER:
         times = "once" if asked == 1 else f"{asked} times, the last time"
         raise Unanswered(
             f"the server at {site.endpoint} is not ready, or has too many requests",
-            cause=f"its {path} answered {times} with HTTP {answer.status} {said(site, answer.body)}".strip(),
+            cause=f"its {path} answered {times} with HTTP {answer.status} {error_words(site, answer.body)}".strip(),
             remedy="wait until it has loaded its model and is free, and run again; the log of the server, or of the "
             "gateway in front of it, says more",
         )
@@ -218,11 +218,11 @@ def request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> 
     """Return the body of a 200 answer. Raises as `ask` does, and ServerUnsuitable for another status."""
     status, answer = ask(site, method, path, body, timeout_s)
     if status != 200:
-        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
+        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {error_words(site, answer)}")
     return answer
 
 
-def said(site: Site, answer: bytes) -> str:
+def error_words(site: Site, answer: bytes) -> str:
     """Return the words of an answer that is an error, as far as they can be shown."""
     text = answer[:2000].decode(errors="replace")
     match = re.search(r'"(?:message|detail)":\s*"((?:[^"\\]|\\.)*)', text)

@@ -24,7 +24,16 @@ from cm4vllm.rules import Division
 from cm4vllm.serving.answers.stated import Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer
 from cm4vllm.serving.probing.server_access import not_measurable
-from cm4vllm.serving.probing.server_requests import LONG_S, REFUSED, Site, ask, read_text, request, said, sites_of
+from cm4vllm.serving.probing.server_requests import (
+    LONG_S,
+    REFUSED,
+    Site,
+    ask,
+    error_words,
+    read_text,
+    request,
+    sites_of,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -75,7 +84,7 @@ def find_dialect(site: Site, model: str, api: Api) -> tuple[Dialect, Stated]:
         guessed: list[str] = []
         while dialect is not None:
             try:
-                taken, stated = _tried(site, model, dialect, api)
+                taken, stated = _complete_dialect(site, model, dialect, api)
                 return _with_more(site, model, taken, api, guessed), stated
             except _Refused as refusal:
                 causes[f"{api.path}: HTTP {refusal.status} {refusal.words}".strip()] = None
@@ -112,17 +121,17 @@ def _with_less(dialect: Dialect, refusal: _Refused) -> tuple[Dialect | None, lis
 def _with_more(site: Site, model: str, dialect: Dialect, api: Api, guessed: Sequence[str]) -> Dialect:
     """Return the dialect with those parameters again that were left out by guess and that the server takes after all.
 
-    Raises as `_tried` does, but for _Refused.
+    Raises as `_complete_dialect` does, but for _Refused.
     """
     for name in guessed:
         if name != dialect.left_out[-1]:  # else the server did not answer without it
             with suppress(_Refused):
                 more = replace(dialect, left_out=[other for other in dialect.left_out if other != name])
-                dialect, _ = _tried(site, model, more, api)
+                dialect, _ = _complete_dialect(site, model, more, api)
     return dialect
 
 
-def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> tuple[Dialect, Stated]:
+def _complete_dialect(site: Site, model: str, dialect: Dialect, api: Api) -> tuple[Dialect, Stated]:
     """Return the dialect, completed from two answers in it. Raises _Refused, ServerUnreachable, ServerUnsuitable."""
     prompt = _PROMPT_IDS if dialect.prompts is Prompts.IDS else _PROMPT_TEXT
     stated, done = [], True
@@ -130,9 +139,9 @@ def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> tuple[Dialect,
         body = text_body(dialect, model, prompt, _DRAWN, streamed=streamed)
         status, answer = ask(site, "POST", api.path, body, LONG_S)
         if status in REFUSED:
-            raise _Refused(status, said(site, answer))
+            raise _Refused(status, error_words(site, answer))
         if status != HTTPStatus.OK:
-            raise not_measurable(site.endpoint, f"its {api.path} answers HTTP {status} {said(site, answer)}")
+            raise not_measurable(site.endpoint, f"its {api.path} answers HTTP {status} {error_words(site, answer)}")
         read, done = read_text(site, answer, dialect.prompts, streamed=streamed)
         kind, tokens = "a streamed answer" if streamed else "an answer", read.stated.tokens
         if not read.text and tokens <= 0:

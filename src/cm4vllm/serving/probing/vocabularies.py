@@ -8,7 +8,7 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.probing.server_access import not_measurable
-from cm4vllm.serving.probing.server_requests import ask, decoded, said, sites_of
+from cm4vllm.serving.probing.server_requests import ask, error_words, json_object, sites_of
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
@@ -33,9 +33,9 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     site = sites_of(server)[0]
     status, answer = ask(site, "POST", "/detokenize", {"model": server.model_name, "tokens": ids}, _SHORT_S)
     if status not in (HTTPStatus.OK, *_NO_SUCH_IDS):
-        raise not_measurable(site.endpoint, f"its /detokenize answers HTTP {status} {said(site, answer)}")
+        raise not_measurable(site.endpoint, f"its /detokenize answers HTTP {status} {error_words(site, answer)}")
     refused = status in _NO_SUCH_IDS
-    theirs = said(site, answer) if refused else str(decoded(site, "/detokenize", answer).get("prompt"))
+    theirs = error_words(site, answer) if refused else str(json_object(site, "/detokenize", answer).get("prompt"))
     if _letters(tokenizer.decode(ids, skip_special_tokens=False)) != _letters(theirs):
         raise ServerUnsuitable(
             f"the server at {server.endpoint} does not serve {model.name}",

@@ -48,9 +48,9 @@ _NOISE = ("[shutdown]", "Parent process exited", "Route: ")
 
 def telling_lines(log: Path) -> str:
     """Return the lines of a log that say why the server failed, else its last lines; empty when there are none."""
-    lines = [_plain(line) for line in last_lines(log, _READ_LINES).splitlines()]
+    lines = [_without_prefix(line) for line in last_lines(log, _READ_LINES).splitlines()]
     telling = [
-        _whole(lines, index)
+        _line_with_continuation(lines, index)
         for index, line in enumerate(lines)
         if _EXCEPTION.match(line) or any(form.search(line) for form in (_USAGE, _DIED, _NATIVE))
     ]
@@ -61,11 +61,11 @@ def telling_lines(log: Path) -> str:
 
 def last_words(log: Path) -> str:
     """Return the last line of a log that holds anything."""
-    lines = [text for line in last_lines(log, _READ_LINES).splitlines() if (text := _plain(line).strip())]
+    lines = [text for line in last_lines(log, _READ_LINES).splitlines() if (text := _without_prefix(line).strip())]
     return lines[-1] if lines else "nothing"
 
 
-def _whole(lines: list[str], index: int) -> str:
+def _line_with_continuation(lines: list[str], index: int) -> str:
     """Return a log line with its continuation: pydantic's explanation, or the code that raised without a text."""
     if lines[index].strip() == "AssertionError":
         code = next((line.strip() for line in reversed(lines[:index]) if line.strip(" ^~")), "")
@@ -84,11 +84,11 @@ def advice(text: str) -> str:
 
 def progress_line(log: Path) -> str:
     """Return what the server did last, in short: a step that its log names, else the last line."""
-    lines = [text for line in last_lines(log, _READ_LINES).splitlines() if (text := _plain(line).strip())]
+    lines = [text for line in last_lines(log, _READ_LINES).splitlines() if (text := _without_prefix(line).strip())]
     steps = [line for line in lines if _STEP.search(line)]
     line = (steps or lines or ["its process starts"])[-1]
     return line if len(line) <= _PROGRESS else f"{line[: _PROGRESS - 4].rstrip()} ..."
 
 
-def _plain(line: str) -> str:
+def _without_prefix(line: str) -> str:
     return _PREFIX.sub("", printable(line))

@@ -183,7 +183,7 @@ def give_way(record: ServerRecord) -> None:
     session: where there are none, the user is warned.
     """
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    for niceness, supervisor in _supervised(record):
+    for niceness, supervisor in _supervisors_of(record):
         for group in _process_groups(supervisor) if supervised_folder(supervisor) is not None else []:
             _set_session(group, niceness)
             try:
@@ -226,6 +226,6 @@ def _process_groups(supervisor: int) -> list[int]:
     return sorted(groups)
 
 
-def _supervised(record: ServerRecord) -> list[tuple[int, int]]:
+def _supervisors_of(record: ServerRecord) -> list[tuple[int, int]]:
     own = [(record.niceness, record.supervisor_pid)] if record.owned and record.supervisor_pid is not None else []
-    return own + [process for member in record.members for process in _supervised(member)]
+    return own + [process for member in record.members for process in _supervisors_of(member)]

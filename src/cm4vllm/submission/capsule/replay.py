@@ -77,7 +77,7 @@ def replay_words(
     without it they are refused. Raises UsageError for them, where a variable is not named or not set, and where the
     capsule has no command.
     """
-    tags, wanted = _wanted(capsule, given)
+    tags, wanted = _replay_command(capsule, given)
     asked = asked_of(tags, {name: value for name, value in wanted.items() if name not in given}, help_of, environ)
     words = {name: f"--{name}" if value is None else f"--{name}={value}" for name, value in wanted.items()}
     for name, word in [("tags", f"--tags={tags}"), *words.items()]:
@@ -94,7 +94,7 @@ def replay_words(
     return [PLACEHOLDER.sub(lambda match: environ[match[0][2:-3]], word) for word in all_words]
 
 
-def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, str | None]]:
+def _replay_command(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, str | None]]:
     """Return the tags and the flags of the command that runs the capsule again. Raises UsageError where it has none."""
     if capsule.of_curve:
         raise UsageError(
@@ -103,7 +103,7 @@ def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, 
             remedy="run the `command` of the capsule with another --output_dir, and compare the results: "
             "cm run script --tags=verify,mlperf --capsule=FILE --other=FOLDER",
         )
-    tags, flags = _parsed(capsule.command)
+    tags, flags = _parse_command(capsule.command)
     tags = ",".join(tag for tag in tags.split(",") if tag != _SEARCHING_TAG)
     if not tags:
         raise UsageError(
@@ -111,7 +111,7 @@ def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, 
             cause="it does not state the command that made its runs",
             remedy="see its list of what is unknown",
         )
-    wanted = {**_fixed(capsule, flags, given), **flags, **given}
+    wanted = {**_fixed_flags(capsule, flags, given), **flags, **given}
     left_out = (*_NOT_REPEATED, *_SEARCHES)
     wanted = {name: value for name, value in wanted.items() if name in given or name not in left_out}
     if "api_server" not in wanted:
@@ -121,7 +121,7 @@ def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, 
     return tags, wanted
 
 
-def _parsed(command: list[str]) -> tuple[str, dict[str, str | None]]:
+def _parse_command(command: list[str]) -> tuple[str, dict[str, str | None]]:
     """Return the tags and the flags of a command, after `cm run script`, each flag by the name of the recipes.
 
     Raises UsageError for other words: cm would read a file for `@FILE`, and take a word alone for a script.
@@ -141,7 +141,7 @@ def _parsed(command: list[str]) -> tuple[str, dict[str, str | None]]:
     return tags, flags
 
 
-def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str, str]) -> dict[str, str | None]:
+def _fixed_flags(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str, str]) -> dict[str, str | None]:
     """Return flags for what the first run found out by itself, in so far as the command did not say it."""
     fixed: dict[str, str | None] = {}
     for result in capsule.results:

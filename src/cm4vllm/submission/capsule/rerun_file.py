@@ -1,4 +1,4 @@
-"""rerun.yaml, the file of a capsule: written with the results of the model, and read back into them."""
+"""Writing and reading of rerun.yaml: a capsule, the results of a job with the command that repeats it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -36,19 +36,21 @@ def as_yaml(capsule: Capsule) -> str:
     """Return the text of rerun.yaml. No secret of the run under way is in it."""
     fields = msgspec.structs.asdict(capsule)
     shared = {"model": capsule.model.get("name", ""), **{name: fields[name] for name in _SHARED if name != "model"}}
-    fields["results"] = [_written(result, shared) for result in capsule.results]
-    clean = vault().cleaned({_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(fields, enc_hook=_plain)}, by_name=False)
+    fields["results"] = [_written_fields(result, shared) for result in capsule.results]
+    clean = vault().cleaned(
+        {_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(fields, enc_hook=_builtin_value)}, by_name=False
+    )
     notice = f"# {REHEARSAL_NOTICE}\n" if capsule.rehearsal else ""
     again = "" if capsule.of_curve else f"# Run again: cm run script --tags=replay,mlperf --capsule={CAPSULE_FILE}\n"
     return f"{notice}{again}{yaml.safe_dump(clean, sort_keys=False, allow_unicode=True, width=110)}"
 
 
-def _plain(value: Any) -> dict[Any, Any] | float:
+def _builtin_value(value: Any) -> dict[Any, Any] | float:
     """Return a mapping that cannot be changed as a dict, and a number of another library as Python's."""
     return dict(value) if isinstance(value, Mapping) else float(value)
 
 
-def _written(part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+def _written_fields(part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return a part of the model as the file has it, without fields that are `known` or have their default."""
     fields = {}
     for field in dataclasses.fields(part):
@@ -57,8 +59,8 @@ def _written(part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
         if field.name in _NOT_WRITTEN or value == known.get(field.name, default):
             continue
         if isinstance(value, Figures):
-            value = [_written(figure, {}) for figure in value.values()]
-        fields[field.name] = _written(value, {}) if dataclasses.is_dataclass(value) else value
+            value = [_written_fields(figure, {}) for figure in value.values()]
+        fields[field.name] = _written_fields(value, {}) if dataclasses.is_dataclass(value) else value
     return fields
 
 
@@ -72,7 +74,7 @@ def read_capsule(path: Path) -> Capsule:
             # Fields that the capsule states once for all results.
             shared = {**{name: fields.get(name) for name in _SHARED}, "model": fields["model"].get("name", "")}
             fields["results"] = [{**shared, "folder": "", **result} for result in fields["results"]]
-            return _with_terms(msgspec.convert(fields, Capsule, dec_hook=_decoded))
+            return _with_terms(msgspec.convert(fields, Capsule, dec_hook=_decode))
     except OSError as error:
         raise UsageError(
             f"cannot read the capsule {path}",
@@ -89,7 +91,7 @@ def read_capsule(path: Path) -> Capsule:
     )
 
 
-def _decoded(kind: type, value: Any) -> Any:
+def _decode(kind: type, value: Any) -> Any:
     return Figures(msgspec.convert(value, list[Figure])) if kind is Figures else kind(value)
 
 

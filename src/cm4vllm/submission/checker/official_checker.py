@@ -160,7 +160,9 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
     where = f"the checkers' logs are in {logs}"
     if rehearsal:
         if unexpected := unexpected_findings(record):
-            raise _failed("the official checker has findings that a rehearsal does not explain", unexpected, where)
+            raise _checker_failure(
+                "the official checker has findings that a rehearsal does not explain", unexpected, where
+            )
         count = sum(len(run.errors) for run in record.runs)
         say(f"official checker: {expected_words(record)} ({count} findings, {where})")
         return
@@ -168,12 +170,12 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
         errors = [f"{run.name}: {error}" for run in record.runs for error in run.errors if not run.passed]
         errors += [f"{run.name}: no result was counted" for run in record.runs if not run.passed and not run.errors]
         apart = disagreements({run.name: run.errors for run in record.runs})
-        raise _failed("the official checker refuses the submission", errors, "; ".join([*apart, where]))
+        raise _checker_failure("the official checker refuses the submission", errors, "; ".join([*apart, where]))
     say(f"official checker: the submission passes ({where})")
 
 
-def _failed(failure: str, findings: list[str], where: str) -> CmError:
-    return CheckerFailed(failure, cause=first_of([*map(explained, findings)], 20, "\n"), remedy=where)
+def _checker_failure(failure: str, findings: list[str], where: str) -> CmError:
+    return CheckerFailed(failure, cause=first_of([*map(explain, findings)], 20, "\n"), remedy=where)
 
 
 #: Folders in a message: their names are the submitter's, or that of a test whose files the message is not about.
@@ -236,7 +238,7 @@ def codes_of(message: str) -> list[str]:
     return next((codes for pattern, codes in _MEANINGS if pattern.search(text)), [])
 
 
-def explained(message: str) -> str:
+def explain(message: str) -> str:
     """Return an official message with the codes of its rule, and what to do about the first."""
     if _OWN_FAILURE.search(message):
         return f"{message} [the checker itself failed, which is no finding on the tree]"

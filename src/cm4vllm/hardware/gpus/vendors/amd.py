@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cm4vllm.common.kernel_files import exists
-from cm4vllm.hardware.gpus.vendor import Filter, Questions, Read, Vendor, answered, asked, constant, entry
+from cm4vllm.hardware.gpus.vendor import Filter, Questions, Read, Vendor, answer_of, answer_or_error, constant, entry
 from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
@@ -45,14 +45,14 @@ def _library() -> Any:
             import amdsmi
     except Exception:
         return None
-    _, error = answered(amdsmi, "amdsmi_init", constant(amdsmi, "AmdSmiInitFlags.INIT_AMD_GPUS"))
+    _, error = answer_or_error(amdsmi, "amdsmi_init", constant(amdsmi, "AmdSmiInitFlags.INIT_AMD_GPUS"))
     return amdsmi if error is None else None
 
 
 def cards(amdsmi: Any) -> list[Card]:
     """Return the GPUs that are built in, in the driver's order, each with the partitions that are listed as GPUs."""
     listed: list[Card] = []
-    for place, handle in enumerate(asked(amdsmi, "amdsmi_get_processor_handles") or ()):
+    for place, handle in enumerate(answer_of(amdsmi, "amdsmi_get_processor_handles") or ()):
         ask = Questions(amdsmi, handle)
         bus = str(ask("amdsmi_get_gpu_device_bdf") or "")
         uuid = str(ask("amdsmi_get_gpu_device_uuid", fact="UUID") or f"place {place}")
@@ -95,14 +95,14 @@ def _gpu(card: Card, others: Sequence[Card]) -> GpuFacts:
         memory_bytes=memory,
         memory_type=_MEMORY_TYPES.get(entry(vram, "vram_type") or 0, ""),
         memory_bus_bits=entry(vram, "vram_bit_width"),
-        max_sm_mhz=_known(clocks[0]),
-        max_memory_mhz=_known(clocks[1]),
+        max_sm_mhz=_number_or_none(clocks[0]),
+        max_memory_mhz=_number_or_none(clocks[1]),
         pcie_generation=entry(pcie, "pcie_interface_version"),
         pcie_width=entry(pcie, "max_pcie_width"),
         pci_bus_id=card.bus,
         driver=str(entry(of_it("amdsmi_get_gpu_driver_info", fact="driver"), "driver_version") or ""),
-        power_limit_w=_known(entry(cap, "power_cap"), 1e6),
-        power_default_w=_known(entry(cap, "default_power_cap"), 1e6),
+        power_limit_w=_number_or_none(entry(cap, "power_cap"), 1e6),
+        power_default_w=_number_or_none(entry(cap, "default_power_cap"), 1e6),
         link_name="XGMI" if _XGMI in links.values() else "",
         links={other: 1 for other, kind in links.items() if kind == _XGMI},
         partitions=_partitions(card, memory),
@@ -144,7 +144,7 @@ def _mib(value: Any) -> int | None:
     return int(value) if isinstance(value, int | float) and value > 0 else None
 
 
-def _known(value: Any, of_one: float = 1) -> float | None:
+def _number_or_none(value: Any, of_one: float = 1) -> float | None:
     return value / of_one if isinstance(value, int | float) and value else None
 
 
@@ -168,7 +168,7 @@ class _Amd(Vendor):
             yield amdsmi
         finally:
             if amdsmi is not None:
-                asked(amdsmi, "amdsmi_shut_down")
+                answer_of(amdsmi, "amdsmi_shut_down")
 
     def gpus(self, library: Any) -> list[GpuFacts]:
         """Return the GPUs that the driver shows, in its order."""

@@ -6,7 +6,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from cm4vllm.hardware.gpus.vendor import Filter, GpuUse, Questions, Read, Vendor, answered, asked, constant, reason
+from cm4vllm.hardware.gpus.vendor import (
+    Filter,
+    GpuUse,
+    Questions,
+    Read,
+    Vendor,
+    answer_of,
+    answer_or_error,
+    constant,
+    reason,
+)
 from cm4vllm.records.energy import Counter, Scope
 from cm4vllm.records.known_hardware import is_integrated
 from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
@@ -58,8 +68,8 @@ def devices(nvml: Any) -> list[Device]:
 
 
 def _handles(nvml: Any) -> list[tuple[int, Any, Exception | None]]:
-    count = asked(nvml, "nvmlDeviceGetCount") or 0
-    return [(place, *answered(nvml, "nvmlDeviceGetHandleByIndex", place)) for place in range(count)]
+    count = answer_of(nvml, "nvmlDeviceGetCount") or 0
+    return [(place, *answer_or_error(nvml, "nvmlDeviceGetHandleByIndex", place)) for place in range(count)]
 
 
 def _gpu(device: Device, versions: tuple[str, str], buses: dict[str, str], shown: Sequence[Device]) -> GpuFacts:
@@ -175,18 +185,21 @@ class _Nvidia(Vendor):
         """Yield the NVML module, initialised; None where the driver is missing."""
         import pynvml
 
-        if answered(pynvml, "nvmlInit")[1] is not None:
+        if answer_or_error(pynvml, "nvmlInit")[1] is not None:
             yield None
             return
         try:
             yield pynvml
         finally:
-            asked(pynvml, "nvmlShutdown")
+            answer_of(pynvml, "nvmlShutdown")
 
     def gpus(self, library: Any) -> list[GpuFacts]:
         """Return the GPUs that the driver shows, in its order."""
         shown = devices(library)
-        driver, cuda = asked(library, "nvmlSystemGetDriverVersion"), asked(library, "nvmlSystemGetCudaDriverVersion")
+        driver, cuda = (
+            answer_of(library, "nvmlSystemGetDriverVersion"),
+            answer_of(library, "nvmlSystemGetCudaDriverVersion"),
+        )
         versions = (_word(driver), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
         buses = {device.uuid: _bus(device.ask("nvmlDeviceGetPciInfo")) for device in shown}
         return [_gpu(device, versions, buses, shown) for device in shown]
@@ -195,11 +208,11 @@ class _Nvidia(Vendor):
         """Return why no NVIDIA GPU can be used; empty where the driver shows one."""
         import pynvml
 
-        if (error := answered(pynvml, "nvmlInit")[1]) is not None:
+        if (error := answer_or_error(pynvml, "nvmlInit")[1]) is not None:
             if getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
                 return "NVIDIA's driver is not installed: its library libnvidia-ml.so.1 is not found"
             return f"NVIDIA's driver does not respond: {reason(error)}"
-        asked(pynvml, "nvmlShutdown")
+        answer_of(pynvml, "nvmlShutdown")
         with self.opened() as library:
             if library is not None and devices(library):
                 return ""

@@ -109,10 +109,10 @@ def _counts(log: LogNumbers) -> Iterator[Fault]:
             yield Fault(
                 "Offline has one query", log.file, "effective_min_query_count", log["effective_min_query_count"], 1
             )
-        yield from _planned(log, each)
+        yield from _sample_count_faults(log, each)
 
 
-def _planned(log: LogNumbers, each: float) -> Iterator[Fault]:
+def _sample_count_faults(log: LogNumbers, each: float) -> Iterator[Fault]:
     """Compare the samples of an Offline run with the number that its target rate and its minimum duration require."""
     wanted = max(log["requested_min_query_count"], _SLACK * log["effective_target_qps"] * _least_s(log))
     sizes = {wanted}
@@ -212,7 +212,7 @@ def _tokens(log: LogNumbers) -> Iterator[Fault]:
 
 
 def _verdicts(log: LogNumbers) -> Iterator[Fault]:
-    lasted, least = _lasted(log), _least_s(log)
+    lasted, least = _duration_s(log), _least_s(log)
     said = log.flag("result_min_duration_met")
     if lasted and least and said is not None and abs(lasted - least) > 1e-5 * least and said != (lasted >= least):
         yield Fault(
@@ -251,7 +251,7 @@ def _least_s(log: LogNumbers) -> float:
     return log["effective_min_duration_ms"] / 1e3
 
 
-def _lasted(log: LogNumbers) -> float:
+def _duration_s(log: LogNumbers) -> float:
     """Return in s what LoadGen compares with the minimum duration; 0 where the log does not tell."""
     if log.scenario == "Offline":
         return log["result_max_latency_ns"] / 1e9
@@ -289,7 +289,7 @@ class _Stated(NamedTuple):
 )
 def one_run(part: Part) -> Iterator[Fault]:
     """Summary and detail log are of one run: they state the same figures."""
-    stated = list(_stated(part))
+    stated = list(_stated_lines(part))
     apart = [line for line in stated if not line.same]
     if apart:
         yield Fault(
@@ -301,7 +301,7 @@ def one_run(part: Part) -> Iterator[Fault]:
         )
 
 
-def _stated(part: Part) -> Iterator[_Stated]:
+def _stated_lines(part: Part) -> Iterator[_Stated]:
     """Yield the lines of a run's summary that the detail log has a value for; none where there is no summary."""
     lines = text_at(part.folder / SUMMARY_LOG, _MAX_SUMMARY).splitlines()
     if not lines:
@@ -310,7 +310,7 @@ def _stated(part: Part) -> Iterator[_Stated]:
     for line in lines:
         label, text = _label_and_text(line)
         if text:
-            value = _setting(part, label) if isinstance(part, Accuracy) else _logged(part, label)
+            value = _setting(part, label) if isinstance(part, Accuracy) else _logged_value(part, label)
             if value is not None:
                 yield _Stated(label, text, value)
 
@@ -336,7 +336,7 @@ def _entries(part: Part, lines: list[str]) -> Iterator[_Stated]:
         yield _Stated("early stopping", UNSUCCESSFUL if said else "", UNSUCCESSFUL if failed else "")
 
 
-def _logged(part: Performance, label: str) -> float | int | str | None:
+def _logged_value(part: Performance, label: str) -> float | int | str | None:
     """Return the detail log's value for a line of the summary; None where the line is about another figure."""
     if label == "Result is" and part.loadgen_valid:
         return "VALID"  # what the detail log says against it is RESULT-INVALID's

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.common.checking.findings import Severity
-from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts, with_submission, with_tests
+from cm4vllm.results.checks.subjects import Part, is_strict, measured_results, parts, with_submission, with_tests
 from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.rules import if_known, issues_equally
@@ -100,14 +100,14 @@ def modes(_: Result, part: Part) -> Iterator[Fault]:
 @check("LOG-REQUESTED", source=_INTERNAL, remedy=_PUBLISH, stage=Stage.TREE, each=with_tests)
 def as_requested(part: Part) -> Iterator[Fault]:
     """LoadGen used the settings that were requested: a log states both."""
-    apart = list(_apart(part.settings))
+    apart = list(_unused_requests(part.settings))
     if apart:
         key, requested, used = apart[0]
         more = f"; {len(apart) - 1} more settings differ" if len(apart) > 1 else ""
         yield Fault(f"the log requests another value than it used{more}", part.log, key, requested, used)
 
 
-def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
+def _unused_requests(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
     for key, value in settings.items():
         if not key.startswith("requested_") or key == _DERIVED:
             continue
@@ -124,7 +124,7 @@ def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
     source="tools/submission/submission_checker.py at tag v5.1.1, requires_equal_issue",
     remedy=f"{_AGAIN}: LoadGen's own name of the benchmark sets sample_concatenate_permutation",
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def equal_issue(result: Result, part: Performance) -> Iterator[Fault]:
     """Runs of benchmarks whose samples differ in length issue all samples equally often."""
@@ -167,7 +167,7 @@ def no_audit(_: Result, part: Part) -> Iterator[Fault]:
     source="loadgen/mlperf.conf, ttft_latency, tpot_latency and target_latency of each benchmark",
     remedy=_AGAIN,
     stage=Stage.TREE,
-    each=with_submission(measured),
+    each=with_submission(measured_results),
 )
 def limits(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
     """LoadGen judged a run by the limits of the rules, not by larger ones."""
@@ -199,7 +199,7 @@ def limits(submission: Submission, result: Result, part: Performance) -> Iterato
     remedy=_PUBLISH,
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=with_submission(measured),
+    each=with_submission(measured_results),
 )
 def confs(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
     """The settings in user.conf, and those that mlperf.conf fixes, are those that LoadGen used."""
@@ -279,7 +279,7 @@ def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Settin
     remedy=_AGAIN,
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def min_samples(result: Result, part: Performance) -> Iterator[Fault]:
     """An Offline run is asked to issue at least as many samples as mlperf.conf asks of its benchmark."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.logs.impossible_values import impossible_window, out_of_order
-from cm4vllm.results.checks.subjects import Part, measured, results, with_tests
+from cm4vllm.results.checks.subjects import Part, measured_results, results, with_tests
 from cm4vllm.results.figures import Figures
 from cm4vllm.results.model import Performance, Result
 
@@ -153,7 +153,7 @@ def _day(value: object) -> datetime | None:
     remedy="make the client report first tokens at once, as they arrive",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def shape(_: Result, part: Performance) -> Iterator[Fault]:
     """Times to the first token spread as those of a server do: neither all alike, nor cut off at a round time, nor many
@@ -163,7 +163,7 @@ def shape(_: Result, part: Performance) -> Iterator[Fault]:
     low, p50, p90, p95, p99 = (figures.value(f"ttft_{name}") for name in ("min", "p50", "p90", "p95", "p99"))
     if low is None or p50 is None or p90 is None or p95 is None or p99 is None or not (p50 and low):
         return
-    tpot = _spread(figures, "tpot")
+    tpot = _relative_spread(figures, "tpot")
     wide = (p95 - p50) / p50
     if wide < NARROW and tpot is not None and tpot > SPREAD:
         yield Fault(
@@ -192,6 +192,6 @@ def shape(_: Result, part: Performance) -> Iterator[Fault]:
         )
 
 
-def _spread(figures: Figures, name: str) -> float | None:
+def _relative_spread(figures: Figures, name: str) -> float | None:
     p50, p95 = figures.value(f"{name}_p50"), figures.value(f"{name}_p95")
     return None if p50 is None or p95 is None or not p50 else (p95 - p50) / p50

@@ -10,7 +10,7 @@ from cm4vllm.common.units import Milliseconds
 from cm4vllm.records.logs.detail_log import KEPT_TEXTS
 from cm4vllm.records.logs.run_logs import IMPOSSIBLE
 from cm4vllm.results.checks.of_logs.shared_logs import is_inferred
-from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts, with_submission
+from cm4vllm.results.checks.subjects import Part, is_strict, measured_results, parts, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import ENDPOINTS
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission
@@ -32,7 +32,7 @@ _RERUN = "remove the run's folder and run it again"
     source="inference_policies/inference_rules.adoc, LoadGen Operation",
     remedy=_AGAIN,
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def valid(_: Result, part: Performance) -> Iterator[Fault]:
     """LoadGen calls a published result VALID, and nothing in its log speaks against that."""
@@ -56,7 +56,7 @@ def no_errors(_: Result, part: Part) -> Iterator[Fault]:
     source=f"{_CHECKER}/constants.py, LLM_LATENCY_LIMITS and latency-constraint",
     remedy="measure at a lower target QPS",
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def latency_limits(result: Result, part: Performance) -> Iterator[Fault]:
     """The 99th percentiles of TTFT and TPOT, or of the latency, keep the limits of the folder's scenario."""
@@ -107,7 +107,7 @@ def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:
     source=f"{_CHECKER}/constants.py, RESULT_FIELD_BENCHMARK_OVERWRITE",
     remedy="measure with LoadGen's own name of the benchmark, so that it counts tokens",
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def metric(result: Result, part: Performance) -> Iterator[Fault]:
     """A log has the figure by which results of its scenario are compared: tokens/s for language models."""
@@ -139,7 +139,7 @@ def metric(result: Result, part: Performance) -> Iterator[Fault]:
     source=f"{_CHECKER}/constants.py, performance-sample-count, OFFLINE_MIN_SPQ_SINCE_V4 and min-queries",
     remedy=_AGAIN,
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def performance_samples(result: Result, part: Performance) -> Iterator[Fault]:
     """A performance run draws from all samples of the dataset, and Offline issues them all."""
@@ -164,10 +164,10 @@ def performance_samples(result: Result, part: Performance) -> Iterator[Fault]:
             f"{terms.samples} or more",
         )
     if part.loadgen_scenario == terms.loadgen_scenario:  # else LOG-SCENARIO, or inferred
-        yield from _issued(part, terms, strict=is_strict(result))
+        yield from _requested_count_faults(part, terms, strict=is_strict(result))
 
 
-def _issued(part: Performance, terms: Terms, *, strict: bool) -> Iterator[Fault]:
+def _requested_count_faults(part: Performance, terms: Terms, *, strict: bool) -> Iterator[Fault]:
     """Yield the counts of samples and queries that a run was asked for and that are below those of the rules."""
     issued, queries = (part.settings.get(key) for key in ("samples_per_query", "min_query_count"))
     if terms.at_once and isinstance(issued, int) and issued < terms.min_samples:
@@ -189,7 +189,7 @@ def _issued(part: Performance, terms: Terms, *, strict: bool) -> Iterator[Fault]
         )
 
 
-@check("LOG-SCENARIO", source="loadgen/test_settings.h", remedy=_RERUN, each=with_submission(measured))
+@check("LOG-SCENARIO", source="loadgen/test_settings.h", remedy=_RERUN, each=with_submission(measured_results))
 def scenario(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
     """LoadGen ran the scenario that the result is of."""
     if part.terms is None or is_inferred(submission, result):
@@ -226,7 +226,7 @@ def seeds(_: Result, part: Part) -> Iterator[Fault]:
         )
 
 
-@check("LOG-MIN-DURATION", source=f"{_CONSTANTS}, min duration", remedy=_RERUN, each=measured)
+@check("LOG-MIN-DURATION", source=f"{_CONSTANTS}, min duration", remedy=_RERUN, each=measured_results)
 def min_duration(_: Result, part: Performance) -> Iterator[Fault]:
     """A result's run was configured to last the minimum duration at least."""
     if part.terms is None or (part.run and part.run.settings.rehearsal):
@@ -242,7 +242,7 @@ def min_duration(_: Result, part: Performance) -> Iterator[Fault]:
         )
 
 
-@check("LOG-TARGET-QPS", source="user.conf of the run", remedy=_RERUN, each=measured)
+@check("LOG-TARGET-QPS", source="user.conf of the run", remedy=_RERUN, each=measured_results)
 def target_qps(_: Result, part: Performance) -> Iterator[Fault]:
     """LoadGen was given the target QPS of the record."""
     wanted = part.run.settings.target_qps if part.run else 0.0
@@ -256,7 +256,12 @@ def target_qps(_: Result, part: Performance) -> Iterator[Fault]:
         )
 
 
-@check("TOKENS-RATE", source="loadgen/results.cc, tps_as_completed and tokens_per_second", remedy=_RERUN, each=measured)
+@check(
+    "TOKENS-RATE",
+    source="loadgen/results.cc, tps_as_completed and tokens_per_second",
+    remedy=_RERUN,
+    each=measured_results,
+)
 def tokens_rate(_: Result, part: Performance) -> Iterator[Fault]:
     """tokens/s is samples/s times the tokens of a sample: LoadGen's log against the client's count."""
     rate, duration = part.tokens_per_second, part.duration

@@ -19,7 +19,7 @@ from cm4vllm.common.checking.findings import Severity
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.detail_log import DetailLog
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG
-from cm4vllm.results.checks.subjects import measured, scored, with_submission
+from cm4vllm.results.checks.subjects import measured_results, scored_results, with_submission
 from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
@@ -73,7 +73,7 @@ def is_inferred(submission: Submission, result: Result) -> bool:
 def _runs_by_log(submission: Submission) -> Iterator[tuple[list[Result]]]:
     """Yield the results that have the performance log of one run, by its latencies, in groups of two or more."""
     groups: dict[object, list[Result]] = defaultdict(list)
-    for result, part in measured(submission):
+    for result, part in measured_results(submission):
         # No two runs have these in common, each to the nanosecond; dates and rates of a copy may be changed.
         latencies = tuple(
             (figure.name, float(figure.value)) for figure in part.figures.values() if "latency" in figure.name
@@ -133,7 +133,7 @@ def both_variants(submission: Submission, group: list[Result]) -> Iterator[Fault
     """Two variants of a benchmark, as those of 99 % and 99.9 %, may come from one run that reaches both targets."""
     variants = sorted(_variants(submission, group), key=_part)
     for result in variants[1:]:
-        if missed := next(_missed(result), None):
+        if missed := next(_missed_targets(result), None):
             yield Fault(
                 f"one run stands under both variants, and misses the {_part(result):g} % target: {missed[0]}",
                 result.accuracy.log if result.accuracy else "",
@@ -154,7 +154,7 @@ def _part(result: Result) -> float:
     return float(match[1]) if match else 0.0
 
 
-def _missed(result: Result) -> Iterator[tuple[str, float, str]]:
+def _missed_targets(result: Result) -> Iterator[tuple[str, float, str]]:
     if result.accuracy is None or result.accuracy.terms is None:
         return
     for target in result.accuracy.terms.targets:
@@ -174,7 +174,7 @@ def _missed(result: Result) -> Iterator[tuple[str, float, str]]:
 def one_result_each(submission: Submission) -> Iterator[Fault]:
     """Scores of different systems come from different runs: equal ones are possible where a model has one answer."""
     groups: dict[str, list[tuple[Result, Accuracy]]] = defaultdict(list)
-    for result, part in scored(submission):
+    for result, part in scored_results(submission):
         if part.hash:
             groups[part.hash].append((result, part))
     for group in groups.values():
@@ -200,7 +200,7 @@ def _log(result: Result) -> str:
     source="compliance/README.md; inference_policies/inference_rules.adoc, Results",
     remedy=_TOGETHER,
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
     """Performance, accuracy and compliance runs of a result are of one system under test and one sample library."""
@@ -226,11 +226,15 @@ def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
     remedy="measure all runs of a result with one LoadGen of the round",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=measured,
+    each=measured_results,
 )
 def loadgen_versions(result: Result, part: Performance) -> Iterator[Fault]:
     """The runs of a result were made by one LoadGen, of a version that has the round's seeds."""
-    if part.detail is not None and (known := _known(result.round)) and not _fits(part.loadgen_version, result.round):
+    if (
+        part.detail is not None
+        and (known := _known_versions(result.round))
+        and not _fits(part.loadgen_version, result.round)
+    ):
         yield Fault("the LoadGen is not one of the round", part.log, "loadgen_version", part.loadgen_version, known)
     for other in result.logged:
         if other.loadgen_version and _number(other.loadgen_version) != _number(part.loadgen_version):
@@ -244,7 +248,7 @@ def loadgen_versions(result: Result, part: Performance) -> Iterator[Fault]:
             break
 
 
-def _known(round_name: str) -> str:
+def _known_versions(round_name: str) -> str:
     known = rules.if_known(rules.round_terms, round_name)
     return " or ".join((f"{known.loadgen.first} to {known.loadgen.last}", *known.builds)) if known else ""
 

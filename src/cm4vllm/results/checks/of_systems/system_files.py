@@ -10,7 +10,7 @@ from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.described_system import KEYS, NETWORK_KEYS, NODES_DIFFER, NOT_STATED
 from cm4vllm.records.known_hardware import contradictions
 from cm4vllm.records.run import NETWORK_SUT
-from cm4vllm.results.checks.subjects import described, measured, with_submission
+from cm4vllm.results.checks.subjects import described_systems, measured_results, with_submission
 from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.rules import Division, over_network
 
@@ -69,7 +69,7 @@ _CORES = re.compile(r"L1d[^,;\n]{0,80}\((\d{1,9}) instances?\)")
 _IS_NETWORK = NETWORK_KEYS[0]
 
 
-@check("SYSTEM-KEYS", source=_CONSTANTS, remedy=_FILL, stage=Stage.TREE, each=described)
+@check("SYSTEM-KEYS", source=_CONSTANTS, remedy=_FILL, stage=Stage.TREE, each=described_systems)
 def keys(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """A system description has every key of the official list, and an answer where one is asked for."""
     missing = [key for key in KEYS if key not in stated]
@@ -91,7 +91,7 @@ def keys(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     source="tools/submission/submission_checker/checks/system_check.py",
     remedy=_FILL,
     stage=Stage.TREE,
-    each=with_submission(described),
+    each=with_submission(described_systems),
 )
 def values(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """Submitter and division of a system description are those of its folder, status and type those that the rules
@@ -122,7 +122,7 @@ def values(submission: Submission, system: System, stated: Mapping[str, Any]) ->
     remedy=_FILL,
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=described,
+    each=described_systems,
 )
 def hardware(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """A system description does not contradict what is known of the hardware it names."""
@@ -149,7 +149,7 @@ def _kind(memory: str) -> str:
     remedy=_FILL,
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=described,
+    each=described_systems,
 )
 def cores(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """The cores of the description are those that its caches are listed for."""
@@ -175,7 +175,12 @@ def accelerator_count(stated: Mapping[str, Any]) -> int:
 
 
 @check(
-    "SYSTEM-UNANSWERED", source=_CONSTANTS, remedy=_FILL, severity=Severity.WARNING, stage=Stage.TREE, each=described
+    "SYSTEM-UNANSWERED",
+    source=_CONSTANTS,
+    remedy=_FILL,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+    each=described_systems,
 )
 def unanswered(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """A description states what a machine has, or leaves the field out."""
@@ -197,7 +202,14 @@ def unanswered(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault("a part of an answer is left open", system.file, key, str(value), "what the machine has")
 
 
-@check("SYSTEM-NUMBERS", source=_CONSTANTS, remedy=_FILL, severity=Severity.WARNING, stage=Stage.TREE, each=described)
+@check(
+    "SYSTEM-NUMBERS",
+    source=_CONSTANTS,
+    remedy=_FILL,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+    each=described_systems,
+)
 def numbers(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """A quantity has its unit, and no more digits than were measured; a count is a whole number."""
     for key, value in stated.items():
@@ -218,7 +230,7 @@ def numbers(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     remedy="serve from nodes that are alike, and state host_networking in the system file (--system_file)",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=described,
+    each=described_systems,
 )
 def nodes(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """The nodes of a system are alike, and the description says what joins them."""
@@ -243,7 +255,7 @@ def nodes(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     remedy=_FILL,
     severity=Severity.NOTE,
     stage=Stage.TREE,
-    each=described,
+    each=described_systems,
 )
 def template(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """A description is of this machine, not a template's."""
@@ -272,7 +284,7 @@ def template(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     source="tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE",
     remedy="state the network in systems/<system>.json, or submit to the open division",
     stage=Stage.TREE,
-    each=with_submission(described),
+    each=with_submission(described_systems),
 )
 def as_network(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """Systems of the network division are described as such, with every field of the network; those of the closed
@@ -299,7 +311,7 @@ def as_network(submission: Submission, system: System, stated: Mapping[str, Any]
     "NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME",
     remedy="measure again with a query dispatch library that asks each node for its name",
     stage=Stage.TREE,
-    each=with_submission(measured),
+    each=with_submission(measured_results),
 )
 def named(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
     """A system on other machines than LoadGen names itself "{NETWORK_SUT}" to it."""

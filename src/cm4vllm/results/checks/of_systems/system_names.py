@@ -10,7 +10,7 @@ from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.records.known_hardware import products_named
 from cm4vllm.results.checks.of_systems.system_files import accelerator_count
-from cm4vllm.results.checks.subjects import described, results, with_submission
+from cm4vllm.results.checks.subjects import described_systems, results, with_submission
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Result, Submission, System
 from cm4vllm.results.submitted_names import accelerators_named, is_no_framework, serving_software
@@ -30,7 +30,7 @@ _SERVED = re.compile(r"vllm[ _-]v?(\d+(?:\.\d+)+)", re.IGNORECASE)
     remedy="state what the machine has in systems/<system>.json",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=described,
+    each=described_systems,
 )
 def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """The accelerators that are described are those that the system's names say, its folder's and system_name: the
@@ -66,7 +66,7 @@ def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     remedy="state framework, its version, driver and CUDA or ROCm in systems/<system>.json",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=with_submission(described),
+    each=with_submission(described_systems),
 )
 def software(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     """The names and the description of a system state the software that served, with the versions of what drives the
@@ -76,9 +76,9 @@ def software(submission: Submission, system: System, stated: Mapping[str, Any]) 
         return
     framework = str(stated.get("framework", ""))
     stack = f"{framework} {stated.get('other_software_stack', '')} {stated.get('sw_notes', '')}"
-    yield from _used(submission, system, framework, stack)
+    yield from _used_software_faults(submission, system, framework, stack)
     if not is_no_framework(framework):
-        yield from _named(system, stated, framework, stack)
+        yield from _named_software_faults(system, stated, framework, stack)
     else:
         yield Fault(
             "the framework is not named, only what lies below it",
@@ -99,7 +99,7 @@ def software(submission: Submission, system: System, stated: Mapping[str, Any]) 
         )
 
 
-def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str) -> Iterator[Fault]:
+def _named_software_faults(system: System, stated: Mapping[str, Any], framework: str, stack: str) -> Iterator[Fault]:
     """Yield the software that a name states and the description does not."""
     names = f"{system.name} {stated.get('system_name', '')}"
     on_cpu = re.search(r"reference-cpu-([a-z]+)(?:-v([\d.]+))?", system.name)
@@ -124,7 +124,7 @@ def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str
     )
 
 
-def _used(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:
+def _used_software_faults(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:
     """Yield the software that the command of a README starts or asks, and the description does not name."""
     for software in serving_software():
         used = (

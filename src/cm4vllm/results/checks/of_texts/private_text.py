@@ -92,7 +92,7 @@ def private(submission: Submission) -> Iterator[Fault]:
     files = TextFiles(submission.home)
     in_programs: dict[tuple[Private, str], list[str]] = {}
     for file in files:
-        for form, word in _searched(file.content, FORMS if file.stated else _OF_PROGRAMS):
+        for form, word in _private_words_in(file.content, FORMS if file.stated else _OF_PROGRAMS):
             if not form.is_secret and not is_a_person(word, submission.submitter):
                 continue
             if file.stated:
@@ -103,7 +103,7 @@ def private(submission: Submission) -> Iterator[Fault]:
     yield from _not_read(submission, files)
 
 
-def _searched(content: bytes, forms: tuple[Private, ...]) -> tuple[tuple[Private, str], ...]:
+def _private_words_in(content: bytes, forms: tuple[Private, ...]) -> tuple[tuple[Private, str], ...]:
     """Return the private words of a text, without those that only show where a secret belongs."""
     key = len(forms), len(content), hash(content)
     if (known := _known.get(key)) is not None:

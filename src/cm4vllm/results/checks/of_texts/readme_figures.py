@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.checks.of_texts.readmes import BOUND, POLICY, WRITE, close, targets_of
-from cm4vllm.results.checks.subjects import measured
+from cm4vllm.results.checks.subjects import measured_results
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result, Submission
 
@@ -30,7 +30,7 @@ _OVERVIEWS = ("measurements", "results")
 _RATES = ("QPS", "Throughput")
 
 
-@check("README-UNIT", source=POLICY, remedy=WRITE, stage=Stage.TREE, each=measured)
+@check("README-UNIT", source=POLICY, remedy=WRITE, stage=Stage.TREE, each=measured_results)
 def units(result: Result, part: Performance) -> Iterator[Fault]:
     """A README states a figure with the unit that it has in the log."""
     rates = {"token": part.tokens_per_second, "sample": part.samples_per_second}
@@ -47,7 +47,7 @@ def units(result: Result, part: Performance) -> Iterator[Fault]:
             )
 
 
-@check("README-METRIC", source=POLICY, remedy=WRITE, severity=Severity.WARNING, stage=Stage.TREE, each=measured)
+@check("README-METRIC", source=POLICY, remedy=WRITE, severity=Severity.WARNING, stage=Stage.TREE, each=measured_results)
 def metric(result: Result, part: Performance) -> Iterator[Fault]:
     """A README states the figure by which results of its scenario are compared."""
     labelled = [(label, _number(text)) for label, text in _VALUE.findall(result.readme)]
@@ -67,8 +67,8 @@ def metric(result: Result, part: Performance) -> Iterator[Fault]:
 @check("README-FIGURE", source=POLICY, remedy=WRITE, stage=Stage.TREE, each=whole)
 def figures(submission: Submission) -> Iterator[Fault]:
     """A README states the figures of the logs and scores beside it."""
-    for result, part in measured(submission):
-        known = list(_known(part))
+    for result, part in measured_results(submission):
+        known = list(_known_figures(part))
         yield from (
             Fault("the log has no such figure", result.file("readme"), label, text, str(part.metric or "none"))
             for label, text in dict.fromkeys((*_VALUE.findall(result.readme), *_elsewhere(result.readme)))
@@ -80,7 +80,7 @@ def figures(submission: Submission) -> Iterator[Fault]:
         yield from _overview(submission, system.name)
 
 
-def _known(part: Performance) -> Iterator[float]:
+def _known_figures(part: Performance) -> Iterator[float]:
     """Yield the figures and the settings of a run, and the rates that its latencies make."""
     at_once = part.settings.get("samples_per_query")
     for figure in part.figures.values():
@@ -126,7 +126,10 @@ def _overview(submission: Submission, system: str) -> Iterator[Fault]:
             if result is None or result.performance is None:
                 continue
             scores = [score.value for score in result.accuracy.stated] if result.accuracy else []
-            for head, known in (*((name, list(_known(result.performance))) for name in _RATES), ("Accuracy", scores)):
+            for head, known in (
+                *((name, list(_known_figures(result.performance))) for name in _RATES),
+                ("Accuracy", scores),
+            ):
                 yield from (
                     Fault(
                         f"{result.model}, {result.scenario}: the run has no such figure",
