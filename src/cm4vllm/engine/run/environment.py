@@ -143,7 +143,7 @@ def matching(keys: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 class _Matches(dict[str, bool]):
-    """Whether keys match patterns: a plan asks the same of the same keys hundreds of times."""
+    """Keys, and True for those that match one of the patterns: a plan asks each of them hundreds of times."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         """Take the patterns, of which those without `*`, `?` and `[` are keys."""
