@@ -160,26 +160,27 @@ def environment(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("variables", "text"),
     [
-        ("PIP_TARGET", "{elsewhere}"),
-        ("PIP_CONSTRAINT", "{elsewhere}/none.txt"),
-        ("PIP_NO_SUCH_OPTION", "1"),
-        ("", "[global]\nconstraint = {elsewhere}/none.txt\n[install]\nuser = true\ntarget = {elsewhere}\n"),
-        ("", "[install]\n--root = {elsewhere}\n"),
+        ({"PIP_TARGET": "{elsewhere}", "PIP_CONSTRAINT": "{elsewhere}/none.txt", "PIP_NO_SUCH_OPTION": "1"}, ""),
+        (
+            {},
+            "[global]\nconstraint = {elsewhere}/none.txt\n[install]\nuser = true\ntarget = {elsewhere}\n"
+            "--root = {elsewhere}\n",
+        ),
     ],
+    ids=["variables", "a file"],
 )
 def test_packages_get_into_the_environment_whatever_the_users_settings_of_pip(
-    wheel, environment, tmp_path, monkeypatch, name, value
+    wheel, environment, tmp_path, monkeypatch, variables, text
 ):
-    """A setting is a variable, or stands in the user's file."""
+    """Settings are variables, or stand in the user's file."""
     elsewhere, file = tmp_path / "elsewhere", tmp_path / "pip" / "pip.conf"
-    if name:
+    for name, value in variables.items():
         monkeypatch.setenv(name, value.format(elsewhere=elsewhere))
-    else:
-        file.parent.mkdir()
-        file.write_text(value.format(elsewhere=elsewhere))
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file.parent.mkdir()
+    file.write_text(text.format(elsewhere=elsewhere))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     done = environments.pip(environment, ["--no-index", "--force-reinstall", str(wheel)])
     assert done.ok, done.output
     assert (site_packages(environment.parents[1]) / "demo0" / "__init__.py").exists()

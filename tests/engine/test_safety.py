@@ -119,7 +119,7 @@ def test_metas_cannot_run_shell_files_elsewhere(home):
 # --- killed at any moment --------------------------------------------------------------------------------------------
 
 
-def test_a_home_is_usable_after_the_engine_was_killed_at_a_hundred_random_moments(home):
+def test_a_home_is_usable_after_the_engine_was_killed_at_many_random_moments(home):
     home.script(
         "low",
         {"cache": True, "new_env_keys": ["CM_LOW"]},
@@ -136,7 +136,7 @@ def test_a_home_is_usable_after_the_engine_was_killed_at_a_hundred_random_moment
     longest = time.monotonic() - begin
     moments = random.Random(20)
     unfinished = 0
-    for n in range(100):
+    for n in range(50):
         child = os.fork()
         if child == 0:
             try:
@@ -159,8 +159,8 @@ def test_a_home_is_usable_after_the_engine_was_killed_at_a_hundred_random_moment
                 result = home.run("top", name=name)
                 assert result["return"] == 0, result
                 assert Path(result["new_env"]["CM_TOP"]).read_text() == "low\n"
-    assert unfinished >= 30, "the moments were too late to mean anything"
-    for n in range(100):
+    assert unfinished >= 15, "the moments were too late to mean anything"
+    for n in range(50):
         assert home.run("top", name=f"n{n}", silent=True)["return"] == 0
     names = [json.loads((entry / "_cm.json").read_bytes())["tags"] for entry in home.entries()]
     assert len(names) == len({tuple(sorted(tags)) for tags in names})

@@ -23,8 +23,11 @@ class Engine:
         (self.home / "repos.json").write_text(json.dumps([str(path) for path in repositories]))
         self._rounds = 0
 
-    def answers(self, cases: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-        """Run the requests of all cases in one process, one after the other, and return what each gave."""
+    def answers(self, cases: dict[str, list[dict[str, Any] | list[str]]]) -> dict[str, list[dict[str, Any]]]:
+        """Run the requests of all cases in one process, one after the other, and return what each gave.
+
+        A request is its inputs, or the words of a command line.
+        """
         self._rounds += 1
         place = self.work / f"round{self._rounds}"
         place.mkdir(parents=True)
@@ -32,7 +35,12 @@ class Engine:
         given.write_text(
             json.dumps(
                 {
-                    name: [{"action": "run", "automation": "script", "quiet": True, **request} for request in requests]
+                    name: [
+                        request
+                        if isinstance(request, list)
+                        else {"action": "run", "automation": "script", "quiet": True, **request}
+                        for request in requests
+                    ]
                     for name, requests in cases.items()
                 }
             )

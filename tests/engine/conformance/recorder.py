@@ -1,7 +1,7 @@
 """Runs requests one after the other with whatever script engine a CM home has, and writes what each gave as JSON.
 
 `python recorder.py <home> <folder to work in> <file with cases> <file for the answers>`; cases are a JSON mapping of
-names to lists of requests. Each case begins with an empty cache.
+names to lists of requests: inputs, or the words of a command line. Each case begins with an empty cache.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def answer(home, work, request):
     os.chdir(work)
     with output_to(work.with_suffix(".out")):
         try:
-            result = CM(str(home)).access(dict(request))
+            result = CM(str(home)).access(request, out="con" if isinstance(request, list) else None)
         except Exception as error:  # the public engine lets them through
             result = {"return": 1, "error": f"raised {type(error).__name__}: {error}"}
     shown = {key: result.get(key) for key in ("return", "error", "new_env", "new_state", "deps", "version")}
