@@ -117,8 +117,8 @@ def pytest_collection_modifyitems(config, items):
     aside.replace(path)
 
 
-#: The real vLLM takes longest, and what measures time waits until all else has ended.
-_TURNS = ("vllm", "", "timing")
+#: The real vLLM takes longest, then the files that share runs; what measures time waits until all else has ended.
+_TURNS = ("vllm", "runs", "", "source", "timing")
 
 
 def _group(item) -> str:

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from syntax import parsed
+from syntax import nodes_of
+
+pytestmark = pytest.mark.xdist_group("source")
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "cm4vllm"
@@ -69,7 +71,7 @@ class Module:
 
 @cache
 def module(name: str) -> Module:
-    nodes = list(ast.walk(parsed(MODULES[name].read_text())))
+    nodes = nodes_of(MODULES[name])
     return Module(imported=frozenset(imports_of(nodes, name)), rounds=tuple(named_rounds(nodes)))
 
 
@@ -132,16 +134,14 @@ def test_what_judges_does_not_import_what_measures():
     assert crossing == CROSSING.keys()
 
 
-@pytest.mark.parametrize(
-    "recipe", ["check-mlperf-results", "compare-mlperf-results", "explore-mlperf-results", "verify-mlperf"]
-)
-def test_commands_that_judge_start_without_a_package_that_measures(recipe):
+def test_commands_that_judge_start_without_a_package_that_measures():
     names = [
         node.module
-        for node in ast.walk(parsed((ROOT / "script" / recipe / "customize.py").read_text()))
+        for recipe in ("check-mlperf-results", "compare-mlperf-results", "explore-mlperf-results", "verify-mlperf")
+        for node in nodes_of(ROOT / "script" / recipe / "customize.py")
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cm4vllm.")
     ]
-    assert names
+    assert len(names) > 5
     program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\nprint(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-P", "-c", program], text=True).split()
     assert {name.split(".")[1] for name in loaded if name.startswith("cm4vllm.")} & MEASURING == set()

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from syntax import parsed
+from syntax import nodes_of
+
+pytestmark = pytest.mark.xdist_group("source")
 
 FOLDER = Path(__file__).resolve().parent
 #: The calls of pytest that fail a test.
-FAILING = ("pytest.raises", "pytest.warns", "pytest.fail")
+FAILING = {"pytest.raises", "pytest.warns", "pytest.fail"}
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,13 @@ def functions(tree: ast.AST) -> list[Function]:
 def function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
     inside = list(ast.walk(node))
     loaded = (each for each in inside if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Load))
-    calls = (ast.unparse(each.func) for each in inside if isinstance(each, ast.Call))
+    called = (each.func for each in inside if isinstance(each, ast.Call))
+    methods = (each for each in called if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name))
+    calls = {f"{each.value.id}.{each.attr}" for each in methods}
     return Function(
         name=node.name,
         uses=frozenset(each.id if isinstance(each, ast.Name) else each.attr for each in loaded),
-        asserts=any(isinstance(each, ast.Assert) for each in inside) or any(call in FAILING for call in calls),
+        asserts=any(isinstance(each, ast.Assert) for each in inside) or bool(calls & FAILING),
         documented=ast.get_docstring(node) is not None,
     )
 
@@ -70,7 +74,7 @@ def test_each_test_asserts_something_or_says_why_not() -> None:
     modules: dict[str, list[Function]] = {}
     functions_of, imported_by = {}, {}
     for path in sorted(FOLDER.rglob("*.py")):
-        tree = parsed(path.read_text(encoding="utf-8"))
+        tree = nodes_of(path)[0]
         functions_of[path], imported_by[path] = functions(tree), imported(tree)
         if not path.name.startswith("test_"):
             modules.setdefault(path.stem, []).extend(functions_of[path])

@@ -11,6 +11,7 @@ from measurements_page import measurements_page
 from published_page import published_page
 from recipes_page import recipes_page
 
+pytestmark = pytest.mark.xdist_group("source")
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from cm4vllm.common.programs.processes import run, safe_environment, spawned_safely
 from cm4vllm.serving.supervisor import start_supervised
+from syntax import nodes_of
 from test_architecture import MODULES
 from traps import imported, set_traps
 
@@ -21,9 +22,9 @@ _INTERPRETERS = {"python", "executable", "own"}
 _SAFE = {"-P", "-I", "--version"}
 
 
-def commands(tree):
+def commands(nodes):
     """Yield the parts of each list that begins with, or has after words of `env`, an interpreter and then an option."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.List):
             for at, part in enumerate(node.elts[:-1]):
                 part = part.args[0] if isinstance(part, ast.Call) and part.args else part
@@ -34,11 +35,12 @@ def commands(tree):
                     yield node.lineno, option
 
 
+@pytest.mark.xdist_group("source")
 def test_each_command_line_of_an_interpreter_says_so():
     offenders = [
         f"{name}:{line}: {option}"
         for name, path in MODULES.items()
-        for line, option in commands(ast.parse(path.read_text()))
+        for line, option in commands(nodes_of(path))
         if option not in _SAFE
     ]
     assert not offenders

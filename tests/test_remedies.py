@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
+import pytest
+
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from recipes import recipes
-from syntax import parsed
+from syntax import nodes_of
 from test_architecture import MODULES, imports_of, module
+
+pytestmark = pytest.mark.xdist_group("source")
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN = "run-mlperf-inference-app"
@@ -53,7 +57,7 @@ def answering(tags: str) -> list[ScriptMeta]:
 def own_modules(name: str) -> frozenset[str]:
     """Return the modules of the package that the customize.py of a recipe imports, directly or in turn."""
     customize = ROOT / "script" / name / "customize.py"
-    waiting = [*imports_of(ast.walk(parsed(customize.read_text())), "")] if customize.is_file() else []
+    waiting = [*imports_of(nodes_of(customize), "")] if customize.is_file() else []
     seen: set[str] = set()
     while waiting:
         if (reached := waiting.pop()) not in seen:
@@ -124,7 +128,7 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
 
     Dockerfiles are written for another program.
     """
-    nodes = list(ast.walk(parsed(path.read_text())))
+    nodes = nodes_of(path)
     documents = {
         id(node.body[0].value)
         for node in nodes

@@ -9,7 +9,11 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from syntax import parsed
+import pytest
+
+from syntax import nodes_of
+
+pytestmark = pytest.mark.xdist_group("source")
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Calls of these names remove, replace or end something, whatever they are called on.
@@ -26,7 +30,7 @@ OWN_METHODS = {"self.kill"}
 
 def removals(path: Path) -> Counter[str]:
     names: Counter[str] = Counter()
-    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Name) and node.id in CALLS:
             names[node.id] += 1
         elif isinstance(node, ast.Attribute) and node.attr in CALLS and ast.unparse(node) not in OWN_METHODS:

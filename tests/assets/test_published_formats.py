@@ -5,7 +5,9 @@ import json
 import os
 import pickle
 import resource
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -20,6 +22,21 @@ from cm4vllm.records.assets import DatasetRecord
 PUBLISHED = Path(__file__).parent / "published"
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Have the program that reads tables run here, without the bounds of its own process."""
+
+    def run_here(words, **_):
+        assert words[:4] == [sys.executable, "-P", "-m", bounded_tables.__name__]
+        return SimpleNamespace(status=bounded_tables.main([str(word) for word in words[4:]]))
+
+    monkeypatch.setattr(bounded_tables, "_bound", lambda memory_bytes, cpu_s: None)
+    monkeypatch.setattr(bounded_tables, "run", run_here)
+
+
+here = pytest.mark.usefixtures("in_this_process")
+
+
 @pytest.mark.parametrize("pandas_version", ["pandas1", "pandas2"])
 def test_open_orca_reads_as_its_reference_reads_it(pandas_version):
     rows = read_published(PUBLISHED / f"open_orca.{pandas_version}.pkl.gz")
@@ -31,6 +48,7 @@ def test_open_orca_reads_as_its_reference_reads_it(pandas_version):
 
 
 @pytest.mark.parametrize("pandas_version", ["pandas1", "pandas2"])
+@here
 def test_mixtral_keeps_the_columns_that_its_scorers_need(pandas_version):
     rows = read_published(PUBLISHED / f"mixtral.{pandas_version}.pkl")
     assert [(row["dataset"], row["output"], row["tok_input"]) for row in rows] == [
@@ -40,11 +58,13 @@ def test_mixtral_keeps_the_columns_that_its_scorers_need(pandas_version):
 
 
 @pytest.mark.parametrize(("value", "text"), [(7, "7"), (7.0, "7"), (0.5, "0.5"), ("007", "007")])
+@here
 def test_an_answer_that_is_a_number_becomes_text(tmp_path, value, text):
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps([{"tok_input": [1], "ground_truth": value}]))
     assert read_published(tmp_path / "plain.pkl")[0]["output"] == text
 
 
+@here
 def test_token_ids_that_are_arrays_become_lists():
     rows = read_published(PUBLISHED / "llama3.1-405b.pandas2.pkl")
     assert [row["tok_input"] for row in rows] == [[1, 2, 3], [1, 4]]
@@ -52,7 +72,8 @@ def test_token_ids_that_are_arrays_become_lists():
     json.dumps(rows)
 
 
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+@here
 def test_a_frame_of_todays_pandas_is_read_whatever_the_protocol(tmp_path, protocol):
     import pandas
 
@@ -79,6 +100,7 @@ TEXTS = {"input": ["a", "b\u00e9", ""], "tok_input": [[1], [2, 3], []], "output"
     ],
     ids=["as it is", "a part", "an index of texts", "the type string", "joined"],
 )
+@here
 def test_texts_that_pandas_3_saves_as_pyarrows_arrays_are_read(tmp_path, changed, protocol):
     import pandas
 
@@ -91,6 +113,7 @@ def test_texts_that_pandas_3_saves_as_pyarrows_arrays_are_read(tmp_path, changed
 @pytest.mark.parametrize(
     ("kind", "named"), [("Int64", "IntegerArray"), ("category", "NDArrayBacked"), ("datetime64[ns]", "NDArrayBacked")]
 )
+@here
 def test_columns_of_other_types_of_pandas_are_named(tmp_path, kind, named):
     import pandas
 
@@ -101,6 +124,7 @@ def test_columns_of_other_types_of_pandas_are_named(tmp_path, kind, named):
     assert "parquet" in caught.value.remedy
 
 
+@here
 def test_the_order_of_a_transposed_frame_is_kept(tmp_path):
     import pandas
 
@@ -111,6 +135,7 @@ def test_the_order_of_a_transposed_frame_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("value", [[{"tok_input": (1, 2), "output": "a"}], {"tok_input": [(1, 2)], "output": ["a"]}])
+@here
 def test_plain_pickles_are_read(tmp_path, value):
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(value))
     assert read_published(tmp_path / "plain.pkl") == [{"tok_input": [1, 2], "output": "a"}]
@@ -156,6 +181,7 @@ def malicious(kind, witness):
     return b"\x80\x04cpandas.core.frame\nDataFrame\n)\x81}" + state + b"b."
 
 
+@here
 @pytest.mark.parametrize("kind", ["alone", "in a cell", "eval", "by attribute", "in a state"])
 def test_what_a_pickle_asks_for_is_not_run(tmp_path, kind):
     (tmp_path / "bad.pkl").write_bytes(malicious(kind, tmp_path / "witness"))
@@ -179,6 +205,7 @@ def test_what_a_pickle_asks_for_is_not_run(tmp_path, kind):
         ("cut.json", b"["),
     ],
 )
+@here
 def test_half_a_file_is_refused(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DatasetError) as caught:
@@ -205,7 +232,7 @@ def hashed(depth: int) -> bytes:
     [
         ("laughs.pkl", lambda: laughs(12), "more values than a table of its size"),
         ("hashed.pkl", lambda: hashed(64), "more time than a table of its size"),
-        ("zeros.pkl.gz", lambda: gzip.compress(bytes(120 * 2**20)), "more than 200 times its size"),
+        ("zeros.pkl.gz", lambda: gzip.compress(bytes(96 * 2**20)), "more than 200 times its size"),
     ],
     ids=["laughs", "hashed", "zeros"],
 )
@@ -252,6 +279,7 @@ def test_a_process_that_fails_for_another_reason_is_no_fault_of_the_file(tmp_pat
 
 
 @pytest.mark.parametrize("value", [2**70, "half \udc80"])
+@here
 def test_a_value_that_no_dataset_has_is_refused(tmp_path, value):
     (tmp_path / "odd.pkl").write_bytes(pickle.dumps([{"tok_input": [1], "output": value}]))
     with pytest.raises(DatasetError):

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -304,23 +305,37 @@ def given_server(port, profile=PROFILE):
         process.wait()
 
 
-@pytest.fixture
-def stopped(tmp_path, slow):
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
     """A job at --api_server that was killed in its accuracy run after two answers; its server has ended, too."""
-    port = free_port("127.0.0.1", 0)
-    job = SmallJob(tmp_path)
+    folder, port = tmp_path_factory.mktemp("stopped"), free_port("127.0.0.1", 0)
+    job = SmallJob(folder / "job")
+    job.folder.mkdir()
     job.given = (
         f"CM_MLPERF_INFERENCE_API_SERVER=http://127.0.0.1:{port}",
         "CM_VLLM_SERVER_MODEL_NAME=small",
         "CM_MLPERF_LOADGEN_MODES=accuracy",
     )
-    answers = file_of(job.folder / RUNS / "accuracy")
-    with given_server(port):
-        process = job.start(*job.given)
-        job.wait_until(process, lambda: answers.exists() and len(kept_answers(answers)) >= 2)
-        process.kill()
-        process.wait()
-    slow.unlink()
+    answers, faults = file_of(job.folder / RUNS / "accuracy"), folder / "faults"
+    faults.write_text("slow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FAULT_FILE, str(faults))
+        with given_server(port):
+            process = job.start(*job.given)
+            job.wait_until(process, lambda: answers.exists() and len(kept_answers(answers)) >= 2)
+            job.kill(process)
+    return job, port
+
+
+@pytest.fixture
+def stopped(stopped_once):
+    """The job, with its results as they were when it was killed."""
+    job, port = stopped_once
+    results, kept = job.folder / "results", job.folder.with_name("kept")
+    if not kept.exists():
+        shutil.copytree(results, kept)
+    shutil.rmtree(results)
+    shutil.copytree(kept, results)
     return job, port
 
 

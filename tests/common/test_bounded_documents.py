@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.bounded_documents import json_of, lines_of, object_of, read_json, read_object, read_yaml, yaml_of
-from syntax import parsed
+from syntax import nodes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MERGED = "a: &a {k0: 1}\n" + "".join(f"b{n}: &b{n} {{<<: [{', '.join(['*a'] * 600)}], c{n}: 1}}\n" for n in range(500))
@@ -172,18 +172,20 @@ ALONE = {
 }
 
 
-def parsers_in(text):
+def parsers_in(nodes):
     """Return the parsers that a file calls or hands on."""
-    names = {
-        ast.unparse(node).rpartition(".")[::2] for node in ast.walk(parsed(text)) if isinstance(node, ast.Attribute)
-    }
-    return names & PARSERS
+    return {
+        (ast.unparse(node.value), node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr in {name for _, name in PARSERS}
+    } & PARSERS
 
 
+@pytest.mark.xdist_group("source")
 def test_documents_of_strangers_are_read_by_the_bounded_readers_alone():
     """A new reader takes common.bounded_documents; one of our own files is named above, with its reason."""
     files = [path for top in ("src", "script", "automation") for path in sorted((ROOT / top).rglob("*.py"))]
-    readers = {path.relative_to(ROOT).as_posix() for path in files if parsers_in(path.read_text(encoding="utf-8"))}
+    readers = {path.relative_to(ROOT).as_posix() for path in files if parsers_in(nodes_of(path))}
     assert readers == {*OTHERS, *ALONE}
-    assert parsers_in("import yaml\nx = partial(yaml.load, y)\n") == {("yaml", "load")}
-    assert not parsers_in("from a import read_yaml\nread_yaml(b)\n")
+    assert parsers_in(ast.walk(ast.parse("import yaml\nx = partial(yaml.load, y)\n"))) == {("yaml", "load")}
+    assert not parsers_in(ast.walk(ast.parse("from a import read_yaml\nread_yaml(b)\n")))

@@ -14,7 +14,7 @@ import pytest
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import OtherSchema, Record, read_record, write_record
-from syntax import parsed
+from syntax import nodes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = Path(__file__).with_name("record_shapes.json")
@@ -74,7 +74,7 @@ def records_of_files() -> dict[str, type[Record]]:
             continue
         calls = [
             node
-            for node in ast.walk(parsed(text))
+            for node in nodes_of(path)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in READERS
         ]
         names = [arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name) and arg.id[0].isupper()]
@@ -126,6 +126,7 @@ def reads(now: object, before: object) -> bool:
     return now == before or (isinstance(now, dict) and before in now.get("anyOf", ()))
 
 
+@pytest.mark.xdist_group("source")
 def test_a_schema_is_raised_when_its_files_could_no_longer_be_read():
     stored = json.loads(SHAPES.read_text())
     for name, cls in records_of_files().items():

@@ -39,7 +39,7 @@ def run_of(scenario, mode):
 def as_loadgen_reads(text, of, tmp_path):
     """Return what LoadGen makes of it, in a process of its own: mlperf.conf counts only once in a process."""
     path = tmp_path / "user.conf"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", newline="")
     argv = [sys.executable, "-c", READ, path, of.loadgen_scenario, of.loadgen_name]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
 
@@ -283,6 +283,7 @@ def run_given(scenario="Offline", benchmark="llama3.1-8b", round_="v6.1"):
         ("*.Offline.target_qps = nan\n", "Offline", "greater than 0"),
         ("*.Offline.target_qps = inf\n", "Offline", "greater than 0"),
         ("*.Offline.min_duration = -1\n", "Offline", "of 0 or more"),
+        ("*.Server.target_qps\xa0=\xa050\n", "Server", r"'*.Server.target_qps\xa0=\xa050': it is not NAME"),
     ],
 )
 def test_a_line_that_sets_nothing_or_another_limit_is_named(text, scenario, words):
@@ -347,7 +348,25 @@ def test_the_rate_is_the_one_that_loadgen_reads(tmp_path, text, scenario):
     assert loadgens_rate(text, of, tmp_path) == (True, pytest.approx(rate_in(text, of), rel=1e-6))
 
 
-@pytest.mark.parametrize("text", ["*.Offline.target_qps = 200 # per GPU 25\n", "#our system\n", "*.Offline.a = 1_0\n"])
+@pytest.mark.parametrize(("value", "whole"), [("6e5", "6"), ("0700000", "229376"), ("700000.5", "700000"), (".7", "0")])
+def test_a_whole_number_is_refused_where_loadgen_reads_another(tmp_path, value, whole):
+    text = f"*.Server.min_duration = {value}\n"
+    assert as_loadgen_reads(text, run_given("Server"), tmp_path)[0] == whole
+    with pytest.raises(UsageError, match=f"would take {whole} for it"):
+        require_usable_conf(text, run_given("Server"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*.Offline.target_qps = 200 # per GPU 25\n",
+        "#our system\n",
+        "*.Offline.a = 1_0\n",
+        "*.Offline.target_qps = \u0665\n",
+        "*.Offline.target_qps = 5\r*.Offline.min_duration = 1\r",
+        "*.Offline.target_qps = 5\u2028*.Offline.min_duration = 1\n",
+    ],
+)
 def test_files_that_loadgen_refuses_are_refused_before(tmp_path, text):
     assert not loadgens_rate(text, run_given(), tmp_path)[0]
     with pytest.raises(UsageError):

@@ -18,6 +18,8 @@ from cm4vllm.results.judgement.bottlenecks import Cause, why
 from cm4vllm.results.judgement.campaign_verdict import missing_scenarios, sentence
 from cm4vllm.rules import Scenario
 
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
+
 
 @pytest.fixture(scope="session")
 def offline(real_runs):

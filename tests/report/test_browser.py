@@ -18,6 +18,8 @@ from cm4vllm.results.campaign_results import load
 from cm4vllm.results.result_index import Index, read_index
 from screenshot import MAX_BYTES as PICTURE_BYTES
 
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
+
 CSS = (Path(summary.__file__).parent / "templates" / "summary.css").read_text(encoding="utf-8")
 
 #: Reads in a frame of the page, which itself runs no script, what is too wide, and where words of pictures are crossed.

@@ -20,6 +20,8 @@ from cm4vllm.results.run_folders import open_results
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results, compare_paths
 from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
+
 SYSTEMS = "4xH100-SXM-80GB_vLLM_{}-reference-cpu-pytorch-v2.3.1-default_config"
 
 

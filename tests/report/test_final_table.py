@@ -26,6 +26,8 @@ from cm4vllm.results.campaign_results import load
 from cm4vllm.results.judgement.campaign_verdict import findings, findings_on_rehearsal, headline, missing
 from cm4vllm.rules import Scenario
 
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
+
 
 class Terminal(io.StringIO):
     encoding = "utf-8"

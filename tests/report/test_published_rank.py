@@ -10,6 +10,8 @@ from cm4vllm.results.judgement.published_rank import _standings, place
 from cm4vllm.results.result_index import Index, read_index, read_indexes, row_of
 from cm4vllm.results.run_folders import open_results
 
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
+
 SYSTEM = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
 
 

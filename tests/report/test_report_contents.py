@@ -29,6 +29,8 @@ from cm4vllm.results.recorded_power import ENERGY_LABELS, energy_figures
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.capsule.capsules_at_path import compare_paths
 
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
+
 
 def folder_of(out, scenario, mode):
     return next(out.glob(f"runs/*/*/{scenario}/{mode}"))

@@ -27,6 +27,8 @@ from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.submission.capsule.capsules_at_path import compare_paths
 
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
+
 
 def titled(drawn, title):
     return next(picture for picture in drawn if picture.title.startswith(title))

@@ -45,6 +45,8 @@ from cm4vllm.results.judgement.published_rank import place, places_of
 from cm4vllm.results.result_index import Index, read_index, row_of
 from cm4vllm.results.run_folders import open_results
 
+pytestmark = pytest.mark.xdist_group("runs-report")  # one process makes the runs of these files
+
 SYSTEM_NAME = "1xXeon_vLLM-0.32.0"
 
 

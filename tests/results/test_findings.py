@@ -1,4 +1,6 @@
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,9 @@ def test_a_rule_is_the_docstring_and_a_code_is_that_of_one_check(tmp_path, monke
         (other / f"{name}.py").write_text(MODULE.format(code=code, rule=rule))
         with pytest.raises(ValueError, match=code):
             checks_in(other.name)
+
+
+def test_checks_without_their_docstrings_are_refused_with_the_cause():
+    argv = [sys.executable, "-B", "-OO", "-c", "import cm4vllm.results.checks"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode and "Python runs without docstrings" in done.stderr and "unset PYTHONOPTIMIZE" in done.stderr

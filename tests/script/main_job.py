@@ -13,6 +13,7 @@ from cm4vllm.campaign.amendments import amendments
 from cm4vllm.campaign.entry import run_job, typed_env
 from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.units import SamplesPerSecond, Seconds
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import adr_targets
@@ -75,8 +76,8 @@ def catalogue():
     return Catalogue(home(os.devnull))
 
 
-#: Computed once: it reads a thousand files.
-program_sha256 = cache(program_digest)
+#: Computed once: each reads a thousand files.
+program_sha256, program_commit = cache(program_digest), cache(commit_of_this_repository)
 
 
 def reached(i):
@@ -153,6 +154,7 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
         "job.write_summary": None,
         "job.final_table": "",
         "job.program_digest": program_sha256(),
+        "job.commit_of_this_repository": program_commit(),
     }.items():
         monkeypatch.setattr(f"cm4vllm.campaign.{name}", lambda *_, value=value: value)
     recipes = Taken(fails)

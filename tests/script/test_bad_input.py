@@ -122,7 +122,7 @@ def test_a_recipe_names_the_inputs_that_it_cannot_do_without(cm, tags, flags):
 
 
 def test_an_error_ends_with_its_own_text(cm):
-    done = cm.main_job("--vllm_model_name=/nowhere", "--dataset_path=/nowhere/data.json")
+    done = cm.start_main_job("--vllm_model_name=/nowhere", "--dataset_path=/nowhere/data.json").finish(120)
     done.refused_with(DatasetError.exit_code, "/nowhere/data.json")
     assert not done.output.rstrip().endswith("!")
 

@@ -15,15 +15,10 @@ from gpu_replay import Replay
 TRAINS = {"CM_VLLM_PYTHON_BIN_WITH_PATH": "/opt/vllm/bin/python"}
 CASES = [
     ("_vllm", {}, 700),
-    ("_vllm", {"scenario": "Offline"}, 700),
     ("_vllm", {"scenario": "Server", "server_target_qps": "5"}, 700),
     ("_vllm,_all-scenarios", {"scenario": "Server"}, 700),
-    ("_vllm,_accuracy-only", {}, 700),
     ("_vllm,_accuracy-only", {"scenario": "server", "server_target_qps": "5"}, 700),
-    ("_vllm,_performance-only", {}, 700),
     ("_vllm,_performance-only", {"offline_target_qps": "9", "server_target_qps": "3"}, 700),
-    ("_vllm", {"execution_mode": "valid"}, 700),
-    ("_vllm", {"execution_mode": "valid"}, 100),
     ("_vllm", {"execution_mode": "valid", "offline_target_qps": "9"}, 100),
     ("_vllm", {"execution_mode": "valid", "rerun": "yes", "scenario": "Server"}, 700),
     ("_vllm,_find-performance", {}, 700),
@@ -34,7 +29,6 @@ CASES = [
     ("_vllm,_tiny", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name", "env": TRAINS}, 700),
     ("_vllm", {"vllm_model_name": "hub/name", "dataset_path": "FILES/cnn_eval.json"}, 700),
     ("_vllm", {"vllm_model_name": "llama-3.1-8b-instruct"}, 700),
-    ("_vllm", {"vllm_model_name": "tiny"}, 700),
     ("_vllm", {"vllm_model_name": "FILES/model"}, 700),
     ("_vllm,_mlcommons.llama-3.1-8b-instruct", {"quantize": "int8"}, 700),
     ("_vllm,_hf.hub/other", {"quantize": "_fp8", "calibration_path": "FILES/set.json"}, 700),

@@ -51,10 +51,21 @@ def job(cm, files, endpoint, *flags):
     )
 
 
-def test_a_job_behind_a_gateway_with_a_key_says_everywhere_how_tokens_were_counted(cm, files, monkeypatch):
+@pytest.fixture
+def of_another_model(files, tmp_path):
+    """A dataset of the user's own, of 345 rows, whose token ids are those of another model."""
+    rows = json.loads(files[1].read_text())[:345]
+    own = tmp_path / "prompts.json"
+    own.write_text(json.dumps([{**row, "tok_input": [1 + token for token in row["tok_input"]]} for row in rows]))
+    return files[0], own
+
+
+def test_a_job_behind_a_gateway_says_everywhere_how_tokens_were_counted_and_that_prompts_were_tokenised_again(
+    cm, files, of_another_model, monkeypatch
+):
     monkeypatch.setenv("MY_OWN", SECRET)
     with TextServer(extra=lambda count: count // 60) as server, Gateway(server.endpoint, "/team/a", SECRET) as gateway:
-        done = job(cm, files, gateway.endpoint, "--api_key_env=MY_OWN")
+        done = job(cm, of_another_model, gateway.endpoint, "--api_key_env=MY_OWN")
     assert done.code == 0, done.output
     assert "gives text and no token ids" in done.output
     records = [json.loads(path.read_text()) for path in cm.cwd.glob("results/test/runs/*/*/*/*/run.json")]
@@ -72,29 +83,13 @@ def test_a_job_behind_a_gateway_with_a_key_says_everywhere_how_tokens_were_count
         assert "both counts differ by 0." in words
     for path in (path for path in cm.cwd.rglob("*") if path.is_file()):
         assert SECRET not in path.read_text(errors="replace"), path
-
-
-@pytest.fixture
-def of_another_model(files, tmp_path):
-    """A dataset of the user's own, of 345 rows, whose token ids are those of another model."""
-    rows = json.loads(files[1].read_text())[:345]
-    own = tmp_path / "prompts.json"
-    own.write_text(json.dumps([{**row, "tok_input": [1 + token for token in row["tok_input"]]} for row in rows]))
-    return files[0], own
-
-
-def test_a_dataset_of_another_model_is_tokenised_again_and_every_page_says_so(cm, files, of_another_model):
-    with TextServer() as server:
-        done = job(cm, of_another_model, server.endpoint, "--scenario=Offline")
-    assert done.code == 0, done.output
-    records = [json.loads(path.read_text()) for path in cm.cwd.glob("results/test/runs/*/*/*/*/run.json")]
     rows, published = (json.loads(path.read_text()) for path in (_dataset(records[0]), files[1]))
     assert [row["tok_input"] for row in rows] == [row["tok_input"] for row in published[:345]]
-    pages = [*cm.cwd.glob("results/test/summary.html"), *cm.cwd.glob("results/test/**/README.md")]
-    for text in (done.output, *(page.read_text() for page in pages)):
+    pages = [path.read_text() for path in cm.cwd.glob("results/test/**/README.md")]
+    for text in (done.output, page, *pages):
         words = " ".join(text.split())
         assert "tokenised for another model" in words and "tokenised again for" in words
-    page = " ".join(pages[0].read_text().split())
+    page = " ".join(page.split())
     assert "64 of your dataset&#39;s 345 samples" in page
     assert "of the benchmark's" not in page and "of the benchmark&#39;s" not in page
     assert "a result needs the 13,368 samples" in " ".join(done.output.split())

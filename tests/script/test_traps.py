@@ -84,7 +84,7 @@ def test_no_module_of_a_folder_that_is_judged_is_imported(start_cm, tree, comman
     words = [flag.format(**named, capsules=",".join(capsules[:2]), capsule=(capsules or [""])[0]) for flag in flags]
     cm = start_cm()
     cm.cwd = tree / folder
-    done = cm("run", "script", f"--tags={tags}", "--quiet", *words)
+    done = cm.start("run", "script", f"--tags={tags}", "--quiet", *words).finish(120)
     cm.cwd = tree
     assert "Traceback" not in done.output, done.output
     assert "no scripts were found" not in done.output and "has no input" not in done.output, done.output

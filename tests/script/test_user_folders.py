@@ -23,30 +23,25 @@ REPLACING = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
+    """The environment of a user whose CM home has no entry yet."""
     place = tmp_path_factory.mktemp("home")
-    env = {**os.environ, "CM_REPOS": str(place / "cm"), "HOME": str(place)}
-    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=env, check=True, capture_output=True)
+    env = {"CM_REPOS": str(place / "cm"), "HOME": str(place)}
+    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env={**os.environ, **env}, check=True, capture_output=True)
     return env
 
 
 @pytest.fixture
-def cm(home, tmp_path):
-    work = tmp_path / "work"
-    work.mkdir()
+def run(cm, home):
+    """Return a function that runs a recipe in the folder of `cm`, and returns its exit code and what it printed."""
+    cm.env = home
+    cm.cwd /= "work"
+    cm.cwd.mkdir()
 
     def run(tags, *flags):
-        done = subprocess.run(
-            [CM, "run", "script", f"--tags={tags}", "--quiet", *flags],
-            cwd=work,
-            env=home,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        done = cm("run", "script", f"--tags={tags}", "--quiet", *flags)
+        return done.code, done.output
 
-    run.folder = work
+    run.folder = cm.cwd
     return run
 
 
@@ -66,45 +61,45 @@ def lying(folder):
 
 
 @pytest.mark.parametrize("tags", REPLACING)
-def test_plan_and_start_refuse_a_folder_of_foreign_files_and_leave_it_as_it_is(cm, tags):
+def test_plan_and_start_refuse_a_folder_of_foreign_files_and_leave_it_as_it_is(run, tags):
     flag, *others = REPLACING[tags]
-    fill(cm.folder / "out")
-    before = lying(cm.folder)
+    fill(run.folder / "out")
+    before = lying(run.folder)
     for more in (["--plan"], []):
-        status, said = cm(tags, *others, f"{flag}=out", *more)
+        status, said = run(tags, *others, f"{flag}=out", *more)
         assert status == 20, said
-        assert f"{cm.folder / 'out'}" in said and flag in said.partition("remedy:")[2]
-        assert lying(cm.folder) == before
+        assert f"{run.folder / 'out'}" in said and flag in said.partition("remedy:")[2]
+        assert lying(run.folder) == before
 
 
 @pytest.mark.parametrize("place", ["..", "file", "link"])
-def test_a_run_refuses_what_is_no_folder_of_its_own(cm, place):
-    fill(cm.folder / "other")
-    (cm.folder / "file").write_text("mine")
-    (cm.folder / "link").symlink_to("other")
-    before = lying(cm.folder)
-    status, said = cm(RUN, *OFFLINE, f"--output_dir={place}", *(["--plan"] if place != "file" else []))
+def test_a_run_refuses_what_is_no_folder_of_its_own(run, place):
+    fill(run.folder / "other")
+    (run.folder / "file").write_text("mine")
+    (run.folder / "link").symlink_to("other")
+    before = lying(run.folder)
+    status, said = run(RUN, *OFFLINE, f"--output_dir={place}", *(["--plan"] if place != "file" else []))
     assert status == 20, said
-    assert lying(cm.folder) == before
+    assert lying(run.folder) == before
 
 
 @pytest.mark.parametrize("place", [".", "new", "empty"])
-def test_a_run_is_planned_for_the_working_folder_and_for_new_and_empty_ones(cm, place):
-    fill(cm.folder)
-    (cm.folder / "link").symlink_to("notes.txt")
-    (cm.folder / "empty").mkdir()
-    before = lying(cm.folder)
-    status, said = cm(RUN, *OFFLINE, f"--output_dir={place}", "--plan")
+def test_a_run_is_planned_for_the_working_folder_and_for_new_and_empty_ones(run, place):
+    fill(run.folder)
+    (run.folder / "link").symlink_to("notes.txt")
+    (run.folder / "empty").mkdir()
+    before = lying(run.folder)
+    status, said = run(RUN, *OFFLINE, f"--output_dir={place}", "--plan")
     assert status == 0, said
-    assert lying(cm.folder) == before
+    assert lying(run.folder) == before
 
 
 @pytest.mark.parametrize("files", [FOREIGN, {"closed/OtherOrg/results/r.txt": b"1"}])
-def test_the_main_job_refuses_a_place_of_its_tree_that_holds_other_files(cm, files):
-    fill(cm.folder / "out" / "test" / "submission", files)
-    before = lying(cm.folder)
+def test_the_main_job_refuses_a_place_of_its_tree_that_holds_other_files(run, files):
+    fill(run.folder / "out" / "test" / "submission", files)
+    before = lying(run.folder)
     flags = ("--scenario=Offline", "--submitter=Nobody", "--output_dir=out")
-    status, said = cm("run-mlperf,inference,_vllm", *flags)
+    status, said = run("run-mlperf,inference,_vllm", *flags)
     assert status == 20, said
     assert "submission" in said
-    assert {name: data for name, data in lying(cm.folder).items() if name in before} == before
+    assert {name: data for name, data in lying(run.folder).items() if name in before} == before

@@ -19,6 +19,8 @@ from cm4vllm.submission.log_truncation import truncate_log, truncate_tree
 from cm4vllm.submission.tree_writer import digests
 from commands import need
 
+pytestmark = pytest.mark.xdist_group("runs-submission")  # one process makes the runs of these files
+
 
 @pytest.fixture
 def tree(tmp_path):

@@ -22,6 +22,8 @@ from cm4vllm.submission.system_records import SystemSettings, write_system
 from cm4vllm.submission.tree import build_tree
 from gpu_machines import gpus
 
+pytestmark = pytest.mark.xdist_group("runs-submission")  # one process makes the runs of these files
+
 ENV = {"HOME": "/home/jdoe42", "USER": "jdoe42", "HF_TOKEN": "s3cr3t-w0rd", "DB_PASSWORD": "benchmark"}
 #: A user and a device that no file of the repository names, this one included: a file that is not as its commit has it
 #: is searched for them.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.programs.own_program import MANIFEST
 from cm4vllm.submission.published_program import write_program
 from cm4vllm.submission.tree import build_tree
@@ -26,13 +27,14 @@ def _small_program():
 #: Prints what a copy of the program says of itself, in the Python that has it first on its path.
 SAYS = """
 import json, cm4vllm
+from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.programs.own_program import commit_of_this_repository, program_files
 print(json.dumps([cm4vllm.__file__, commit_of_this_repository(), [[f.name, f.published] for f in program_files()]]))
 """
 
 
 def says(source: Path) -> tuple[str, str, dict[str, bool]]:
-    env = {**os.environ, "PYTHONPATH": str(source)}
+    env = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
     printed = subprocess.check_output([sys.executable, "-c", SAYS], env=env, text=True, cwd=source)
     where, commit, files = json.loads(printed)
     return where, commit, dict(files)
@@ -105,7 +107,7 @@ def test_an_archive_without_git_and_manifest_is_listed_too(copy, tmp_path):
     assert sorted(files) == tracked()
 
 
-def test_an_installed_package_is_listed_by_its_record(tmp_path, stranger):
+def test_an_installed_package_is_listed_by_its_record_and_the_main_job_can_be_planned_with_its_copy(tmp_path, stranger):
     make = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT]
     wheel = subprocess.run(make, capture_output=True, text=True, check=False)
     assert wheel.returncode == 0, wheel.stdout + wheel.stderr
@@ -121,7 +123,11 @@ def test_an_installed_package_is_listed_by_its_record(tmp_path, stranger):
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     subprocess.run([sys.executable, "-c", code, tmp_path / "copy"], check=True, env=env)
-    runs_from(tmp_path / "copy", stranger, tmp_path / "CM")
+    plan = runs_from(tmp_path / "copy", stranger, tmp_path / "CM")
+    assert re.search(r"generate,mlperf,inference,submission", plan)
+    code = "import importlib.util as u; print(u.find_spec('cm4vllm'))"
+    where = subprocess.check_output([stranger, "-c", code], text=True, cwd=tmp_path)
+    assert where.strip() == "None", "the stranger has a cm4vllm of another place"
 
 
 def runs_from(program: Path, python: Path, home: Path) -> str:
@@ -136,12 +142,7 @@ def runs_from(program: Path, python: Path, home: Path) -> str:
     return done.stdout
 
 
-def test_the_main_job_can_be_planned_with_the_program_of_a_tree(campaign, stranger, tmp_path):
+def test_the_program_of_a_tree_is_whole(campaign, copy):
     asked = campaign()
-    tree = build_tree(asked)
-    program = tree / "open" / asked.submitter / "src" / "cm4vllm"
-    plan = runs_from(program, stranger, tmp_path / "CM")
-    assert re.search(r"generate,mlperf,inference,submission", plan)
-    code = "import importlib.util as u; print(u.find_spec('cm4vllm'))"
-    where = subprocess.check_output([stranger, "-c", code], text=True, cwd=tmp_path)
-    assert where.strip() == "None", "the stranger has a cm4vllm of another place"
+    program = build_tree(asked) / "open" / asked.submitter / "src" / "cm4vllm"
+    assert sha256_of_tree(program) == sha256_of_tree(copy)

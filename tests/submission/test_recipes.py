@@ -1,52 +1,76 @@
-"""The recipes of this room, and those of the hardware room, through the `cm` command."""
+"""The recipes of this room, and those of the hardware room, as `cm` runs them."""
 
 import html
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from cmind.core import CM
 from tests.script.main_job import planned
 
 from builders import campaign_record, server_record
 from cm4vllm.campaign import job as module
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.programs.own_program import program_files
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.engine.run.request import Request
 from cm4vllm.records.campaign import CampaignRecord
 from cm4vllm.records.checker import CheckerRecord
 from cm4vllm.rules import Mode
+from cm4vllm.submission import published_program
 from cm4vllm.submission.published_program import PROGRAM_FOLDER
 from cm4vllm.submission.tree import system_folder
 
 ROOT = Path(__file__).parents[2]
-CM = Path(sys.executable).with_name("cm")
+COMMAND = Path(sys.executable).with_name("cm")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """The environment of a CM home of this module's own: each new one is indexed at its first command."""
-    env = {**os.environ, "CM_REPOS": str(tmp_path_factory.mktemp("home") / "cm")}
-    env.pop("CM_MLPERF_INFERENCE_SOURCE_DIR", None)
-    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=env, check=True, capture_output=True)
-    return env
+    """A CM home of this module's own, in which this checkout is registered: each new one is indexed once."""
+    folder = tmp_path_factory.mktemp("home") / "cm"
+    folder.mkdir()
+    (folder / "repos.json").write_text(json.dumps([str(ROOT)]))
+    return folder
 
 
 @pytest.fixture
-def cm(home, tmp_path):
-    """Run a recipe; give its exit code, its output, and its new environment."""
+def cm(home, tmp_path, monkeypatch):
+    """Run a recipe in this process; give its exit code, its output, and its new environment."""
+    # Else cmind looks at each start for repositories among all packages that this Python can import.
+    monkeypatch.setenv("CM_CORE_SKIP_INTERNAL_REPOS", "yes")
+    monkeypatch.setenv("CM_REPOS", str(home))
+    monkeypatch.delenv("CM_MLPERF_INFERENCE_SOURCE_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(tags, *flags):
+        output = io.StringIO()
+        with redirect_stdout(output), redirect_stderr(output):
+            done = CM(str(home)).access(["run", "script", f"--tags={tags}", "--quiet", *flags], out="con")
+        return done["return"], output.getvalue() + done.get("error", ""), done.get("new_env", {})
+
+    return run
+
+
+@pytest.fixture
+def started_cm(home, tmp_path):
+    """Do the same with the command `cm`, whose trees have the whole program."""
 
     def run(tags, *flags):
         saved = tmp_path / "result.json"
-        saved.unlink(missing_ok=True)
-        words = [CM, "run", "script", f"--tags={tags}", "--quiet", f"--save_to_json={saved}", *flags]
-        given = {"cwd": tmp_path, "env": {**home, "USER": os.environ.get("USER", "")}, "timeout": 120, "check": False}
+        words = [COMMAND, "run", "script", f"--tags={tags}", "--quiet", f"--save_to_json={saved}", *flags]
+        env = {**os.environ, "CM_REPOS": str(home)}
+        env.pop("CM_MLPERF_INFERENCE_SOURCE_DIR", None)
+        given = {"cwd": tmp_path, "env": env, "timeout": 120, "check": False}
         done = subprocess.run(words, capture_output=True, text=True, **given)
         new_env = json.loads(saved.read_text()).get("new_env", {}) if done.returncode == 0 else {}
         return done.returncode, done.stdout + done.stderr, new_env
@@ -98,7 +122,7 @@ TRUNCATE = "truncate,mlperf,inference,accuracy,log"
 
 
 def test_one_command_builds_truncates_and_checks_a_tree_and_writes_nothing_to_it_then(
-    cm, results, inference, monkeypatch, capsys
+    cm, started_cm, results, inference, monkeypatch, capsys
 ):
     person, source = "jdoe" + "4711x", f"--inference_src={inference.path}"
     monkeypatch.setenv("USER", person)
@@ -108,11 +132,15 @@ def test_one_command_builds_truncates_and_checks_a_tree_and_writes_nothing_to_it
         "--extra_args='--hf-token s3cret-2'"
     )
     write_record(results / "campaign.json", msgspec.structs.replace(campaign, command=typed))
-    code, output, env = cm(GENERATE, f"--results_dir={results}", source)
+    code, output, env = started_cm(GENERATE, f"--results_dir={results}", source)
     assert code == 0, output
     assert "2 truncated" in output
     assert "only length findings, expected of a rehearsal" in output
     tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
+    program = next(tree.glob(f"open/*/src/{PROGRAM_FOLDER}"))
+    assert {file.name for file in program_files() if file.published} <= {
+        path.relative_to(program).as_posix() for path in program.rglob("*")
+    }
     before, checked = read_record(results / "checker.json", CheckerRecord), sha256_of_tree(tree)
     assert (before.round, before.tree_sha256) == ("v6.1", checked)
 
@@ -150,7 +178,7 @@ def test_one_command_builds_truncates_and_checks_a_tree_and_writes_nothing_to_it
 
 
 def test_checkers_that_are_left_out_or_cannot_be_fetched_leave_a_truncated_tree_whose_commands_run_when_pasted(
-    cm, results, tmp_path
+    cm, results, tmp_path, monkeypatch
 ):
     code, output, _ = cm(GENERATE, f"--results_dir={results}", "--run_checker=no")
     assert code == 0, output
@@ -164,6 +192,8 @@ def test_checkers_that_are_left_out_or_cannot_be_fetched_leave_a_truncated_tree_
     assert code == 60 and "truncated" not in output, output
 
     tree = results / "submission"
+    monkeypatch.setattr(published_program, "program_files", program_files)  # as `cm` does, which leaves it whole
+    published_program.write_program(next(tree.glob(f"open/*/src/{PROGRAM_FOLDER}")))
     page = next(tree.glob("open/*/results/*/*/Offline/README.md")).read_text()
     block = re.search(r"## CM run command\n\n```bash\n(.*?)\n```", page, re.DOTALL)[1]
     assert block.startswith("pip install cmind==")
@@ -172,7 +202,7 @@ def test_checkers_that_are_left_out_or_cannot_be_fetched_leave_a_truncated_tree_
         pytest.skip("this checkout has a public remote, which a test does not pull")
     (tmp_path / "stranger").mkdir()
     pasted = f"set -e\n{add}\n{block.partition(add)[2]} --plan"
-    path = f"{CM.parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{COMMAND.parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "CM_REPOS": str(tmp_path / "stranger" / "CM"), "SUBMISSION": str(tree)}
     given = {"cwd": tmp_path / "stranger", "text": True, "capture_output": True, "check": False}
     done = subprocess.run(["bash", "-c", pasted], env=env, **given)

@@ -27,6 +27,8 @@ from cm4vllm.submission.checker.official_checker import check_submission
 from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.tree import build_tree, system_folder
 
+pytestmark = pytest.mark.xdist_group("runs-submission")  # one process makes the runs of these files
+
 LOGS = ("detail.txt", "summary.txt")
 
 

@@ -33,6 +33,8 @@ from cm4vllm.submission.tree import TreeAsked, build_tree, system_folder
 from cm4vllm.submission.tree_inputs import TreeSettings, place_of_tree
 from cm4vllm.submission.tree_writer import digests
 
+pytestmark = pytest.mark.xdist_group("runs-submission")  # one process makes the runs of these files
+
 #: The files that several results share: pages with a part for each, and the mapping.
 SHARED = {"README.md", "documentation/calibration.md", "model_mapping.json"}
 

@@ -284,7 +284,7 @@ def _require_values(settings: CampaignSettings) -> None:
     if not fits or not all(letter.isalnum() or letter in "-_." for letter in name):
         raise UsageError(
             f"--submitter={name!r} is not usable",
-            cause="it names a folder of the submission, where the official checker allows no spaces",
+            cause="it names one folder of the submission, where the official checker allows no spaces",
             remedy=f"use letters, digits, '-', '_' and '.', {_LONGEST_NAME} at most, first a letter or a digit",
         )
     if latency is not None and latency < _LEAST_LATENCY:

@@ -8,6 +8,7 @@ FromConfig).
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -67,6 +68,9 @@ _OTHERS = {
 _OF_TESTS = frozenset({"performance_issue_same", "performance_issue_unique", "accuracy_log_sampling_target"})
 #: The bounds of a run that 0 leaves open.
 _UNBOUNDED = frozenset({"max_duration", "max_query_count"})
+#: The settings that LoadGen reads with a fraction, and those of them that it does not where queries are paced. It reads
+#: all others as whole numbers: up to the first character that is no digit, those after a leading 0 in octal.
+_FRACTIONS, _WHOLE_IF_PACED = frozenset({"target_qps", "target_latency", "target_latency_percentile"}), "target_latency"
 #: The settings that must be greater than 0.
 _POSITIVE = frozenset({"target_qps", "target_latency"})
 #: LoadGen's rates where nothing states one: samples/s, and the expected latency in ms (loadgen/mlperf.conf).
@@ -75,7 +79,10 @@ _RATE, _LATENCY_MS = 1.0, 10.0
 
 @dataclass(frozen=True)
 class _Line:
-    """A line that is no comment: its number and text, and the parts that LoadGen reads, empty where it reads none."""
+    """A line that is no comment: its number and text, and the parts that LoadGen reads, empty where it reads none.
+
+    `whole` is what LoadGen makes of the value where it reads a whole number.
+    """
 
     number: int
     text: str
@@ -83,6 +90,7 @@ class _Line:
     scenario: str = ""
     setting: str = ""
     value: float = 0.0
+    whole: int = 0
 
     @property
     def words(self) -> str:
@@ -123,23 +131,33 @@ def _value(text: str, terms: Terms, setting: str) -> float | None:
 
 def _lines(text: str) -> Iterator[_Line]:
     """Yield the settings of a user.conf with their lines; comments are skipped."""
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
+    for number, line in enumerate(text.encode().split(b"\n"), 1):
+        words = [word.decode() for word in line.split()]  # of bytes: at the white space of ASCII alone
         values = [_number(word) for word in words[2:]]
         is_setting = words[1:2] == ["="] and values and None not in values
         if not words or words[0] == "#" or (words[0].startswith("#") and (is_setting or len(words) == 1)):
             continue
         names = words[0].rsplit(".", 2) if is_setting else []
         model, scenario, setting = names if len(names) == 3 else ("", "", "")
-        yield _Line(number, " ".join(words), model, scenario, setting, (values[-1] or 0.0) if setting else 0.0)
+        value = words[-1] if setting else "0"
+        yield _Line(number, " ".join(words), model, scenario, setting, _number(value) or 0.0, _whole(value))
 
 
 def _number(word: str) -> float | None:
     """Return a number as LoadGen reads it: whole, also in hexadecimal, or with a fraction."""
     try:
-        return None if "_" in word else float(int(word, 0)) if "x" in word.lower() else float(word)
+        usable = word.isascii() and "_" not in word
+        return (float(int(word, 0)) if "x" in word.lower() else float(word)) if usable else None
     except ValueError:
         return None
+
+
+def _whole(word: str) -> int:
+    """Return what LoadGen makes of a number where it reads a whole one: C's strtoull with base 0."""
+    match = re.match(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([0-9]*))", word)
+    sign, hexadecimal, octal, decimal = match.groups() if match else ("", "", "", "")
+    base, digits = (16, hexadecimal) if hexadecimal else (8, octal) if octal else (10, decimal)
+    return int(f"{sign}{digits}", base) if digits else 0
 
 
 def _why_not(line: _Line, lines: list[_Line], terms: Terms, execution: ExecutionMode) -> str:
@@ -161,7 +179,11 @@ def _why_not(line: _Line, lines: list[_Line], terms: Terms, execution: Execution
         own = (other for other in lines if other.model in models and other.scenario in scenarios)
         stated = line.setting in {other.setting for other in own}
         return "" if stated else f"LoadGen's name of this benchmark is {terms.loadgen_name}"
-    return _not_usable(line.value, line.setting, terms) or _against_rules(line.value, line.setting, terms, execution)
+    return (
+        _not_usable(line.value, line.setting, terms)
+        or _read_otherwise(line, terms)
+        or _against_rules(line.value, line.setting, terms, execution)
+    )
 
 
 def _not_usable(value: float, setting: str, terms: Terms) -> str:
@@ -174,6 +196,14 @@ def _not_usable(value: float, setting: str, terms: Terms) -> str:
     if setting in _OF_TESTS and value:
         return "it is for compliance tests, whose audit.config sets it"
     return ""
+
+
+def _read_otherwise(line: _Line, terms: Terms) -> str:
+    """Return what LoadGen would make of a number that is not written as a whole one; empty where it reads its value."""
+    fraction = line.setting in _FRACTIONS and not (line.setting == _WHOLE_IF_PACED and terms.paced)
+    if fraction or line.whole == line.value:
+        return ""
+    return f"LoadGen reads whole numbers here, and would take {line.whole} for it"
 
 
 def _against_rules(value: float, setting: str, terms: Terms, execution: ExecutionMode) -> str:

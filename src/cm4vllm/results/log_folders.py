@@ -18,6 +18,7 @@ from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_l
 from cm4vllm.records.logs.figures import figures
 from cm4vllm.records.logs.run_logs import verdict
 from cm4vllm.records.run import RunRecord
+from cm4vllm.records.weights.checkpoint import FETCH, is_pointer
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.model import Accuracy, Performance
 
@@ -204,9 +205,9 @@ class Reader:
     def _unreadable(self, folder: Path, error: CmError) -> None:
         path = folder / DETAIL_LOG
         if path.exists():
-            self.problem(
-                "LOG-UNREADABLE", error.what.replace(str(path), path.name), path, value=error.cause, remedy=error.remedy
-            )
+            remedy = FETCH if is_pointer(path) else error.remedy
+            failure = error.what.replace(str(path), path.name)
+            self.problem("LOG-UNREADABLE", failure, path, value=error.cause, remedy=remedy)
         else:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
 

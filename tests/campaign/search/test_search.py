@@ -79,7 +79,8 @@ def test_a_limit_that_ends_probes_too_soon_to_say_where_it_is_counts():
 def test_the_limit_that_binds_is_named():
     assert search_of("M/D/c")[0].binding == "TTFT"
     assert search_of("smooth")[0].binding == "TPOT"
-    assert found_by(*SYSTEMS["smooth"], seed=3)[0] == search_of("smooth")[0], "the same seed gives the same search"
+    again = found_by(*SYSTEMS["whole answers"], seed=3)[0]
+    assert again == search_of("whole answers")[0], "the same seed gives the same search"
 
 
 def test_a_rate_far_beyond_the_server_costs_seconds():
@@ -288,18 +289,16 @@ def edge(system, limits, full, low, high):
     return low
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
-    ("name", "system", "limits", "capacity"),
+    ("name", "system", "limits", "capacity", "seed"),
     [
-        ("TTFT", Queue(4, 0.2), LIMITS, 20.0),
-        ("TTFT", Batching(0.02, 0.0002, 0.003, 64), LIMITS, 43.0),
-        ("latency", Queue(4, 0.2), WHOLE_RUN, 20.0),
-        ("latency", Batching(0.02, 0.0002, 0.003, 64), WHOLE_RUN, 43.0),
-        ("TPOT", Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT, 20.0),
+        ("TTFT", Queue(4, 0.2), LIMITS, 20.0, 1),
+        ("TTFT", Batching(0.02, 0.0002, 0.003, 64), LIMITS, 43.0, 2),
+        ("latency", Queue(4, 0.2), WHOLE_RUN, 20.0, 2),
+        ("TPOT", Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT, 20.0, 1),
     ],
 )
-def test_a_minute_near_the_limit_says_what_ten_minutes_can_do(seed, name, system, limits, capacity):
+def test_a_minute_near_the_limit_says_what_ten_minutes_can_do(name, system, limits, capacity, seed):
     full = FullLength(600.0, seed)
     true = edge(system, limits, full, capacity / 3, capacity * 1.3)
     probe, window = SimulatedProber(system, limits, full).probe(0.98 * true, ProbePlan(60.0, 10.0, 600.0))

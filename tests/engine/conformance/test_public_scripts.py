@@ -16,18 +16,15 @@ CASES = {
     "python3": [{"tags": "get,python3"}, {"tags": "get,python3"}],
     "numpy": [{"tags": "get,generic-python-lib,_package.numpy"}, {"tags": "get,generic-python-lib,_package.numpy"}],
     "gcc": [{"tags": "get,gcc"}, {"tags": "get,gcc"}],
-    "compiler": [{"tags": "get,compiler,gcc"}],
     "cmake": [{"tags": "get,cmake"}, {"tags": "get,cmake"}],
     "javac": [{"tags": "get,javac"}],
-    "hello-world-javac": [{"tags": "print,hello-world,javac"}],
-    "venv": [{"tags": "install,python-venv", "name": "test"}],
+    # Its folder goes unquoted into the command line of venv: pip would take six seconds of a processor.
+    "venv": [{"tags": "install,python-venv", "name": "test", "const": {"CM_VIRTUAL_ENV_DIR": "test --without-pip"}}],
     "hello-world": [{"tags": "print,hello-world"}],
     "hello-world-env": [{"tags": "print,native,hello-world", "env": {"CM_ENV_TEST3": "T3"}}],
     "hello-world-python": [{"tags": "print,hello-world,python"}],
     "dummy": [{"tags": "test,dummy"}],
     "conditions": [{"tags": "test,deps,conditions"}],
-    "conditions-1": [{"tags": "test,deps,conditions", "test1": "yes"}],
-    "conditions-12": [{"tags": "test,deps,conditions", "test1": "yes", "test2": "yes"}],
     "conditions-123": [{"tags": "test,deps,conditions", "test1": "yes", "test2": "yes", "test3": "yes"}],
     "pipeline": [{"tags": "test,cm-script,pipeline"}],
     "combination": [{"tags": "test-scripts,_v1,_v2"}],
@@ -36,14 +33,10 @@ CASES = {
     "download": [{"tags": "download,file,_cmutil", "url": "https://host.invalid/x.bin"}],
     "unknown": [{"tags": "nonexistent,script,tags"}],
     "unknown-variation": [{"tags": "get,python3,_nonexistent"}],
-    "two-of-a-group": [{"tags": "get,generic-python-lib,_pip,_conda.x"}],
     "version-unmet": [{"tags": "get,gcc", "version_min": "99.0"}],
     "fake": [{"tags": "detect,cpu", "fake_run": True}],
     "fake-deps": [{"tags": "detect,cpu", "fake_deps": True}],
     "print-deps": [{"tags": "detect,cpu", "print_deps": True}],
-    "skip-cache": [{"tags": "get,python3", "skip_cache": True}],
-    "new": [{"tags": "get,python3"}, {"tags": "get,python3", "new": True}],
-    "renew": [{"tags": "get,python3"}, {"tags": "get,python3", "renew": True}],
     "extra-tags": [{"tags": "get,python3", "extra_cache_tags": "test-extra-tag,ci-run"}],
     "adr": [{"tags": "detect,cpu", "adr": {"detect-os": {"tags": "detect,os"}}}],
 }
@@ -99,10 +92,7 @@ def test_known_differences(both, name):
     assert (both["ours"][name][0]["return"], both["theirs"][name][0]["return"]) == DIFFERENT_CODES[name]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["conditions", "conditions-1", "conditions-12", "conditions-123", "pipeline", "hello-world", "hello-world-env"],
-)
+@pytest.mark.parametrize("name", ["conditions", "conditions-123", "pipeline", "hello-world", "hello-world-env"])
 def test_same_output_in_the_same_order(both, name):
     ours, theirs = (both[side][name][0]["output"].split("\n") for side in ("ours", "theirs"))
     assert [line for line in ours if not re.match(r"\[\d\d:\d\d\.\d\]", line)] == theirs

@@ -26,6 +26,22 @@ def test_unknown_flag_of_a_strict_script_names_the_nearest(home):
     assert home.run("one", scenario="Offline", quiet=True, verbose=False, adr={}, j=False)["return"] == 0
 
 
+@pytest.mark.parametrize("dash", ["\N{EN DASH}", "\N{EM DASH}", "\N{EN DASH}-", "\N{MINUS SIGN}\N{MINUS SIGN}"])
+def test_a_flag_that_begins_with_a_dash_is_named_with_its_hyphens(home, dash):
+    home.script("one")
+    done = home.done("run", "script", "--tags=one", f"{dash}input=a,b")
+    assert done.returncode == 20
+    assert "remedy: type --input=a,b\n" in done.stderr
+
+
+def test_more_words_than_the_name_of_a_script_are_refused(home):
+    home.script("one")
+    for words in (["one", "two"], ["one here", "two"], ["one", "--quiet", "two"]):
+        done = home.done("run", "script", *words)
+        assert done.returncode == 20
+        assert "'two': a command runs one script" in done.stderr
+
+
 def test_unknown_flag_of_a_lenient_script_is_warned_of_where_a_person_typed_it(home):
     home.script("dep")
     home.script("one", {"input_mapping": {"scenario": "CM_S"}, "deps": [{"tags": "dep", "colour": "red"}]})

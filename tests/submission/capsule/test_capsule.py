@@ -24,6 +24,8 @@ from cm4vllm.submission.capsule.replay import compare_environment, replay_words
 from cm4vllm.submission.capsule.rerun_file import as_yaml, read_capsule, write_capsule
 from cm4vllm.submission.tree import build_tree, system_folder
 
+pytestmark = pytest.mark.xdist_group("runs-submission")  # one process makes the runs of these files
+
 COMMAND = (
     "cm run script --tags=run-mlperf,inference,_vllm --output_dir=/home/jdoe/out --env.HF_TOKEN='${HF_TOKEN:?}' "
     "--dataset_path=/home/jdoe/cnn.json --scenario=Offline,Server --rerun"

@@ -5,6 +5,7 @@ Its docstring is the rule: the text that must hold.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -14,7 +15,7 @@ from pkgutil import walk_packages
 from typing import Any, TypeVar, TypeVarTuple
 
 from cm4vllm.common.checking.findings import Finding, Rule, Severity
-from cm4vllm.common.errors import CmError
+from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.terminal_text import one_line
 
 T = TypeVar("T")
@@ -144,8 +145,15 @@ def _rule_text(function: Callable[..., object]) -> str:
 def checks_in(package: str) -> dict[str, Check]:
     """Return the checks in the modules of a package, by code, in the order of the modules' names.
 
-    Raises ValueError for a code that two checks have, and for a check whose docstring states no rule.
+    Raises ValueError for a code that two checks have, and for a check whose docstring states no rule; and
+    UsageError where Python keeps no docstrings.
     """
+    if sys.flags.optimize > 1:
+        raise UsageError(
+            "Python runs without docstrings",
+            cause="PYTHONOPTIMIZE=2 or the option -OO removes them, and a check states its rule in its own",
+            remedy="start the command again after: unset PYTHONOPTIMIZE",
+        )
     checks: dict[str, Check] = {}
     for module in walk_packages(import_module(package).__path__, f"{package}."):
         for value in vars(import_module(module.name)).values():

@@ -144,7 +144,11 @@ def _of_git(root: Path) -> list[ProgramFile]:
     return [
         ProgramFile(name, root / name, blob_of(root / name) == blobs.get(name, ""))
         for name in listed.split("\0")
-        if name and not _is_hidden(name) and (root / name).is_file() and _is_inside(root, root / name)
+        if name
+        and not name.startswith(_TESTS)
+        and not _is_hidden(name)
+        and (root / name).is_file()
+        and _is_inside(root, root / name)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -192,6 +193,9 @@ VARIATION_KEYS = LAYER_KEYS | {
 }
 
 
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
+
+
 class ScriptMeta(Value):
     """A script: its meta, its folder and its repository.
 
@@ -245,6 +249,11 @@ class ScriptMeta(Value):
     @cached_property
     def _read(self) -> dict[tuple[str, str | None], Variation]:
         return {}
+
+    @cached_property
+    def vocabulary(self) -> frozenset[str]:
+        """All words of the meta that could be environment keys."""
+        return frozenset(_WORD.findall(repr(self.raw)))
 
     def variation(self, key: str, name: str, value: str | None = None) -> Variation:
         """Return the variation defined as `key`, by the name that it goes by; `value` replaces its `#`."""

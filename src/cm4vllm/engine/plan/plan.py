@@ -32,7 +32,6 @@ from cm4vllm.engine.plan.planned_task import (
     facts_in,
     in_words,
     unknown,
-    vocabulary_of,
 )
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
@@ -159,7 +158,7 @@ class _Planner:
         globs: list[str] = []
         if self.stack:
             globs = self.stack[-1].all_globs
-            self.stack[-1].learn(vocabulary_of(node.script))
+            self.stack[-1].learn(node.script.vocabulary)
         frame = PlannedTask(self.without_replaced_variations(asked()), node.script, globs)
         node.variations = tuple(map(in_words, frame.task.variations.names))
         node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))

@@ -84,13 +84,7 @@ def _matches(env: Mapping[str, Any], key: str, values: frozenset[str], missing_i
     return says_yes(values) if is_decided else facts
 
 
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 _WILD = re.compile(r"[*?\[]")
-
-
-def vocabulary_of(script: ScriptMeta) -> frozenset[str]:
-    """Return all words of a meta that could be environment keys."""
-    return frozenset(_WORD.findall(repr(script.raw)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +115,7 @@ class PlannedTask:
 
     def __init__(self, request: Request, script: ScriptMeta, inherited_globs: Iterable[str] = ()) -> None:
         """Prepare the plan of one request: its task and its environment as far as they are known."""
-        self.vocabulary = vocabulary_of(script)
+        self.vocabulary = script.vocabulary
         self.globs: list[str] = []
         self.inherited_globs = list(inherited_globs)
         self.script = script

@@ -138,15 +138,27 @@ def is_unresolved(value: Any) -> bool:
 
 def matching(keys: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """Return the keys that are among the patterns, or match one with `*`, `?` or `[`."""
-    exact, globs = _compile(tuple(patterns))
-    return [key for key in keys if key in exact or (globs is not None and globs.match(key))]
+    is_match = _matches_of(tuple(patterns))
+    return [key for key in keys if is_match[key]]
+
+
+class _Matches(dict[str, bool]):
+    """Keys, and True for those that match one of the patterns: a plan asks each of them hundreds of times."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        """Take the patterns, of which those without `*`, `?` and `[` are keys."""
+        wild = [pattern for pattern in patterns if any(sign in pattern for sign in "*?[")]
+        self._exact = frozenset(patterns) - set(wild)
+        self._globs = re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
+
+    def __missing__(self, key: str) -> bool:
+        self[key] = key in self._exact or (self._globs is not None and self._globs.match(key) is not None)
+        return self[key]
 
 
 @cache
-def _compile(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str] | None]:
-    """Return the patterns that are keys, and one expression for all others."""
-    wild = [pattern for pattern in patterns if any(sign in pattern for sign in "*?[")]
-    return frozenset(patterns) - set(wild), re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
+def _matches_of(patterns: tuple[str, ...]) -> _Matches:
+    return _Matches(patterns)
 
 
 def exported_keys(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:

@@ -149,6 +149,20 @@ _VALUED = frozenset(
 _FORM = re.compile(r"--?[A-Za-z_][^\s=]*(?:=.*)?", re.DOTALL)
 
 
+#: The signs that look like a hyphen: the dashes of Unicode, and the minus of mathematics.
+_DASHES = "".join(map(chr, range(0x2010, 0x2016))) + "\N{MINUS SIGN}"
+
+
+def require_flags(words: Sequence[str]) -> None:
+    """Raise UsageError for a typed word whose hyphens are dashes: CM reads it as the name of a script."""
+    if typed := next((word for word in words if word.startswith(tuple(_DASHES))), ""):
+        raise UsageError(
+            f"{typed!r} is no flag",
+            cause="it begins with a dash, as text programs and web pages write it, and flags begin with two hyphens",
+            remedy=f"type {shlex.quote('--' + typed.lstrip(_DASHES + '-'))}",
+        )
+
+
 def require_joined_values(words: Sequence[str]) -> None:
     """Refuse `--flag value` among the typed words: CM reads the flag without a value, and the value as something else.
 

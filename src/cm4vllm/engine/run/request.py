@@ -17,7 +17,7 @@ from cm4vllm.engine.format.script_catalogue import Catalogue, Summary
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.variations import Resolution, are_defined, as_typed, resolve, without_replaced
 from cm4vllm.engine.format.versions import ANY, Wanted
-from cm4vllm.engine.run.flags import check_flags, flag, require_joined_values, unknown_flags
+from cm4vllm.engine.run.flags import check_flags, flag, require_flags, require_joined_values, unknown_flags
 
 
 def parse_tags(tags: Any) -> tuple[tuple[str, ...], ...]:
@@ -73,7 +73,10 @@ class Request(Value):
     def of(cls, given: Mapping[str, Any], folder: str, *, from_person: bool = False) -> Request:
         """Read the input dictionary of an action. Raises UsageError when it names no script."""
         if from_person:
-            require_joined_values([str(word) for word in given.get("cmd") or ()])
+            words = [str(word) for word in given.get("cmd") or ()]
+            require_flags(words)
+            require_joined_values(words)
+            _require_one_name(given)
         tags, name, repo = _tags_or_name(given)
         if not isinstance(tags, (str, list, tuple, bool, type(None))):
             raise UsageError(f"{tags!r} are not tags", remedy="tags are words separated by commas, or a list of words")
@@ -142,6 +145,17 @@ def _tags_or_name(given: Mapping[str, Any]) -> tuple[Any, str, str]:
     if isinstance(parsed, list) and parsed:
         return tags, parsed[0][1] or parsed[0][0], (parsed[1][1] or parsed[1][0]) if len(parsed) > 1 else ""
     return tags, artifact, ""
+
+
+def _require_one_name(given: Mapping[str, Any]) -> None:
+    """Raise UsageError for more words than the name of a script, which CM gives to no action."""
+    more = [str(word) for word in given.get("artifacts") or ()]
+    if more:
+        raise UsageError(
+            f"{' '.join(more)!r}: a command runs one script",
+            cause=f"its name is {str(given.get('artifact'))!r}, and more words would have no effect",
+            remedy='leave them out; several words that are tags stand in quotes, as "detect os"',
+        )
 
 
 def _mapping(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:

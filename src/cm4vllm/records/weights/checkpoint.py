@@ -11,6 +11,7 @@ from typing import Any
 
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ModelError
+from cm4vllm.common.files import beginning_of
 from cm4vllm.records.weights.config_json import json_object, section, text_config, whole_number, words
 from cm4vllm.records.weights.model_size import read_architecture
 
@@ -165,8 +166,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def is_pointer(path: Path) -> bool:
     """Return True if a file is a pointer of git-lfs, by its first line (git-lfs, docs/spec.md)."""
     try:
-        with path.open("rb") as file:
-            return file.read(len(_FIRST_LINE)) == _FIRST_LINE
+        return beginning_of(path, len(_FIRST_LINE)) == _FIRST_LINE
     except OSError:
         return False
 

@@ -11,6 +11,7 @@ from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
+from cm4vllm.records.weights.checkpoint import FETCH, is_pointer
 from cm4vllm.results.checks.subjects import is_strict, measured_results, results, strict_results, with_submission
 from cm4vllm.results.endpoints.endpoints_harness import is_endpoints
 from cm4vllm.results.file_listing import ListedFile
@@ -21,6 +22,8 @@ from cm4vllm.rules import round_names
 _PATHS = "tools/submission/submission_checker/constants.py, the paths of each round"
 _OLD_CHECKER = "tools/submission/submission_checker_old.py"
 _MAX_FILE = 50 * 2**20
+#: A pointer of git-lfs is shorter (git-lfs, docs/spec.md).
+_LONGEST_POINTER = 1024
 _BYTECODE = "/__pycache__/"
 _TRACE = "mlperf_log_trace.json"
 #: The folders of a submission with the measurements and the statements about them.
@@ -90,13 +93,16 @@ def empty(submission: Submission) -> Iterator[Fault]:
 )
 def unexpected(submission: Submission) -> Iterator[Fault]:
     """A tree holds what its layout names: no caches, hidden files, names with spaces, broken links, empty folders,
-    files above 50 MB.
+    files above 50 MB, nor pointers of git-lfs in the place of results.
     """
     listing = submission.listing
     yield from (Fault("a folder of bytecode", folder) for folder in listing.folders if folder.endswith("/__pycache__"))
     yield from (Fault("an empty folder", folder) for folder in listing.empty_folders if _BYTECODE not in f"{folder}/")
     for file in listing.files:
         yield from _unexpected_file_faults(file)
+        is_small = 0 < file.size < _LONGEST_POINTER
+        if is_small and file.path.split("/")[2] in _MEASURED and is_pointer(submission.root / file.path):
+            yield Fault("a pointer of git-lfs", file.path, remedy=FETCH, severity=Severity.ERROR)
     yield from _beside_logs(submission)
     yield from _beside_results(submission)
 

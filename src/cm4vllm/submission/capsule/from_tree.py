@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,18 @@ def _pages(submission: Submission, result: Result) -> list[str]:
 
 def _lines(texts: Iterable[str], pattern: str) -> list[list[str]]:
     """Return the words of the commands in blocks of code that match; continued lines are joined."""
-    blocks = (re.sub(r"\\\s*\n\s*", " ", block) for text in texts for block in _BLOCK.findall(text))
     commands = []
-    for line in (line for block in blocks for line in block.splitlines() if re.match(pattern, line.strip())):
+    for line in (line for text in texts for line in _code_lines(text) if re.match(pattern, line.strip())):
         with suppress(ValueError):  # its quotes do not match
             commands.append(shlex.split(line))
     return commands
+
+
+@lru_cache(maxsize=8)  # the pages above the results of a submitter are those of each of them
+def _code_lines(text: str) -> tuple[str, ...]:
+    """Return the lines of the blocks of code of a page; continued lines are joined."""
+    blocks = (re.sub(r"\\\s*\n\s*", " ", block) for block in _BLOCK.findall(text))
+    return tuple(line for block in blocks for line in block.splitlines())
 
 
 def _server_command(texts: Iterable[str], command: list[str]) -> list[str]:
