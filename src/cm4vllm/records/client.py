@@ -134,7 +134,7 @@ class TextCounts(Record, frozen=True, kw_only=True):
         return self.more or {self.least_more: self.answers}
 
     def plus(self, other: TextCounts) -> TextCounts:
-        """Return the counts of both."""
+        """Return the sum of these counts and the other ones."""
         return TextCounts(
             answers=self.answers + other.answers,
             server_tokens=self.server_tokens + other.server_tokens,
@@ -197,7 +197,7 @@ class ClientRecord(Record, frozen=True, kw_only=True):
 
     @property
     def more_words(self) -> str:
-        """By how many more tokens the server counts each prompt than were sent, in words; empty where by none."""
+        """The tokens that the server counts in each prompt beyond those sent, in words; empty for none."""
         least, most = self.least_more, self.most_more
         if least is None or most is None or most <= 0:
             return ""

@@ -151,7 +151,7 @@ def stated_system(stated: Mapping[str, str]) -> dict[str, str]:
 
 
 def hints(description: Mapping[str, str]) -> list[str]:
-    """Return what a description says against rows of the table that nothing confirms: for its owner to check."""
+    """Return the differences of a description from unconfirmed rows of the table, for its owner to check."""
     return [str(wrong) for wrong in contradictions(description) if wrong.is_hint]
 
 

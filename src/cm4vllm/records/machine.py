@@ -1,4 +1,4 @@
-"""Facts about the machine, each in exact units, before anybody words them for a page.
+"""Facts about the machine, as typed values in exact units.
 
 None, an empty text and an empty list say that nothing shows a fact; `machine_facts` names those. No record has a
 host name, a user name, an address or a serial number. A GPU's UUID says which ones serve; it stays in machine.json.

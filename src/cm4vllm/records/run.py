@@ -88,7 +88,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
 
     @property
     def mode(self) -> Mode:
-        """Return whether the run measures performance or accuracy."""
+        """Return the mode of the run: performance or accuracy."""
         return self.terms.mode
 
     @property

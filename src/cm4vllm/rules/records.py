@@ -31,7 +31,7 @@ class AccuracyTarget(Record, frozen=True, kw_only=True):
     tolerance: float = 1.0
 
     def met(self, value: float, *, whole: bool = True) -> bool | None:
-        """Return True if `value` reaches it; None for a total over a part of the dataset, which has no target."""
+        """Return True if `value` meets the target; None for a total over a part of the dataset, which has no target."""
         if self.total and not whole:
             return None
         return (self.lower is None or value >= self.lower) and (self.upper is None or value <= self.upper)
@@ -96,7 +96,7 @@ class StopSequence(Record, frozen=True, kw_only=True):
     where: dict[str, str]
 
     def ends(self, row: Mapping[str, object]) -> bool:
-        """Return True if it ends the answer to this row of the dataset."""
+        """Return True if the sequence ends the answer to this row of the dataset."""
         return all(row.get(name) == value for name, value in self.where.items())
 
 

@@ -1,4 +1,4 @@
-"""The one lookup of MLPerf's rules: what holds for a round, a benchmark, a scenario and a mode."""
+"""The lookup of MLPerf's rules by round, benchmark, scenario and mode."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache

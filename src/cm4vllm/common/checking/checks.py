@@ -73,7 +73,7 @@ class Check:
     function: Callable[..., Iterator[Fault]]
 
     def finding(self, fault: Fault) -> Finding:
-        """Return a fault with what the findings of the check have in common."""
+        """Return the finding for a fault, with the code, the rule and the remedy of this check."""
         return Finding(
             code=self.code,
             severity=fault.severity or self.severity,
@@ -114,7 +114,7 @@ class Check:
 
 
 def whole(checked: T) -> Iterator[tuple[T]]:
-    """Yield what is checked as the only subject, for checks that compare its parts with each other."""
+    """Yield the whole that is checked as the only subject, for checks that compare its parts."""
     yield (checked,)
 
 

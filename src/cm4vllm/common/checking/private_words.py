@@ -65,7 +65,7 @@ class PrivateWord:
 
     @property
     def shown(self) -> str:
-        """The word as an error names it."""
+        """The word for an error message, or its kind alone for a secret."""
         return f"the value of {self.name}" if self.kind == "secret" else repr(self.word)
 
 
@@ -104,7 +104,7 @@ def private_words(
 
 
 def scrub(content: str, words: Iterable[PrivateWord]) -> str:
-    """Return our text with a marker in the place of each private word, and without what looks like a secret."""
+    """Return a text with a marker in place of each private word, and without words that have the form of a secret."""
     for word in words:
         content = word.pattern.sub(word.marker, content)
     return vault().clean(content)

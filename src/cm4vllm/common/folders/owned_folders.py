@@ -113,7 +113,7 @@ def _removed_from(aside: Path, target: Path, carried: Mapping[str, list[int]] = 
 
 
 def recover(target: Path) -> None:
-    """Finish what a killed command was about when it replaced `target`: it had set the earlier result aside."""
+    """Complete the replacement of `target` that a killed command began: it had set the earlier result aside."""
     for number in count():
         aside = path_beside(target, "", f"kept{number or ''}-")
         if not os.path.lexists(aside):
@@ -128,7 +128,7 @@ def recover(target: Path) -> None:
 
 
 def make_way(target: Path) -> None:
-    """Move what is at a place to a new name, which is said, unless its note says that an earlier command wrote it."""
+    """Rename what is at a path and print its new name, unless its note lists it as written by an earlier command."""
     if os.path.lexists(target) and not is_as_noted(target, Note.of(target).files.get("")):
         with translated_os_errors("write", target):
             aside = _set_aside(target)

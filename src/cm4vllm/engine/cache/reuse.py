@@ -1,4 +1,4 @@
-"""A cached script: the entry that stands for its run, or the run that makes the entry.
+"""The run of a cached script: an entry of the cache replaces it, or it makes the entry.
 
 The key of a run in the cache has all dependencies that it declares, and a digest of the recipe.
 """

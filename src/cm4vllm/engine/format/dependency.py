@@ -51,9 +51,9 @@ class Conditions(Value):
         return self.decide(partial(matches, env)) is True
 
     def decide(self, match: Match) -> Truth:
-        """Return whether the entry takes part, or on which facts that depends; `match` decides about a key of a clause.
+        """Return True or False for an entry that takes part or not, else the facts on which it depends.
 
-        A missing key says no in the `all` forms alone.
+        `match` decides about a key of a clause. A missing key says no in the `all` forms alone.
         """
         parts: list[Truth] = [match(key, values, True) for key, values in (self.enable_all or {}).items()]
         parts += [_negate(match(key, values, False)) for key, values in (self.skip_any or {}).items()]
@@ -66,7 +66,7 @@ class Conditions(Value):
 
 
 def both(*parts: Truth) -> Truth:
-    """Return whether all of these hold."""
+    """Return True if all of these hold, False if one does not, else the facts on which it depends."""
     if any(part is False for part in parts):
         return False
     return frozenset(key for part in parts if isinstance(part, frozenset) for key in part) or True

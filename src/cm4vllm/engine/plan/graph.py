@@ -1,4 +1,4 @@
-"""A plan on paper: a tree for a terminal, JSON for programs, Mermaid for a page."""
+"""Output of a plan: a tree for a terminal, JSON for programs, Mermaid for a page."""
 
 import json
 import shutil

@@ -71,12 +71,12 @@ def in_words(text: str) -> str:
 
 
 def decide(conditions: Conditions, env: Mapping[str, Any]) -> Truth:
-    """Return whether an entry takes part under `env`, or on which facts that depends."""
+    """Return True or False for an entry that takes part under `env` or not, else the facts on which it depends."""
     return conditions.decide(partial(_matches, env))
 
 
 def _matches(env: Mapping[str, Any], key: str, values: frozenset[str], missing_is_no: bool) -> Truth:
-    """Return whether a key has one of the values, or the facts on which that depends."""
+    """Return True or False for a key that has one of the values or not, else the facts on which it depends."""
     facts = facts_in(env.get(key))
     if not facts:
         return matches(env, key, values, missing_is_no)
@@ -204,7 +204,7 @@ class PlannedTask:
         return list(dict.fromkeys([*self.globs, *self.inherited_globs]))
 
     def learn(self, words: Iterable[str]) -> None:
-        """Put a fact at each of these keys that is absent but may have got a value."""
+        """Mark each of these keys as unknown that is absent but may have been set."""
         absent = [word for word in words if word not in self.env]
         inherited = set(matching(absent, self.inherited_globs)) - set(matching(absent, LOCAL_KEYS))
         self.env.update({key: unknown(key) for key in {*matching(absent, self.globs), *inherited}})
@@ -222,7 +222,7 @@ class PlannedTask:
         substitute_all(self.env)
 
     def blur(self) -> None:
-        """Forget all values: code that has run may have changed any of them."""
+        """Mark all values as unknown: code that has run may have changed any of them."""
         self.globs = ["*"]
         self.env.update({key: unknown(key) for key in self.env})
         self.learn(self.vocabulary)

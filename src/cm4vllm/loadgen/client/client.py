@@ -115,7 +115,7 @@ class Client:
             self._spare_timer = self._loop.call_later(SPARE_INTERVAL_S, self._keep_spare)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Take requests, which are drawn from the iterable only as they are sent."""
+        """Submit requests, which are drawn from the iterable only as they are sent."""
         self._incoming.append(iter(requests))
         self._send_waiting()
 
@@ -296,7 +296,7 @@ class Client:
         self._forget(request)
 
     def _forget(self, request: InFlightRequest) -> None:
-        """Take a request that has ended from the open ones, and send the next that waits."""
+        """Remove a request that has ended from the open ones, and send the next that waits."""
         self._open.discard(request)
         self.in_flight -= 1
         if self._incoming and not self._filling:

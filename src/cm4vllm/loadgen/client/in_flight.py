@@ -67,7 +67,7 @@ class Sender(Protocol):
         """Process the failure of a request."""
 
     def release(self, connection: Connection, server: Server) -> None:
-        """Take back a connection that can be used again."""
+        """Keep a connection that can be used again."""
 
     def retry(self, request: InFlightRequest) -> None:
         """Send a request again."""
@@ -123,7 +123,7 @@ class InFlightRequest:
         self._tokens_seen = 0
 
     def body_received(self, status: int, data: bytes) -> bool:
-        """Take a part of the body; return False if no more of it is wanted."""
+        """Process a part of the body; return False if no more of it is wanted."""
         self._room -= len(data)
         if self._room < 0:
             self.abandon("the answer has more bytes than its tokens can have")

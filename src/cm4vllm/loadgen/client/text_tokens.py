@@ -81,7 +81,7 @@ class Texts:
 
     @property
     def dialect(self) -> Dialect:
-        """Return what the server takes and gives, as the probe found it."""
+        """Return the dialect of the server, as the probe observed it."""
         return self._settings.dialect
 
     def tokens_of(self, answer: TextAnswer) -> array[int] | Encoded | int:

@@ -73,7 +73,7 @@ class Reporter:
         self._lock = threading.Lock()
 
     def given(self, answers: Sequence[tuple[int, KeptAnswer]]) -> None:
-        """These queries were answered in an earlier piece of the run."""
+        """Report to LoadGen the answers of an earlier piece of the run."""
         held = [array("B", answer.data) for _, answer in answers]  # its bytes stay in place until LoadGen has them
         whole = [
             (key, data.buffer_info()[0] if data else 0, answer.tokens, answer.at_length, len(data))

@@ -32,7 +32,7 @@ class NotJson(AnswerError):
 
 
 class Gathered(Protocol):
-    """An answer, as far as its documents have been taken. `said` are words of the server that ended nothing so far."""
+    """The processed part of an answer. `said` are messages of the server that have not ended it so far."""
 
     said: str
 
@@ -42,7 +42,7 @@ class Gathered(Protocol):
     def add_all(self, documents: list[bytes], joined: bytes) -> bool:
         """Process the next documents, two at least; `joined` has them with commas between.
 
-        Returns False, and takes nothing, where they cannot be read all at once. Raises AnswerError.
+        Returns False, and processes nothing, where they cannot be read all at once. Raises AnswerError.
         """
 
 
@@ -68,7 +68,7 @@ class EventStream:
         return self._done
 
     def _read(self, end: int) -> None:
-        """Take up the first `end` bytes: whole lines."""
+        """Process the first `end` bytes: whole lines."""
         raw = bytes(memoryview(self._buffer)[:end])
         del self._buffer[:end]
         if self._error is not None:
@@ -82,7 +82,7 @@ class EventStream:
             self._error = error
 
     def _read_usual(self, raw: bytes) -> bool:
-        """Take up several events of a line of data and an empty line each; return False where `raw` is anything else.
+        """Process several events of a line of data and an empty line each; return False where `raw` is anything else.
 
         Raises AnswerError.
         """
@@ -98,7 +98,7 @@ class EventStream:
         return True
 
     def _read_lines(self, raw: bytes) -> None:
-        """Take up whole lines. Raises AnswerError."""
+        """Process whole lines. Raises AnswerError."""
         for line in raw.splitlines():
             if line.startswith(b"data:"):
                 self._take(line[5:].strip(b" \t"))
@@ -108,7 +108,7 @@ class EventStream:
                 self._end_event()
 
     def _take_field(self, line: bytes) -> None:
-        """Take up a line that has no data. Raises AnswerError."""
+        """Process a line that has no data. Raises AnswerError."""
         field, _, value = line.partition(b":")
         if field == b"event":
             self._name = value.strip(b" \t").lower()
@@ -120,7 +120,7 @@ class EventStream:
             raise AnswerError(error_message(line) or "a line of the stream is no event")
 
     def _take(self, data: bytes) -> None:
-        """Take up the data of a line: a document, or a part of one. Raises AnswerError."""
+        """Process the data of a line: a document, or a part of one. Raises AnswerError."""
         if not data or data.startswith(b":"):  # a gateway may pass a comment on as data
             return
         if data == b"[DONE]":
@@ -139,13 +139,13 @@ class EventStream:
                 self._parts_of_event.append(data)
 
     def _end_event(self) -> None:
-        """Take up a document of several lines. Raises AnswerError."""
+        """Process a document of several lines. Raises AnswerError."""
         parts, self._name, self._parts_of_event = self._parts_of_event, b"", []
         if parts:
             self._gathered.add_one(b"\n".join(parts))
 
     def _require_whole(self, *, done: bool = True) -> None:
-        """Take up what is left. Raises AnswerError for a stream that is wrong, or with `done` has no [DONE]."""
+        """Process the remaining bytes. Raises AnswerError for a stream that is wrong, or with `done` has no [DONE]."""
         self._read(len(self._buffer))
         if self._error is not None:
             raise self._error

@@ -163,7 +163,7 @@ class Parts(ABC, Generic[C]):
         """Process the next documents, which are in `raw`. Raises AnswerError."""
 
     def _choice(self, document: Document[C], raw: bytes) -> C | None:
-        """Take what a document has beside tokens; return its choice, None where it has none. Raises AnswerError."""
+        """Process what a document has beside tokens; return its choice, None where it has none. Raises AnswerError."""
         if document.error and not _is_nothing(document.error):
             raise AnswerError(error_words(document.error))
         usage = document.usage
@@ -182,21 +182,21 @@ class Parts(ABC, Generic[C]):
         return choice
 
     def _end(self, named: Any, *, goes_on: bool) -> None:
-        """Take the finish_reason of a choice that has tokens where it `goes_on`. Raises AnswerError."""
+        """Record the finish_reason of a choice that has tokens where it `goes_on`. Raises AnswerError."""
         reason = named if named in ("stop", "length") else _reason(named)
         if self.reason is not None and (goes_on or reason not in (None, self.reason)):
             raise AnswerError("the answer goes on after its finish_reason")
         self.reason = reason or self.reason
 
     def _take_message(self, message: Any, raw: bytes) -> None:
-        """Take a message without an answer: an error, or a word of a server that goes on. Raises AnswerError."""
+        """Process a message without an answer: an error, or a word of a server that goes on. Raises AnswerError."""
         words = "" if _is_nothing(message) else error_words(message)
         if words and _ERROR_DOCUMENT.search(raw):
             raise AnswerError(words)
         self.said = words or self.said
 
     def _take_model(self, name: Any) -> None:
-        """Take the name that a document gives to the model; some begin with an empty one."""
+        """Record the name that a document gives to the model; some begin with an empty one."""
         if isinstance(name, str) and name and name not in self.models and len(self.models) < 2:
             self.models += (name,)
 
@@ -209,7 +209,7 @@ class Parts(ABC, Generic[C]):
         return cast(FinishReason, self.reason)
 
     def stated(self) -> Stated:
-        """Return what the server states. Raises AnswerError where a count of tokens is no number of tokens."""
+        """Return the server's statements on the answer. Raises AnswerError for a count that is no number of tokens."""
         usage = self.usage
         prompt, tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
         # The counts of a usage that are totals have no parts; others may be parts of them.
