@@ -194,6 +194,7 @@ def test_a_rehearsal_of_a_single_stream_is_one_whole_pass(given, samples, querie
 # --- a run with the LoadGen of each round: its own wheel, whose log carries the round's seeds and limits
 
 
+BOTH = (Scenario.OFFLINE, Scenario.SERVER)
 CELLS = [
     ("v4.1", "llama2-70b-99.9", Scenario.OFFLINE),
     ("v6.1", "llama2-70b-99.9", Scenario.OFFLINE),
@@ -235,7 +236,7 @@ def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(
 
 
 @pytest.mark.parametrize(
-    ("round_name", "scenario"), [("v4.1", Scenario.SERVER), ("v5.0", Scenario.OFFLINE), ("v6.1", Scenario.SERVER)]
+    ("round_name", "scenario"), [(name, BOTH[(place + 1) % 2]) for place, name in enumerate(round_names())]
 )
 def test_loadgen_applies_the_settings_of_a_compliance_test(tmp_path, make_settings, wheels, round_name, scenario):
     run_terms = terms(round_name, "llama2-70b-99.9", scenario, Mode.PERFORMANCE)
