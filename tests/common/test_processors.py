@@ -93,12 +93,12 @@ import json, os, sys, time
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.readiness import unready
-from cm4vllm.hardware.machine_samples import throttled, throttling
+from cm4vllm.hardware.machine_samples import throttling, throttling_between
 open(sys.argv[1], "w").write(str(os.getpid()))
 before, end = throttling(), time.time() + 3
 while time.time() < end:
     pass
-slowed = throttled(before, throttling())
+slowed = throttling_between(before, throttling())
 print(json.dumps([usable_processors(), detect_cpu().quota_cpus, [each.what for each in unready()], slowed]))
 """
 

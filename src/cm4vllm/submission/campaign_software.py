@@ -58,7 +58,7 @@ import hashlib, json, platform
 from importlib import metadata
 {inspect.getsource(contents_digest)}
 {inspect.getsource(installed_software)}
-print(json.dumps(installed()))
+print(json.dumps(installed_software()))
 """
 
 
