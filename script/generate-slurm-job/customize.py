@@ -27,11 +27,11 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
 def _file(i: dict[str, Any]) -> tuple[str, Any, dict[str, Any], dict[str, Any]]:
     """Return the file's text, the settings, and the main job's flags, as typed and as keys of its environment."""
-    from cm4vllm.engine.run.flags import check_flags, typed_command
+    from cm4vllm.engine.run.flags import check_flags, parse_command
     from cm4vllm.serving.clusters.slurm_job import SlurmJobSettings, batch_text, job_words
 
     settings = SlurmJobSettings.of(i["env"])
     main_job = str(Path(__file__).resolve().parents[1] / "run-mlperf-inference-app")
-    script, typed, keys = typed_command(main_job, job_words(settings))
+    script, typed, keys = parse_command(main_job, job_words(settings))
     check_flags(script, typed)
     return batch_text(settings), settings, typed, keys

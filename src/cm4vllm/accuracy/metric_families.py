@@ -237,7 +237,7 @@ def word_errors(samples: Samples) -> Scored:
     if samples.speech_packages is None:
         raise InstallError(
             "the word error rate needs whisper's normaliser",
-            cause="the packages of get,speech-packages are not given",
+            cause="the Python packages that score speech (get,speech-packages) are not installed",
             remedy="cm run script --tags=get,speech-packages",
         )
     texts = normalise_texts([*samples.predictions, *samples.references], samples.speech_packages)

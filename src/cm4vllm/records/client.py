@@ -79,13 +79,13 @@ class FinishReasons(Record, frozen=True, kw_only=True):
 class TextCounts(Record, frozen=True, kw_only=True):
     """Answers of a server that gives text alone, counted by its `usage` and by the model's own tokenizer.
 
-    `answers` were compared: all of an accuracy run, a sample of a performance run, none where the server counts none.
-    `apart` is the sum over them of the tokens by which both differ; of an answer that ended by itself the server may
-    count one more, the token that ended it, which is in no text. `more` counts the answers by how many more tokens the
-    server counts in them: from -1, for fewer, to one more than tokens of a format can be, for all beyond.
-    `first_tokens` are in the first pieces of their texts. `unsent` says what an answer shows of generated tokens that
-    were not sent. `prompts_changed` are prompts whose text the tokenizer reads as other ids. Versions before wrote the
-    last three here, and in `least_more` the least of `more`.
+    `answers` is the number of answers that were compared: all of an accuracy run, a sample of a performance run, none
+    where the server counts none. `apart` is the sum over them of the differences in tokens; where an answer ended by
+    itself the server may count one token more, the one that ended it, which is in no text. `more` is the number of
+    answers by how many tokens more the server counts: the key -1 stands for fewer, the greatest for all beyond it.
+    `first_tokens` is the number of tokens in the first pieces of their texts. `unsent` says how an answer shows that
+    tokens were generated and not sent. `prompts_changed` is the number of prompts whose text the tokenizer reads as
+    other ids. Earlier versions wrote the last three here, and in `least_more` the least key of `more`.
     """
 
     answers: int

@@ -149,7 +149,7 @@ def _figures(part: Performance, energy: RunEnergy, scope: Scope) -> list[Figure]
     file = part.beside(RUN_FILE)
     field = f"energy.counters: joules, {len(counted)} of scope {scope}"
     figures = [Figure(f"{_NAMES[scope]}_energy", joules, "J", Source(file, field), why_no_interval=_WHY_NO_INTERVAL)]
-    if (work := _work(part, energy.seconds)) is not None and joules > 0:
+    if (work := _work_done(part, energy.seconds)) is not None and joules > 0:
         amount, unit, source = work
         source = Source(file, f"{field}; {source}")
         figures.append(
@@ -160,7 +160,7 @@ def _figures(part: Performance, energy: RunEnergy, scope: Scope) -> list[Figure]
     return figures
 
 
-def _work(part: Performance, seconds: float) -> tuple[float, str, Source] | None:
+def _work_done(part: Performance, seconds: float) -> tuple[float, str, Source] | None:
     """Return the work of a run: tokens or samples by its rate and window; queries where a latency is compared."""
     metric = part.metric
     if metric is None:

@@ -27,7 +27,7 @@ from cm4vllm.serving.options.presets import preset_named
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.probing.server_access import chosen_access, own_access, tls_context
 from cm4vllm.serving.probing.server_requests import base_urls
-from cm4vllm.serving.server import NodesStart
+from cm4vllm.serving.server import NodeLaunch
 from cm4vllm.serving.server_container import ImageSettings, container_of, require_container, server_container
 
 #: A folder that exists stands for that of a model which is known later.
@@ -146,7 +146,7 @@ def require_usable(settings: LaunchSettings) -> None:
 
 def nodes_start(
     settings: LaunchSettings, chosen: arguments.ServerSettings, *, on_cpu: bool, options: Collection[str] | None = None
-) -> NodesStart | None:
+) -> NodeLaunch | None:
     """Return how the server is started on the nodes that are asked for, None for this machine alone.
 
     Raises UsageError for what cannot be combined, and what `options`, those of the installed vLLM, do not permit.
@@ -163,7 +163,7 @@ def nodes_start(
         require_cpu_backend(chosen)
     tp_size, pp_size, dp_size = chosen.tp_size or 1, chosen.pp_size or 1, chosen.dp_size or 1
     layout = node_layout(len(launcher.nodes), tp_size=tp_size, pp_size=pp_size, dp_size=dp_size, options=options)
-    return NodesStart(launcher, layout, settings.install_on_nodes)
+    return NodeLaunch(launcher, layout, settings.install_on_nodes)
 
 
 def node_notes(settings: LaunchSettings) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start
 from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.probing.media_apis import MEDIA_APIS
-from cm4vllm.serving.server import NodesStart
+from cm4vllm.serving.server import NodeLaunch
 from cm4vllm.serving.server_container import VllmImage, server_container
 
 #: The record of a server that would be started.
@@ -44,7 +44,7 @@ class Planned:
     python: Path
     parts: list[arguments.ServerSettings]
     words: list[str]
-    nodes: NodesStart | None = None
+    nodes: NodeLaunch | None = None
     image: VllmImage | None = None
 
 
@@ -87,7 +87,7 @@ def _model(settings: LaunchSettings) -> ModelRecord | None:
     return read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
 
 
-def _on_nodes(chosen: arguments.ServerSettings, nodes: NodesStart) -> arguments.ServerSettings:
+def _on_nodes(chosen: arguments.ServerSettings, nodes: NodeLaunch) -> arguments.ServerSettings:
     """Return the settings of a server whose head is reached from this machine and from the other nodes.
 
     The cores of the CPU backend's workers are not bound: each node may have other ones.

@@ -66,7 +66,7 @@ _memory_before: dict[int, dict[str, GpuUse]] = {}
 
 
 @dataclass(frozen=True)
-class NodesStart:
+class NodeLaunch:
     """The nodes of each server, how its workers are distributed over them, and whether they are to be installed."""
 
     launcher: Launcher
@@ -109,7 +109,7 @@ def start_all(
     *,
     timeout_s: float = READY_TIMEOUT_S,
     argv: list[str] | None = None,
-    nodes: NodesStart | None = None,
+    nodes: NodeLaunch | None = None,
     image: VllmImage | None = None,
 ) -> list[ServerRecord]:
     """Start servers with the environment of `python`, all at once; return their records once each served a completion.
@@ -175,7 +175,7 @@ def _start(
 
 
 def _started_on_nodes(
-    python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, nodes: NodesStart
+    python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, nodes: NodeLaunch
 ) -> _Starting:
     """Compare the nodes, and start the processes of one server on all of them."""
     launcher, layout = nodes.launcher, nodes.layout

@@ -58,7 +58,7 @@ class SystemSettings(Settings, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SystemFiles:
-    """The folder of the description, the system's folder name in the tree, and the keys that it does not state."""
+    """The file of a system's description, the system's name in the submission tree, and the keys that are empty."""
 
     description: Path
     name: str

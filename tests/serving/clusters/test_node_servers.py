@@ -27,7 +27,7 @@ from cm4vllm.serving.clusters.node_report import require_alike
 from cm4vllm.serving.clusters.placement import node_layout
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.options.arguments import ServerSettings
-from cm4vllm.serving.server import NodesStart, start_all, stop
+from cm4vllm.serving.server import NodeLaunch, start_all, stop
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
 ARGV = [sys.executable, str(Path(node_peer.__file__)), "{port}"]
@@ -50,7 +50,7 @@ def launch(python, folder, *, nodes=2, launcher=None, extra="", **sizes) -> Serv
     launcher = launcher or LocalLauncher(tuple(f"n{number}" for number in range(1, nodes + 1)))
     host = launcher.address(launcher.nodes[0])
     settings = ServerSettings(model="m", name=peer.MODEL, extra=extra, host=host, **sizes)
-    start = NodesStart(launcher, layout)
+    start = NodeLaunch(launcher, layout)
     record = start_all(python, [(settings, folder)], timeout_s=60, argv=ARGV, nodes=start)[0]
     wait_until_begun(record)
     return record

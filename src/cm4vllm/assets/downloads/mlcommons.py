@@ -142,7 +142,7 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
             raise DownloadError(
                 f"{name} is not the published file",
                 cause=f"{manifest.name} now lists {listed}, the catalogue knows {digest}",
-                remedy="compare with the benchmark's page; your own file is used with _path.#",
+                remedy="compare it with the benchmark's page; to use a file of your own, give its path as _path.FILE",
             )
     with translated_os_errors("download to", folder, FOLDER_KEY), locked(folder / ".lock"):  # a second one waits
         verified = VerifiedDigests(folder)

@@ -120,13 +120,14 @@ def _plan(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
 
 
 def rehearsed_benchmark(name: str, asked: str, launch: LaunchSettings) -> tuple[str, str]:
-    """Return the benchmark that the profile `name` is for, where `asked` may stand for it, and the profile's path.
+    """Return the benchmark to rehearse with the profile `name`, and the profile's path.
 
-    The profiles of cm4vllm go by their names. Raises UsageError.
+    It is `asked` where that has the model of the profile's benchmark, else, where nothing is asked for, the profile's. The
+    path of a profile of cm4vllm is its name. Raises UsageError.
     """
     profile = read_profile(name)
     for benchmark in (asked, profile.benchmark):
-        _require_simulated(benchmark, launch)
+        _require_simulated_server(benchmark, launch)
     place = name if profile.name == name else str(typed_path(name).absolute())
     models = {catalogue().benchmark(benchmark).model for benchmark in (profile.benchmark, asked) if benchmark}
     if asked == _DEFAULT_MODEL:
@@ -140,7 +141,7 @@ def rehearsed_benchmark(name: str, asked: str, launch: LaunchSettings) -> tuple[
     return asked, place
 
 
-def _require_simulated(benchmark: str, launch: LaunchSettings) -> None:
+def _require_simulated_server(benchmark: str, launch: LaunchSettings) -> None:
     """Raise UsageError for a benchmark whose samples carry media that no simulated server takes."""
     media = media_of(replace(launch, benchmark=benchmark))
     if media and (api := MEDIA_APIS[media].api) not in _MEDIA_APIS:

@@ -145,7 +145,7 @@ def _changes(before: Round, after: Round, scenario: str) -> Iterator[float]:
             score.value
             for done in (before, after)
             for score in done[number].scenarios
-            if score.scenario == scenario and not score.is_bound
+            if score.scenario == scenario and not score.is_at_range_limit
         ]
         if len(values) == 2:
             yield math.log(values[1] / values[0])

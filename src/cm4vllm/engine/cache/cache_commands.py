@@ -12,7 +12,7 @@ from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.entries import STATE_FILE, Entry, remove_entry
 from cm4vllm.engine.format.meta_files import has_meta, json_mapping
-from cm4vllm.engine.format.script_catalogue import hide_unfinished
+from cm4vllm.engine.format.script_catalogue import hide_unfinished_entries
 from cm4vllm.engine.run.flags import flag
 
 Result = dict[str, Any]
@@ -108,7 +108,7 @@ def _artifacts(automation: Any, i: Result) -> list[Any]:
     """Return the artifacts that cmind's own search finds, without its output. Raises CmError where it fails."""
     from cmind.automation import Automation
 
-    hide_unfinished(automation.cmind)
+    hide_unfinished_entries(automation.cmind)
     answer = Automation.search(automation, {**i, "out": None})
     if answer["return"]:
         raise CmError.again(answer["return"], answer["error"])

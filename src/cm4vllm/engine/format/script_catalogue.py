@@ -255,7 +255,7 @@ def protect(cmind: Any) -> None:
         index.save = lambda: _save(index)
 
 
-def hide_unfinished(cmind: Any) -> None:
+def hide_unfinished_entries(cmind: Any) -> None:
     """Make a running CM find no folder without a meta: a renewal makes an entry there now, or was killed.
 
     cmind's own search fails as a whole where one folder of its index has none.

@@ -182,7 +182,7 @@ class _Resolver:
         return [variation for _, variation in sorted(sized, key=lambda item: item[0])]
 
     def part_on(self, part: str) -> str:
-        """Return the variation that is on for a part of a combination (`name` or `name.#`), empty if none is."""
+        """Return the selected variation that matches a part of a combined one (`name`, `name.#`); empty without one."""
         if part.endswith(".#"):
             return next((name for name in self.order if definition(self.script.variations, name) == part), "")
         return part if part in self.order else ""

@@ -77,7 +77,7 @@ class PlannedStep(Value):
 _NESTED_RUN = re.compile(r"""automation["'\]]*\.run\b|\.access\b""")
 
 
-def code_of(script: ScriptMeta) -> str:
+def source_text_of(script: ScriptMeta) -> str:
     """Return the text of customize.py; empty if the script has none."""
     try:
         return (script.path / "customize.py").read_text(errors="replace", encoding="utf-8")
@@ -201,7 +201,7 @@ class Chain:
         None where it is not known, because code in between runs further scripts.
         """
         below = self.below(scripts)
-        if any(runs_scripts(code_of(script)) for script in below):
+        if any(runs_scripts(source_text_of(script)) for script in below):
             return None
         return frozenset(
             name for script in below for *_, dependency in dependencies_of(script) for name in dependency.names
@@ -247,12 +247,12 @@ def _unread_keys(catalogue: Catalogue, request: Request, script: ScriptMeta) -> 
     given = [key for key in sorted(request.explicit) if not is_secret_name(key)]
     chain = Chain(catalogue)
     below = chain.below([script])
-    if any(runs_scripts(code_of(other)) for other in below):
+    if any(runs_scripts(source_text_of(other)) for other in below):
         below = chain.below([*below, *(other for other in catalogue.all() if other.repo == script.repo)])
     folders = [other.path for other in below]
     if not given or any(any(folder.glob("*.sh")) for folder in folders):
         return []
-    unread = unread_words(given, folders, with_package=any("cm4vllm" in code_of(other) for other in below))
+    unread = unread_words(given, folders, with_package=any("cm4vllm" in source_text_of(other) for other in below))
     keys = {key: f"--{flag}" for flag, key in script.input_mapping.items()}
     hints = {key: nearest(key, keys, f"its inputs: cm show script {script.alias}") for key in unread}
     return [

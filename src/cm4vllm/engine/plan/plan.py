@@ -20,7 +20,7 @@ from cm4vllm.engine.cache.reuse import identity_of
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, both
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import are_defined
-from cm4vllm.engine.plan.chain import PlannedStep, code_of, has_hook, may_end_early, runs_scripts, warnings_of
+from cm4vllm.engine.plan.chain import PlannedStep, has_hook, may_end_early, runs_scripts, source_text_of, warnings_of
 from cm4vllm.engine.plan.planned_task import (
     Brought,
     Exports,
@@ -242,7 +242,7 @@ class _Planner:
         if node.status is Status.MAKE:
             require_writable(Path(self.cache.root), "CM_REPOS")
         certain = certain and node.status is not Status.OPEN
-        source = code_of(frame.script)
+        source = source_text_of(frame.script)
         if has_hook(source, "before_deps"):
             node.notes += self.before_deps(frame)
         require_inputs(self.session.catalogue, frame.script, frame.env)

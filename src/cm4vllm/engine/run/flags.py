@@ -267,7 +267,7 @@ def _variations_for(key: str, script: ScriptMeta) -> list[str]:
     ]
 
 
-def typed_command(folder: str, words: Sequence[str]) -> tuple[ScriptMeta, dict[str, Any], dict[str, Any]]:
+def parse_command(folder: str, words: Sequence[str]) -> tuple[ScriptMeta, dict[str, Any], dict[str, Any]]:
     """Return the script in a folder, the words of its command as cm reads them, and the keys of its own flags."""
     from cmind import cli
 

@@ -20,7 +20,7 @@ from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.script_catalogue import Catalogue, slim
 from cm4vllm.engine.format.variations import are_defined
-from cm4vllm.engine.plan.chain import code_of, has_hook, runs_scripts
+from cm4vllm.engine.plan.chain import has_hook, runs_scripts, source_text_of
 from cm4vllm.engine.run.hooks import Hooks
 from cm4vllm.engine.run.request import Request, Task, candidates
 from cm4vllm.engine.run.scope import Scope
@@ -177,7 +177,7 @@ def input_values(script: ScriptMeta, given: Mapping[str, Any], read: Callable[[s
         described_by = (
             script if alias == script.alias else load_script(str(script.path.with_name(alias)), script.repo, read)
         )
-        if has_hook(code_of(described_by), "values"):
+        if has_hook(source_text_of(described_by), "values"):
             with suppress(CmError):  # what cannot be known is left out
                 answer = Hooks(described_by).call("values", {"env": {**env}})
                 by_flag |= {flag: [str(value) for value in values] for flag, values in answer.get("values", {}).items()}
@@ -204,7 +204,7 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         listed = ", ".join(script.versions)
         known = f" (known: {listed})" if listed else ""
         head += _wrap(f"{script.layer.default_version or 'any'}{known}", "  versions  ", " " * 12)
-    more = runs_scripts(code_of(script))
+    more = runs_scripts(source_text_of(script))
     parts = [
         ("inputs", _columns(inputs_of(script, values))),
         ("variations", _columns(variations_of(script))),

@@ -23,7 +23,7 @@ from cm4vllm.engine.format.meta_files import lines_of
 from cm4vllm.engine.format.meta_shapes import Place, wrong_shapes
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import Resolution, are_defined, definition, resolve
-from cm4vllm.engine.plan.chain import Chain, code_of, dependencies_of, layers_of, plain_tags
+from cm4vllm.engine.plan.chain import Chain, dependencies_of, layers_of, plain_tags, source_text_of
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
 from cm4vllm.engine.tools.help import asked_scripts
@@ -227,13 +227,13 @@ def amendment_findings(
 def _code_findings(script: ScriptMeta) -> Iterator[Finding]:
     """Yield syntax errors, missing modules and shell files, and promised keys that are not exported."""
     try:
-        ast.parse(code_of(script))
+        ast.parse(source_text_of(script))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", 0) or 0
         yield finding(f"it is not Python: {getattr(error, 'msg', error)}", path=script.path / "customize.py", line=line)
     if (
         script.cache
-        and _OWN_CODE.search(code_of(script))
+        and _OWN_CODE.search(source_text_of(script))
         and not any("made_by" in raw for _, raw, _ in layers_of(script))
     ):
         yield finding(

@@ -41,7 +41,7 @@ class Tally:
     _due: float = 0.0
 
     def add(self, values: Floats) -> None:
-        """Count times."""
+        """Add latencies in ms to the histogram."""
         classes = np.log(np.maximum(values, _LEAST_MS) / _LEAST_MS) / math.log(_RATIO)
         self._counts += np.bincount(np.minimum(classes, _CLASSES - 1).astype(np.int64), minlength=_CLASSES)
         self.queries += len(values)

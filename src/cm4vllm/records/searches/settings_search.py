@@ -28,7 +28,7 @@ class Score(Record, frozen=True, kw_only=True):
     high: float | None = None
 
     @property
-    def is_bound(self) -> bool:
+    def is_at_range_limit(self) -> bool:
         """Return True if `value` is the one end of a bracket whose other end was not found."""
         return (self.low is None) is not (self.high is None)
 

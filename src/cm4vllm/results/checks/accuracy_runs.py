@@ -98,7 +98,7 @@ def readable(result: Result, part: Accuracy) -> Iterator[Fault]:
     stage=Stage.TREE,
     each=scored_results,
 )
-def doubled(result: Result, part: Accuracy) -> Iterator[Fault]:
+def answered_twice(result: Result, part: Accuracy) -> Iterator[Fault]:
     """Tokens a sample of the accuracy run are about those of the performance run: tokens written with 64 bits and read
     with 32 count twice.
     """

@@ -102,9 +102,10 @@ def find_dialect(site: Site, model: str, api: Api) -> tuple[Dialect, Stated]:
 
 
 def _with_less(dialect: Dialect, refusal: _Refused) -> tuple[Dialect | None, list[str]]:
-    """Return the dialect without what a server refused, None without any, and the parameters that were guessed.
+    """Return the dialect without the parameters that a server refused, and which of them were guessed.
 
-    Those go that the server names, unless it repeats the whole request; else the next one in the order of _OPTIONAL.
+    The parameters that the refusal names are left out. Where it names none, or repeats the whole request, the next one
+    of _OPTIONAL is, by guess. The dialect is None where none is left that could be left out.
     """
     left = [name for name in _OPTIONAL if name not in dialect.left_out]
     named = [name for name in left if re.search(rf"\b{name}\b", refusal.words)]

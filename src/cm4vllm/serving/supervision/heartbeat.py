@@ -55,11 +55,11 @@ class _Engine:
 
 @dataclass
 class Heartbeat:
-    """The servers of a run, by their endpoints. `reason` says why one is stuck, and is empty while all work.
+    """The state of the servers of a run. `reason` says why one of them is stuck, and is empty while all work.
 
-    `supervisors` are the processes that own those of them that are ours, each with its server's endpoint.
-    `open_requests` is the number of requests that the client waits for, `tokens` of those that it has received, as it
-    says with `client_received`.
+    `supervisors` are the endpoints of the servers that we started, by the process that supervises each.
+    `open_requests` is the number of requests without an answer yet, `tokens` the number of tokens that the client has
+    received so far; the client states both by `client_received`.
     """
 
     supervisors: Mapping[int, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.clusters.launchers import SshLauncher
 from cm4vllm.serving.clusters.placement import node_layout
 from cm4vllm.serving.options.arguments import ServerSettings
-from cm4vllm.serving.server import NodesStart, start_all, stop
+from cm4vllm.serving.server import NodeLaunch, start_all, stop
 from cm4vllm.serving.supervision.death_reasons import death_reason
 from namespace_cluster import namespace_cluster
 
@@ -70,7 +70,7 @@ def test_the_installation_is_copied_to_a_node_that_does_not_share_it(tmp_path, m
     python = installed(private / "vllm")
     with namespace_cluster(folder, "ssh", private=private) as cluster:
         monkeypatch.setenv("PATH", cluster.env["PATH"])
-        start = NodesStart(SshLauncher(cluster.nodes), node_layout(2, tp_size=2, pp_size=1, dp_size=1))
+        start = NodeLaunch(SshLauncher(cluster.nodes), node_layout(2, tp_size=2, pp_size=1, dp_size=1))
         settings = ServerSettings(model="m", name=peer.MODEL, tp_size=2, host="10.214.0.11")
         parts = [(settings, tmp_path / "server")]
         with pytest.raises(UsageError, match="cmnode2 has no vLLM"):
