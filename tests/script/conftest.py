@@ -93,19 +93,23 @@ class Cm:
     """The `cm` of this environment, in a folder of the test's own.
 
     What is started is the program itself. What is called runs in a copy of this process, which has read the program
-    already: half a second less of each; what it prints, its exit code and what it starts are the same.
+    already: half a second less of each; what it prints, its exit code and what it starts are the same. With `itself`
+    it is the program there, too.
     """
 
     #: What a command imports before it knows its recipe.
     read = (cli, automation, graph, entry)
 
-    def __init__(self, cwd: Path) -> None:
+    def __init__(self, cwd: Path, *, itself: bool = False) -> None:
         self.cwd = self.logs = cwd
+        self.itself = itself
         self.env: dict[str, str] = {}
         self.running: list[Running] = []
         self.called = 0
 
     def __call__(self, *words: str, timeout_s: float = 120) -> Finished:
+        if self.itself:
+            return self.start(*words).finish(timeout_s)
         log = self.logs / f"cm-{self.called}.txt"
         self.called += 1
         with warnings.catch_warnings():
@@ -175,8 +179,8 @@ def start_cm(tmp_path_factory):
         pytest.skip("CM_REPOS names no CM home: run by `make test`")
     made = []
 
-    def make() -> Cm:
-        made.append(Cm(tmp_path_factory.mktemp("cm")))
+    def make(*, itself: bool = False) -> Cm:
+        made.append(Cm(tmp_path_factory.mktemp("cm"), itself=itself))
         set_traps(made[-1].cwd)
         return made[-1]
 
@@ -187,9 +191,9 @@ def start_cm(tmp_path_factory):
 
 
 @pytest.fixture
-def cm(start_cm):
-    """Yield the `cm` command; end what a failed test left running."""
-    command = start_cm()
+def cm(start_cm, request):
+    """Yield the `cm` command, the program itself beside a real vLLM; end what a failed test left running."""
+    command = start_cm(itself=request.node.get_closest_marker("e2e") is not None)
     yield command
     command.end()
 

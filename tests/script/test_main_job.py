@@ -87,7 +87,6 @@ def test_kill_9_of_cm_ends_the_server_too(cm):
     assert not list(cm.cwd.glob("results/test/runs/*/*/Server/performance/run.json"))
 
 
-@pytest.mark.long  # the end of a server of ours during a run is told with its log in test_job.py
 def test_a_vllm_that_dies_in_the_middle_is_told_with_its_log(cm):
     running = cm.start_main_job(*SERVER_ALONE, "--attempts=1", tags=PERFORMANCE)
     running.wait_for("] Server performance run", FIRST_START_S)

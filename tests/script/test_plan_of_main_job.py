@@ -19,6 +19,8 @@ CASES = [
     ("_vllm,_all-scenarios", {"scenario": "Server"}, 700),
     ("_vllm,_accuracy-only", {"scenario": "server", "server_target_qps": "5"}, 700),
     ("_vllm,_performance-only", {"offline_target_qps": "9", "server_target_qps": "3"}, 700),
+    ("_vllm", {"execution_mode": "valid"}, 700),
+    ("_vllm", {"execution_mode": "valid"}, 100),
     ("_vllm", {"execution_mode": "valid", "offline_target_qps": "9"}, 100),
     ("_vllm", {"execution_mode": "valid", "rerun": "yes", "scenario": "Server"}, 700),
     ("_vllm,_find-performance", {}, 700),

@@ -75,16 +75,15 @@ def test_a_performance_run_counts_what_the_server_counts(tmp_path, settings_for,
 
 
 def test_counts_that_lie_too_far_apart_refuse_the_run_and_are_recorded(tmp_path, settings_for):
-    with (
-        TextServer(extra=lambda count: count // 8) as server,
-        pytest.raises(ServerUnsuitable, match="counts other tokens than the tokenizer of harbour") as caught,
-    ):
-        run(settings_for(server, "Offline", "performance"), tmp_path / "run")
-    assert "2% is allowed" in caught.value.cause
-    assert "--vllm_model_name" in caught.value.remedy
-    failure = read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord)
-    assert failure.client.text.difference > 0.02
-    assert not (tmp_path / "run").exists()
+    with TextServer(extra=lambda count: count // 8) as server:
+        for mode in ("accuracy", "performance"):
+            with pytest.raises(ServerUnsuitable, match="counts other tokens than the tokenizer of harbour") as caught:
+                run(settings_for(server, "Offline", mode), tmp_path / mode)
+            assert "2% is allowed" in caught.value.cause
+            assert "--vllm_model_name" in caught.value.remedy
+            failure = read_record(tmp_path / f"{mode}.failed" / FAILURE_FILE, FailureRecord)
+            assert failure.client.text.difference > 0.02
+            assert not (tmp_path / mode).exists()
 
 
 def test_prompts_that_the_server_reads_as_other_tokens_refuse_the_run(tmp_path, settings_for):

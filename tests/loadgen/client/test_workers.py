@@ -40,10 +40,11 @@ def test_several_workers_give_the_same_log(tmp_path, make_settings):
     assert record.client.requests == record.client.completed == 64
 
 
-def test_several_servers_share_the_requests(tmp_path, make_settings):
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_several_servers_share_the_requests(tmp_path, make_settings, scenario):
     # All requests are sent before many are answered: else a server that stands still for a moment gets few.
     with FakeVllm(Behaviour(token_delay_s=0.005)) as first, FakeVllm(Behaviour(token_delay_s=0.005)) as second:
-        settings = make_settings(first.endpoint, "Server", "accuracy", target_qps=2000)
+        settings = make_settings(first.endpoint, scenario, "accuracy", target_qps=2000)
         run(served_by(settings, replicas=[second.endpoint]), tmp_path / "run")
     assert answers_in_the_log(tmp_path / "run") == SENT
     assert len(first.bodies) + len(second.bodies) == 64
@@ -168,7 +169,8 @@ def workers_below(pid):
     ]
 
 
-def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings):
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings, scenario):
     def kill_one():
         while len(server.bodies) < 20:
             time.sleep(0.02)
@@ -180,7 +182,7 @@ def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings
         killer.start()
         with pytest.raises(RunFailed, match="of the client ended unexpectedly: killed by SIGKILL") as failure:
             run(
-                make_settings(server.endpoint, "Offline", "performance", test_query_count=5000, num_workers=2),
+                make_settings(server.endpoint, scenario, "performance", test_query_count=5000, num_workers=2),
                 tmp_path / "run",
             )
         killer.join()
