@@ -122,8 +122,8 @@ def _plan(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
 def rehearsed_benchmark(name: str, asked: str, launch: LaunchSettings) -> tuple[str, str]:
     """Return the benchmark to rehearse with the profile `name`, and the profile's path.
 
-    It is `asked` where that has the model of the profile's benchmark, else, where nothing is asked for, the profile's. The
-    path of a profile of cm4vllm is its name. Raises UsageError.
+    It is `asked` where that has the model of the profile's benchmark; where nothing is asked for, the profile's.
+    The path of a profile of cm4vllm is its name. Raises UsageError.
     """
     profile = read_profile(name)
     for benchmark in (asked, profile.benchmark):
