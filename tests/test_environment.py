@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -116,16 +117,17 @@ def test_what_is_whole_is_left_as_it_is_and_what_was_killed_moved_or_broken_is_m
         assert make(checkout, target=".venv/.installed-test") == (0, installing)
         with (checkout / "requirements.txt").open("a") as pins:
             pins.write("# another version\n")
-    moved = checkout.rename(tmp_path / "moved")
-    code, said = make(moved)
-    assert code == 0 and f"making .venv/ again: it was made at {checkout}/.venv" in said and is_whole(moved)
-    python = moved / ".venv/bin/python"
+    python = checkout / ".venv/bin/python"
     python.unlink()
-    python.symlink_to(moved / "removed/python3")
+    python.symlink_to(tmp_path / "removed/python3")
+    program, folder = runpy.run_path(str(checkout / "environment.py")), str(checkout / ".venv")
+    assert "does not start" in program["why_again"](folder, program["read_record"](folder), False)
+    moved = checkout.rename(tmp_path / "moved")
     elsewhere, conf = tmp_path / "elsewhere", tmp_path / "pip.conf"
     conf.write_text(f"[global]\ntarget = {elsewhere}\n")
     code, said = make(moved, PIP_CONFIG_FILE=str(conf), PIP_DRY_RUN="1")
-    assert code == 0 and "does not start" in said and is_whole(moved) and not elsewhere.exists()
+    assert code == 0 and f"making .venv/ again: it was made at {checkout}/.venv" in said
+    assert is_whole(moved) and not elsewhere.exists()
 
 
 @pytest.mark.long

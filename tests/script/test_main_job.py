@@ -22,9 +22,13 @@ SERVER_ALONE = ("--output_dir=results", "--scenario=Server", "--server_target_qp
 PERFORMANCE = ",_performance-only"
 
 
+#: A rehearsal from its assets to its report, in runs of 128 samples and 2 seconds.
+REHEARSAL = ("--output_dir=results", "--submitter=Tester", "--test_query_count=128", "--max_test_duration=2")
+
+
 def listed(cm):
     """Return the steps that --plan lists: names, tags and whether they are certain."""
-    done = cm.main_job("--output_dir=results", "--submitter=Tester", "--plan", "-j")
+    done = cm.main_job(*REHEARSAL, "--plan", "-j")
     assert done.code == 0, done.output
     children = json.loads(done.output[done.output.index("{") :])["plan"]["children"]
     return [(node["why"]["name"], node["tags"], node["certain"]) for node in children if node["why"]["phase"] == "step"]
@@ -33,7 +37,7 @@ def listed(cm):
 def test_a_rehearsal_from_assets_to_report(cm):
     plan = listed(cm)
     assert not (cm.cwd / "results").exists()
-    done = cm.main_job("--output_dir=results", "--submitter=Tester", timeout_s=FIRST_START_S + 300)
+    done = cm.main_job(*REHEARSAL, timeout_s=FIRST_START_S + 300)
     assert done.code == 0, done.output
     out = cm.cwd / "results" / "test"
     steps = [state.last for state in read_ledger(out).of_last_run]

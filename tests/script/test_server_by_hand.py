@@ -26,13 +26,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-2")]
 
 #: Seconds that a first start may take: vLLM's installation included.
 FIRST_START_S = 900
+#: To fill the memory that a context of 65,536 tokens could use takes as long as the rest of the start.
+SMALL = "--kv_cache_space=1"
 
 
 @pytest.fixture(scope="module")
 def by_hand(start_cm):
     """Yield the server's process, its endpoint and its record; Ctrl-C ends it, and all its processes."""
     cm = start_cm()
-    server = cm.start("run", "script", "--tags=run,vllm-server", "--quiet")
+    server = cm.start("run", "script", "--tags=run,vllm-server", SMALL, "--quiet")
     server.wait_for("it runs until Ctrl-C", FIRST_START_S)
     endpoint = re.search(r"--api_server=(http://\S+)", server.output())[1]
     yield SimpleNamespace(

@@ -219,7 +219,7 @@ def test_a_quantised_model_is_served_and_scored(cm, scheme):
 
 
 def test_a_machine_that_serves_whisper_is_rehearsed(cm):
-    short = ("--test_query_count=64", "--max_test_duration=3")
+    short = ("--test_query_count=16", "--max_test_duration=3")
     done = cm.main_job("--rehearse=2xl40s-whisper", "--output_dir=results", *short, timeout_s=300)
     assert done.code == 0, done.output
     record = run_of(cm.cwd / "results", "performance")

@@ -70,8 +70,12 @@ def processes_of(record) -> list[psutil.Process]:
     return [process for root in roots for process in [root, *root.children(recursive=True)]]
 
 
-def test_a_server_is_on_all_nodes_and_leaves_none_when_it_is_stopped(python, tmp_path):
-    record = launch(python, tmp_path / "server", nodes=3, tp_size=3)
+def test_a_server_is_on_all_nodes_its_keys_in_no_command_line_and_no_file_and_leaves_none(
+    python, tmp_path, monkeypatch
+):
+    secrets = ("k3y-of-the-server-5f1c", "hf_t0kenOfTheHub5f1cAbCdEfGhIjKlMnOp")
+    monkeypatch.setenv("VLLM_API_KEY", secrets[0])
+    record = launch(python, tmp_path / "server", nodes=3, tp_size=3, extra=f"--hf-token={secrets[1]}")
     try:
         assert read_record(tmp_path / "server" / "server.json", ServerRecord) == record
         assert [node.name for node in record.nodes] == ["n1", "n2", "n3"]
@@ -83,6 +87,9 @@ def test_a_server_is_on_all_nodes_and_leaves_none_when_it_is_stopped(python, tmp
         assert death_reason(record) is None
         processes = processes_of(record)
         assert len(processes) == 6
+        require_no_word_of(secrets, tmp_path)
+        environ = psutil.Process(record.nodes[1].supervisor_pid).children()[0].environ()
+        assert (environ["VLLM_API_KEY"], environ["HF_TOKEN"]) == secrets
     finally:
         stop(record)
     assert gone(processes)
@@ -108,18 +115,6 @@ def test_the_node_whose_log_has_the_cause_is_named_at_a_failing_start(python, tm
         launch(python, tmp_path / "server", tp_size=2)
     assert "on the node n2: it ended by itself: exit status 1" in failed.value.cause
     assert "MemoryError: no room for the weights of this rank" in failed.value.cause
-
-
-def test_a_key_stands_in_no_command_line_and_no_file(python, tmp_path, monkeypatch):
-    secrets = ("k3y-of-the-server-5f1c", "hf_t0kenOfTheHub5f1cAbCdEfGhIjKlMnOp")
-    monkeypatch.setenv("VLLM_API_KEY", secrets[0])
-    record = launch(python, tmp_path / "server", tp_size=2, extra=f"--hf-token={secrets[1]}")
-    try:
-        require_no_word_of(secrets, tmp_path)
-        environ = psutil.Process(record.nodes[1].supervisor_pid).children()[0].environ()
-        assert (environ["VLLM_API_KEY"], environ["HF_TOKEN"]) == secrets
-    finally:
-        stop(record)
 
 
 def require_no_word_of(secrets, folder) -> None:
