@@ -8,6 +8,7 @@ from functools import cache
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
+from cm4vllm.rules.cohorts import CohortCalendar, cohort_number
 from cm4vllm.rules.records import AccuracyTarget
 from cm4vllm.rules.tables import read_table
 from cm4vllm.rules.terms import accuracy_targets
@@ -89,17 +90,40 @@ class SeedSet(Record, frozen=True, kw_only=True):
     source: str
 
 
+class ApprovedDrafter(Record, frozen=True, kw_only=True):
+    """A drafter of speculative decoding that a benchmark may use, approved in a cohort.
+
+    It is identified by the checksum of its `weights`, or, where it has none of its own, by that of the `target` and by
+    the `configuration` of the draft pass.
+    """
+
+    benchmark: str
+    cohort: str
+    source: str
+    model: str = ""
+    weights: str = ""
+    target: str = ""
+    configuration: dict[str, int | float | str | bool] = {}
+
+
 class EndpointsRules(Record, frozen=True, kw_only=True):
-    """All that does not depend on the benchmark."""
+    """All that does not depend on the benchmark. `dated` is the day of its newest source (YYYY-MM-DD).
+
+    A submission may use a drafter from `drafter_lead` cohorts after that of its approval on.
+    """
 
     version: str
+    dated: str
     client: Client
     checker: PublishedPackage
     curve: CurveRules
     durations: tuple[DurationRule, ...]
     window: WindowRules
     accuracy: AccuracyRules
+    calendar: CohortCalendar
     seed_sets: tuple[SeedSet, ...]
+    drafter_lead: int
+    drafters: tuple[ApprovedDrafter, ...]
 
     def least_seconds(self, concurrency: int) -> float:
         """Return the seconds of steady state that a point at this concurrency takes at least."""
@@ -231,7 +255,7 @@ def endpoints_targets(benchmark: EndpointsBenchmark) -> tuple[AccuracyTarget, ..
 def seed_set(cohort: str) -> SeedSet:
     """Return the newest seed set that a submission of this cohort (YYYY-MM-C0 or -C1) may use. Raises UsageError."""
     for entry in reversed(endpoints_rules().seed_sets):
-        if 0 <= _cohort_number(cohort) - _cohort_number(entry.cohort) < entry.cohorts:
+        if 0 <= cohort_number(cohort) - cohort_number(entry.cohort) < entry.cohorts:
             return entry
     known = "; ".join(
         f"{entry.name}: {entry.cohorts} cohorts from {entry.cohort}" for entry in endpoints_rules().seed_sets
@@ -284,13 +308,3 @@ def point_terms(
         offline=offline,
         streamed=not offline,
     )
-
-
-def _cohort_number(cohort: str) -> int:
-    """Return the number of a cohort in their order: two a month. Raises UsageError for another form."""
-    match cohort.split("-"):
-        case [year, month, ("C0" | "C1") as half] if (
-            len(year) == 4 and len(month) == 2 and (year + month).isdecimal() and 1 <= int(month) <= 12
-        ):
-            return (int(year) * 12 + int(month) - 1) * 2 + int(half[1])
-    raise UsageError(f"{cohort!r} is no cohort", remedy="give YYYY-MM-C0 or YYYY-MM-C1, for example 2026-11-C1")
