@@ -5,6 +5,7 @@ from datetime import date
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.rules import endpoints_rules, submission_target
 from cm4vllm.rules.cohorts import CohortCalendar, cohort_name, cohort_number
 
 CALENDAR = CohortCalendar(weekday=2, weeks=(1, 3), business_days=1, source="submission rules §4.2, §4.3")
@@ -43,3 +44,28 @@ def test_a_submission_belongs_to_the_first_cohort_that_its_checks_can_pass_for(d
 def test_another_form_is_no_cohort(text):
     with pytest.raises(UsageError, match="is no cohort"):
         CALENDAR.day_of(text)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "day", "target", "over"),
+    [
+        ("", date(2026, 11, 29), "2026-12-C0", ""),
+        ("2026-12-C0", date(2026, 12, 1), "2026-12-C0", ""),
+        (
+            "2026-11-C1",
+            date(2026, 11, 29),
+            "2026-11-C1",
+            "the cohort 2026-11-C1 is over: checks had to pass by 2026-11-17",
+        ),
+        (
+            "",
+            date(2027, 3, 1),
+            "2027-03-C0",
+            "no published seed set is for the cohort 2027-03-C0 (A: from 2026-10-C1 to 2026-12-C0",
+        ),
+    ],
+)
+def test_a_submission_has_a_cohort_and_seeds_or_a_reason_why_not(cohort, day, target, over):
+    chosen = submission_target(endpoints_rules(), cohort, day)
+    assert (chosen.cohort, chosen.seeds.name) == (target, "A")
+    assert chosen.over.startswith(over) and bool(chosen.over) is bool(over)
