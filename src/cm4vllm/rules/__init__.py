@@ -36,7 +36,7 @@ from cm4vllm.rules.endpoints import (
     endpoints_targets,
     point_terms,
     regions,
-    seed_set,
+    submission_target,
 )
 from cm4vllm.rules.entries import (
     Arrivals,
@@ -155,8 +155,8 @@ __all__ = [
     "require_text",
     "round_names",
     "round_terms",
-    "seed_set",
     "speculation",
+    "submission_target",
     "terms",
     "terms_of_test",
     "tree_layout",

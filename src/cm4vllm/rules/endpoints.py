@@ -4,10 +4,12 @@
 """
 
 import math
+from datetime import date
 from functools import cache
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
+from cm4vllm.rules.cohorts import CohortCalendar, cohort_name, cohort_number
 from cm4vllm.rules.records import AccuracyTarget
 from cm4vllm.rules.tables import read_table
 from cm4vllm.rules.terms import accuracy_targets
@@ -89,17 +91,51 @@ class SeedSet(Record, frozen=True, kw_only=True):
     source: str
 
 
+class SubmissionTarget(Record, frozen=True, kw_only=True):
+    """The cohort of a submission and the seeds of its client.
+
+    `over` is the reason why a new submission can not have both, empty where it can; the seeds are the newest ones then.
+    """
+
+    cohort: str
+    seeds: SeedSet
+    over: str = ""
+
+
+class ApprovedDrafter(Record, frozen=True, kw_only=True):
+    """A drafter of speculative decoding that a benchmark may use, approved in a cohort.
+
+    It is identified by the checksum of its `weights`, or, where it has none of its own, by that of the `target` and by
+    the `configuration` of the draft pass.
+    """
+
+    benchmark: str
+    cohort: str
+    source: str
+    model: str = ""
+    weights: str = ""
+    target: str = ""
+    configuration: dict[str, int | float | str | bool] = {}
+
+
 class EndpointsRules(Record, frozen=True, kw_only=True):
-    """All that does not depend on the benchmark."""
+    """All that does not depend on the benchmark. `dated` is the day of its newest source (YYYY-MM-DD).
+
+    A submission may use a drafter from `drafter_lead` cohorts after that of its approval on.
+    """
 
     version: str
+    dated: str
     client: Client
     checker: PublishedPackage
     curve: CurveRules
     durations: tuple[DurationRule, ...]
     window: WindowRules
     accuracy: AccuracyRules
+    calendar: CohortCalendar
     seed_sets: tuple[SeedSet, ...]
+    drafter_lead: int
+    drafters: tuple[ApprovedDrafter, ...]
 
     def least_seconds(self, concurrency: int) -> float:
         """Return the seconds of steady state that a point at this concurrency takes at least."""
@@ -228,15 +264,26 @@ def endpoints_targets(benchmark: EndpointsBenchmark) -> tuple[AccuracyTarget, ..
     return accuracy_targets(endpoints_rules().accuracy.targets_of, benchmark.benchmark, Scenario.OFFLINE)
 
 
-def seed_set(cohort: str) -> SeedSet:
-    """Return the newest seed set that a submission of this cohort (YYYY-MM-C0 or -C1) may use. Raises UsageError."""
-    for entry in reversed(endpoints_rules().seed_sets):
-        if 0 <= _cohort_number(cohort) - _cohort_number(entry.cohort) < entry.cohorts:
-            return entry
-    known = "; ".join(
-        f"{entry.name}: {entry.cohorts} cohorts from {entry.cohort}" for entry in endpoints_rules().seed_sets
-    )
-    raise UsageError(f"no published seed set is for the cohort {cohort}", cause=known)
+def submission_target(rules: EndpointsRules, cohort: str, day: date) -> SubmissionTarget:
+    """Return the cohort of a submission whose checks pass on this day, and its seeds.
+
+    `cohort` is the one asked for; empty for the first one that is open. Raises UsageError for what is no cohort.
+    """
+    chosen = cohort or rules.calendar.open_cohort(day)
+    adopted = [
+        entry for entry in rules.seed_sets if 0 <= cohort_number(chosen) - cohort_number(entry.cohort) < entry.cohorts
+    ]
+    newest = max(adopted or rules.seed_sets, key=lambda entry: cohort_number(entry.cohort))
+    over = ""
+    if (last := rules.calendar.last_day_of(chosen)) < day:
+        over = f"the cohort {chosen} is over: checks had to pass by {last} ({rules.calendar.source})"
+    elif not adopted:
+        sets = "; ".join(
+            f"{entry.name}: from {entry.cohort} to {cohort_name(cohort_number(entry.cohort) + entry.cohorts - 1)}"
+            for entry in rules.seed_sets
+        )
+        over = f"no published seed set is for the cohort {chosen} ({sets}; rules of {rules.dated})"
+    return SubmissionTarget(cohort=chosen, seeds=newest, over=over)
 
 
 def regions(*, c_min: int, c_max: int, c_min_stated: bool = False) -> Regions:
@@ -284,13 +331,3 @@ def point_terms(
         offline=offline,
         streamed=not offline,
     )
-
-
-def _cohort_number(cohort: str) -> int:
-    """Return the number of a cohort in their order: two a month. Raises UsageError for another form."""
-    match cohort.split("-"):
-        case [year, month, ("C0" | "C1") as half] if (
-            len(year) == 4 and len(month) == 2 and (year + month).isdecimal() and 1 <= int(month) <= 12
-        ):
-            return (int(year) * 12 + int(month) - 1) * 2 + int(half[1])
-    raise UsageError(f"{cohort!r} is no cohort", remedy="give YYYY-MM-C0 or YYYY-MM-C1, for example 2026-11-C1")

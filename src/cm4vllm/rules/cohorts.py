@@ -1,0 +1,64 @@
+"""The cohorts of MLPerf Endpoints: the days on which results are published, two a month, by which submissions count.
+
+A submission belongs to the first cohort before which its automatic checks have passed in time (submission rules §4.3).
+"""
+
+from calendar import monthcalendar
+from datetime import date, timedelta
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import Record
+
+_OF_A_MONTH, _MONTHS = 2, 12
+_SATURDAY = 5
+
+
+class CohortCalendar(Record, frozen=True, kw_only=True):
+    """The days of the cohorts: the `weekday` (Monday is 0) that is the one of each of these `weeks` of a month.
+
+    The checks of a submission have passed at least `business_days` days of work before the day of its cohort.
+    """
+
+    weekday: int
+    weeks: tuple[int, int]
+    business_days: int
+    source: str
+
+    def day_of(self, cohort: str) -> date:
+        """Return the day on which a cohort is published. Raises UsageError for what is no cohort."""
+        months, half = divmod(cohort_number(cohort), _OF_A_MONTH)
+        year, month = divmod(months, _MONTHS)
+        days = [week[self.weekday] for week in monthcalendar(year, month + 1) if week[self.weekday]]
+        return date(year, month + 1, days[self.weeks[half] - 1])
+
+    def last_day_of(self, cohort: str) -> date:
+        """Return the last day on which the checks of a submission can pass for a cohort. Raises UsageError."""
+        day = self.day_of(cohort)
+        for _ in range(self.business_days):
+            day -= timedelta(days=1)
+            while day.weekday() >= _SATURDAY:
+                day -= timedelta(days=1)
+        return day
+
+    def open_cohort(self, day: date) -> str:
+        """Return the first cohort for which the checks of a submission can pass on this day."""
+        number = (day.year * _MONTHS + day.month - 1) * _OF_A_MONTH
+        while self.last_day_of(cohort_name(number)) < day:
+            number += 1
+        return cohort_name(number)
+
+
+def cohort_name(number: int) -> str:
+    """Return the name of the cohort of this number."""
+    months, half = divmod(number, _OF_A_MONTH)
+    return f"{months // _MONTHS:04d}-{months % _MONTHS + 1:02d}-C{half}"
+
+
+def cohort_number(cohort: str) -> int:
+    """Return the number of a cohort in their order: two a month. Raises UsageError for another form."""
+    match cohort.split("-"):
+        case [year, month, ("C0" | "C1") as half] if (
+            len(year) == 4 and len(month) == 2 and (year + month).isdecimal() and 1 <= int(month) <= _MONTHS
+        ):
+            return (int(year) * _MONTHS + int(month) - 1) * _OF_A_MONTH + int(half[1])
+    raise UsageError(f"{cohort!r} is no cohort", remedy="give YYYY-MM-C0 or YYYY-MM-C1, for example 2027-01-C1")

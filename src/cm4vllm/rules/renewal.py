@@ -1,0 +1,147 @@
+"""Rules of MLPerf Endpoints that are newer than this package: a file of all of them, or the official checker's files.
+
+Files of the checker are its seed sets (data/seed_sets.yaml) and its approved drafters (data/approved_drafters.yaml), as
+a release of it has them or as its --seed-sets and --approved-drafters take them.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from cm4vllm.common.bounded_documents import read_yaml
+from cm4vllm.common.errors import UsageError
+from cm4vllm.rules.cohorts import cohort_number
+from cm4vllm.rules.endpoints import ApprovedDrafter, EndpointsRules, SeedSet
+
+T = TypeVar("T")
+
+#: Cohorts in which a new submission may adopt a seed set: the one it was published for, and the next three (§4.6).
+_ADOPTED_IN = 4
+
+
+class _OfficialSet(msgspec.Struct, frozen=True):
+    """An entry of the checker's seed sets; `cohorts` are those of its adoption where they are listed."""
+
+    id: str
+    scheduler_rng_seed: int
+    sample_index_rng_seed: int
+    model_seed: int
+    cohorts: list[str] | None = None
+
+
+class _Cohort(msgspec.Struct, frozen=True, rename={"cohort_id": "cohort-id"}):
+    """The cohort that seed sets were published for, and the sets."""
+
+    seed_sets: list[_OfficialSet]
+    cohort_id: str = ""
+
+
+class _SeedSetFile(msgspec.Struct, frozen=True):
+    """The checker's file of seed sets: those of a cohort, or those that list their own cohorts."""
+
+    cohort: _Cohort | None = None
+    seed_sets: list[_OfficialSet] = []
+
+
+class _OfficialDrafter(msgspec.Struct, frozen=True):
+    """An entry of the checker's approved drafters."""
+
+    benchmark: str
+    approved_cohort: str
+    model_id: str = ""
+    weight_checksum: str = ""
+    target_checksum: str = ""
+    configuration: dict[str, int | float | str | bool] = {}
+
+
+class _DrafterFile(msgspec.Struct, frozen=True):
+    """The checker's file of approved drafters."""
+
+    drafters: list[_OfficialDrafter]
+
+
+def read_rules(path: Path) -> EndpointsRules:
+    """Return the rules of a file that `get,mlperf,rules` wrote. Raises UsageError."""
+    return _read(path, EndpointsRules, "rules of MLPerf Endpoints")
+
+
+def with_seed_sets(rules: EndpointsRules, path: Path) -> EndpointsRules:
+    """Return the rules with the seed sets of a file of the official checker in the place of those of the same name.
+
+    Raises UsageError for a file of another form, and for a set whose cohorts are not known or do not follow each other.
+    """
+    read = _read(path, _SeedSetFile, "seed sets of the official checker")
+    published = read.cohort.cohort_id if read.cohort else ""
+    entries = read.cohort.seed_sets if read.cohort else read.seed_sets
+    source = f"{path.name}, SHA-256 {_digest(path)}"
+    sets = [_seed_set(entry, published, source, path) for entry in entries]
+    if not sets:
+        raise UsageError(f"{path} has no seed sets")
+    names = {entry.name for entry in sets}
+    kept = [entry for entry in rules.seed_sets if entry.name not in names]
+    return replace(rules, seed_sets=tuple(sorted([*kept, *sets], key=lambda entry: cohort_number(entry.cohort))))
+
+
+def with_drafters(rules: EndpointsRules, path: Path) -> EndpointsRules:
+    """Return the rules with the approved drafters of a file of the official checker. Raises UsageError."""
+    source = f"{path.name}, SHA-256 {_digest(path)}"
+    drafters = tuple(
+        ApprovedDrafter(
+            benchmark=entry.benchmark,
+            cohort=entry.approved_cohort,
+            model=entry.model_id,
+            weights=entry.weight_checksum,
+            target=entry.target_checksum,
+            configuration=entry.configuration,
+            source=source,
+        )
+        for entry in _read(path, _DrafterFile, "approved drafters of the official checker").drafters
+    )
+    for drafter in drafters:
+        cohort_number(drafter.cohort)
+    return replace(rules, drafters=drafters)
+
+
+def rules_digest(rules: EndpointsRules) -> str:
+    """Return the SHA-256 of rules: by all that they say, not by how a file is written."""
+    return hashlib.sha256(msgspec.json.encode(rules, order="deterministic")).hexdigest()
+
+
+def _seed_set(entry: _OfficialSet, published: str, source: str, path: Path) -> SeedSet:
+    cohorts = sorted(entry.cohorts or [published] * bool(published), key=cohort_number)
+    if not cohorts:
+        raise UsageError(
+            f"the seed set {entry.id} of {path} has no cohort",
+            cause="without one nobody knows until when a submission may adopt it",
+            remedy="use the file as MLCommons publishes it: it states cohort-id",
+        )
+    count = len(cohorts) if entry.cohorts else _ADOPTED_IN
+    if entry.cohorts and cohort_number(cohorts[-1]) - cohort_number(cohorts[0]) != count - 1:
+        raise UsageError(f"the cohorts of the seed set {entry.id} of {path} do not follow each other")
+    return SeedSet(
+        name=entry.id,
+        scheduler=entry.scheduler_rng_seed,
+        sample_index=entry.sample_index_rng_seed,
+        model=entry.model_seed,
+        cohort=cohorts[0],
+        cohorts=count,
+        source=source,
+    )
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _read(path: Path, kind: type[T], title: str) -> T:
+    """Return a YAML file as a record of this kind. Raises UsageError with the file and what is wrong in it."""
+    try:
+        document: Any = read_yaml(path)
+        return msgspec.convert(document, kind)
+    except OSError as error:
+        raise UsageError(f"cannot read the {title}: {path}", cause=str(error.strerror)) from error
+    except ValueError as error:
+        raise UsageError(f"{path} has no {title}", cause=str(error)) from error
