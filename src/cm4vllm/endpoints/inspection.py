@@ -18,6 +18,7 @@ from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, offici
 from cm4vllm.results.check_command.check_summary import as_objects, order_findings, summary
 from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import Curve, read_curves
+from cm4vllm.rules.renewal import RulesInputs
 
 _NO_BUNDLE = "since it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
 _WIDTH = 120
@@ -29,6 +30,7 @@ class EndpointsCheckSettings(Settings, frozen=True, kw_only=True):
     folder: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKED")] = ""
     checker: input_types.EndpointsChecker = ""
     allowed: Annotated[str, Key("CM_MLPERF_ENDPOINTS_ALLOWED_ERRORS")] = ""
+    rules: RulesInputs = RulesInputs()
 
 
 def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
     if not settings.folder:
         raise UsageError("no run folders and no bundle were given", remedy="give their folder with --input")
     root = typed_path(settings.folder).absolute()
-    curves, problems = read_curves(root)
+    curves, problems = read_curves(root, settings.rules.chosen())
     if not curves:
         raise UsageError(
             f"{root} has no point of MLPerf Endpoints",

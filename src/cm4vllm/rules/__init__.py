@@ -11,6 +11,7 @@ from cm4vllm.rules.assets import (
     published_bytes,
     published_digests,
 )
+from cm4vllm.rules.cohorts import ApprovedDrafter, SeedSet, SubmissionTarget
 from cm4vllm.rules.compliance import (
     Audit,
     ComplianceRules,
@@ -28,15 +29,8 @@ from cm4vllm.rules.endpoints import (
     PointTerms,
     Region,
     Regions,
-    SeedSet,
     WindowRules,
-    endpoints_benchmark,
-    endpoints_benchmarks,
     endpoints_rules,
-    endpoints_targets,
-    point_terms,
-    regions,
-    submission_target,
 )
 from cm4vllm.rules.entries import (
     Arrivals,
@@ -85,6 +79,7 @@ from cm4vllm.rules.vocabulary import Category, Division, ExecutionMode, Mode, Sc
 
 __all__ = [
     "AccuracyTarget",
+    "ApprovedDrafter",
     "Arrivals",
     "Audit",
     "BenchmarkAssets",
@@ -121,6 +116,7 @@ __all__ = [
     "Seeds",
     "Speculation",
     "StopSequence",
+    "SubmissionTarget",
     "Terms",
     "TreeLayout",
     "VerifiedFigure",
@@ -137,10 +133,7 @@ __all__ = [
     "compliance_test_names",
     "default_round",
     "division_rules",
-    "endpoints_benchmark",
-    "endpoints_benchmarks",
     "endpoints_rules",
-    "endpoints_targets",
     "if_known",
     "issues_equally",
     "language_models",
@@ -148,15 +141,12 @@ __all__ = [
     "layout_of_tree",
     "loadgen_scenario",
     "over_network",
-    "point_terms",
     "published_bytes",
     "published_digests",
-    "regions",
     "require_text",
     "round_names",
     "round_terms",
     "speculation",
-    "submission_target",
     "terms",
     "terms_of_test",
     "tree_layout",
