@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import given_path
+from cm4vllm.common.files import typed_path
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings
 from cm4vllm.rules.cohorts import ApprovedDrafter, SeedSet, cohort_name, cohort_number
@@ -116,11 +116,21 @@ class RulesInputs(Settings, frozen=True, kw_only=True):
     seed_sets_file: input_types.SeedSetsFile = ""
     drafters_file: input_types.DraftersFile = ""
 
+    def absolute(self) -> Self:
+        """Return the files with absolute paths, for recipes that work in other folders."""
+        fields = self.__struct_fields__
+        return replace(
+            self, **{name: str(typed_path(path).absolute()) for name in fields if (path := getattr(self, name))}
+        )
+
     def chosen(self) -> EndpointsRules:
         """Return the rules that the files have, else those that come with cm4vllm. Raises UsageError."""
-        rules = read_rules(given_path(self.rules_file)) if self.rules_file else endpoints_rules()
-        rules = with_seed_sets(rules, given_path(self.seed_sets_file)) if self.seed_sets_file else rules
-        return with_drafters(rules, given_path(self.drafters_file)) if self.drafters_file else rules
+        return self.chosen_from(read_rules(typed_path(self.rules_file)) if self.rules_file else endpoints_rules())
+
+    def chosen_from(self, rules: EndpointsRules) -> EndpointsRules:
+        """Return rules with the seed sets and drafters that the files have. Raises UsageError."""
+        rules = with_seed_sets(rules, typed_path(self.seed_sets_file)) if self.seed_sets_file else rules
+        return with_drafters(rules, typed_path(self.drafters_file)) if self.drafters_file else rules
 
 
 class RulesUsed(Record, frozen=True, kw_only=True):
@@ -168,6 +178,12 @@ def official_drafters(rules: EndpointsRules) -> dict[str, Any]:
             for drafter in rules.drafters
         ]
     }
+
+
+def plain_rules(rules: EndpointsRules) -> dict[str, Any]:
+    """Return rules as they are written to a file."""
+    plain: dict[str, Any] = msgspec.to_builtins(rules)
+    return plain
 
 
 def rules_digest(rules: EndpointsRules) -> str:

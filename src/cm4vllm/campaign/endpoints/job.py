@@ -5,8 +5,6 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-from msgspec import to_builtins
-
 from cm4vllm import __version__
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.campaign.entry import planned_steps
@@ -32,7 +30,7 @@ from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import POINT_FILE, read_curves
-from cm4vllm.rules.renewal import RULES_FILE
+from cm4vllm.rules.renewal import RULES_FILE, plain_rules
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
@@ -203,7 +201,7 @@ def run_job(asked: EndpointsSettings, recipes: Recipes, command: str, typed: Map
 
 def _record_command(job: EndpointsJob, command: str, execution: Execution) -> bool:
     """Write which command made the results, with which program, and by which rules."""
-    write_noted(job.out / RULES_FILE, json_text(to_builtins(job.rules)))
+    write_noted(job.out / RULES_FILE, json_text(plain_rules(job.rules)))
     write_record(
         job.out / COMMAND_FILE,
         CommandRecord(

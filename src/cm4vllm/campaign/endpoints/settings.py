@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.live.page_address import Address
@@ -88,6 +90,7 @@ class EndpointsJob(ScheduledJob):
     def of(cls, settings: EndpointsSettings) -> EndpointsJob:
         """Check `settings` against the rules. Raises UsageError at the first that does not fit."""
         mode = ExecutionMode.parse(settings.execution_mode)
+        settings = replace(settings, rules=settings.rules.absolute())
         rules = settings.rules.chosen()
         benchmark = rules.benchmark(settings.benchmark)
         asset_sources = sources(
