@@ -90,7 +90,7 @@ def program(checker, name):
 
 
 def test_a_curve_that_keeps_the_rules_has_no_error_and_no_warning(checker, build, points, tmp_path):
-    report = official_report(checker, build(points), tmp_path / "report.json")
+    report = official_report(checker, build(points), tmp_path / "report.json", endpoints_rules())
     faults = [f"{finding.rule}: {finding.message}" for finding in report.results if finding.severity != "info"]
     assert faults == []
 
@@ -109,14 +109,14 @@ def test_the_power_of_each_point_is_that_of_the_official_checker(build, points, 
 
 
 def test_a_rehearsal_has_the_error_of_its_name_alone(checker, build, stand_in_points, tmp_path):
-    report = official_report(checker, build(stand_in_points), tmp_path / "report.json")
+    report = official_report(checker, build(stand_in_points), tmp_path / "report.json", endpoints_rules())
     assert set(report.counts("error")) == {"model-name-valid"}
     assert set(report.counts("warning")) <= _WARNINGS
 
 
 def test_a_rehearsal_under_the_name_of_the_benchmark_fails_in_accuracy_alone(checker, build, stand_in_points, tmp_path):
     bundle = renamed(build(stand_in_points), tmp_path / "renamed", BENCHMARK.name)
-    report = official_report(checker, bundle, tmp_path / "report.json")
+    report = official_report(checker, bundle, tmp_path / "report.json", endpoints_rules())
     assert set(report.counts("error")) == {"accuracy-gate", "accuracy-sample-count"}
 
 

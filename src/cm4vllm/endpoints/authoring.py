@@ -33,8 +33,7 @@ from cm4vllm.endpoints.disclosure import (
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE, POWER_FILE
-from cm4vllm.rules import Regions
-from cm4vllm.rules.renewal import RulesInputs
+from cm4vllm.rules import Regions, RulesInputs
 from cm4vllm.serving.probing.server_identities import other_content
 
 _TEMPLATE_FILE = "submitter.template.yaml"

@@ -15,8 +15,7 @@ from cm4vllm.common.folders.owned_folders import discard, staged_folder
 from cm4vllm.common.folders.ownership_notes import Kind
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import Record
-from cm4vllm.rules import EndpointsRules
-from cm4vllm.rules.renewal import official_drafters, official_seed_sets
+from cm4vllm.rules import EndpointsRules, official_drafters, official_seed_sets
 from cm4vllm.submission.privacy_check import refuse_private
 
 _INSIDE = Path(__file__).with_name("inside")

@@ -22,7 +22,7 @@ from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, measure_point, point_setup
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord, Probe
 from cm4vllm.results.endpoints.curves import POINT_FILE
-from cm4vllm.rules.renewal import RulesUsed
+from cm4vllm.rules import RulesUsed
 
 #: The search for C_max ends where twice the concurrency gives less than this part more samples/s.
 _LEAST_GAIN = 0.1

@@ -18,8 +18,7 @@ from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, offici
 from cm4vllm.results.check_command.check_summary import as_objects, order_findings, summary
 from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import Curve, read_curves
-from cm4vllm.rules import EndpointsRules
-from cm4vllm.rules.renewal import RulesInputs
+from cm4vllm.rules import EndpointsRules, RulesInputs
 
 _NO_BUNDLE = "since it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
 _WIDTH = 120

@@ -36,8 +36,7 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary
-from cm4vllm.rules import EndpointsBenchmark
-from cm4vllm.rules.renewal import RulesInputs, RulesUsed
+from cm4vllm.rules import EndpointsBenchmark, RulesInputs, RulesUsed
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: From this number of processors on the client chooses its own number of processes.

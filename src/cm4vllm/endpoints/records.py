@@ -14,8 +14,7 @@ from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, times
-from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
-from cm4vllm.rules.renewal import RulesUsed
+from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, RulesUsed
 
 #: The record of a curve, in the folder of its probes.
 CURVE_FILE = "curve.json"

@@ -20,8 +20,15 @@ from cm4vllm.common.files import json_text, typed_path, write_text
 from cm4vllm.common.programs.environments import pip, require_success
 from cm4vllm.common.progress import say
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.rules import EndpointsRules, endpoints_rules
-from cm4vllm.rules.renewal import RulesInputs, plain_rules, rules_digest, with_drafters, with_seed_sets
+from cm4vllm.rules import (
+    EndpointsRules,
+    RulesInputs,
+    endpoints_rules,
+    plain_rules,
+    rules_digest,
+    with_drafters,
+    with_seed_sets,
+)
 
 #: The data files of the checker in its wheel, with the part of the rules that each has.
 _DATA = {

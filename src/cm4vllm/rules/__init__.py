@@ -57,6 +57,18 @@ from cm4vllm.rules.records import (
     StopSequence,
     Terms,
 )
+from cm4vllm.rules.renewal import (
+    RULES_FILE,
+    RulesInputs,
+    RulesUsed,
+    official_drafters,
+    official_seed_sets,
+    plain_rules,
+    read_rules,
+    rules_digest,
+    with_drafters,
+    with_seed_sets,
+)
 from cm4vllm.rules.tables import catalogue
 from cm4vllm.rules.terms import (
     accuracy_targets,
@@ -78,6 +90,7 @@ from cm4vllm.rules.terms import (
 from cm4vllm.rules.vocabulary import Category, Division, ExecutionMode, Mode, Scenario
 
 __all__ = [
+    "RULES_FILE",
     "AccuracyTarget",
     "ApprovedDrafter",
     "Arrivals",
@@ -111,6 +124,8 @@ __all__ = [
     "Regions",
     "RequiredScenarios",
     "RoundTerms",
+    "RulesInputs",
+    "RulesUsed",
     "Scenario",
     "SeedSet",
     "Seeds",
@@ -140,15 +155,22 @@ __all__ = [
     "layout_of_round",
     "layout_of_tree",
     "loadgen_scenario",
+    "official_drafters",
+    "official_seed_sets",
     "over_network",
+    "plain_rules",
     "published_bytes",
     "published_digests",
+    "read_rules",
     "require_text",
     "round_names",
     "round_terms",
+    "rules_digest",
     "speculation",
     "terms",
     "terms_of_test",
     "tree_layout",
     "tree_layouts",
+    "with_drafters",
+    "with_seed_sets",
 ]

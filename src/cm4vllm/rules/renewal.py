@@ -118,10 +118,8 @@ class RulesInputs(Settings, frozen=True, kw_only=True):
 
     def absolute(self) -> Self:
         """Return the files with absolute paths, for recipes that work in other folders."""
-        fields = self.__struct_fields__
-        return replace(
-            self, **{name: str(typed_path(path).absolute()) for name in fields if (path := getattr(self, name))}
-        )
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return replace(self, **{name: str(typed_path(path).absolute()) for name, path in given.items() if path})
 
     def chosen(self) -> EndpointsRules:
         """Return the rules that the files have, else those that come with cm4vllm. Raises UsageError."""

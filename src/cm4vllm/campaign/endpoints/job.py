@@ -30,7 +30,7 @@ from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import POINT_FILE, read_curves
-from cm4vllm.rules.renewal import RULES_FILE, plain_rules
+from cm4vllm.rules import RULES_FILE, plain_rules
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule

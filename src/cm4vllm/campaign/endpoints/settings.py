@@ -22,8 +22,7 @@ from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
-from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, ExecutionMode, SubmissionTarget
-from cm4vllm.rules.renewal import RulesInputs
+from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, ExecutionMode, RulesInputs, SubmissionTarget
 
 #: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
 _REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64

@@ -18,8 +18,7 @@ from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
 from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY, count, magnitude, number, part, times
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import Reader
-from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, endpoints_rules
-from cm4vllm.rules.renewal import RULES_FILE, read_rules
+from cm4vllm.rules import RULES_FILE, EndpointsBenchmark, EndpointsRules, endpoints_rules, read_rules
 
 _SUMMARIES = (SUMMARY, Path(SUMMARY.name))
 _SCORES = (SCORES, Path(SCORES.name))
