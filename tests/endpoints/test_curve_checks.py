@@ -9,6 +9,8 @@ from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoint
 from cm4vllm.results.checks import CHECKS, findings_at
 from cm4vllm.results.endpoints.curves import read_curves
 
+pytestmark = pytest.mark.usefixtures("any_day")
+
 
 def codes(points):
     (curve,), problems = read_curves(points[8].parent)

@@ -12,6 +12,8 @@ from cm4vllm.report.curve_bounds import bounds
 from cm4vllm.report.curve_page import changes, curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import read_curves
 
+pytestmark = pytest.mark.usefixtures("any_day")
+
 
 def curve_of(points):
     (curve,), problems = read_curves(points[8].parent)

@@ -20,6 +20,8 @@ from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import endpoints_rules
 
+pytestmark = pytest.mark.usefixtures("any_day")
+
 RULES = endpoints_rules()
 BENCHMARK = RULES.benchmark("llama3_1-8b")
 RATES = {1: 2.0, 512: 80.0}

@@ -4,6 +4,7 @@ Two curves are compared: by the points at a concurrency of both, as text, as dat
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,17 @@ def compare_curves(curves: Sequence[Curve], page: Path) -> dict[str, Any]:
     return {"comparison": {"sides": sides, "points": points}, "page": str(page)}
 
 
-def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[str] = ()) -> Path:
+def write_curve_page(
+    curves: Sequence[Curve], path: Path, *, notices: Sequence[str] = (), facts: Sequence[tuple[str, str]] = ()
+) -> Path:
     """Write the page of these curves and return its path; `notices` are the marks that stand above all.
 
-    With two curves, the second is compared with the first.
+    `facts` are names and words on how the curves were measured and judged. With two curves, the second is compared with
+    the first.
     """
     page = page_template("curve.html.j2").render(
         notices=list(notices),
+        facts=list(facts),
         pictures=list(_pictures(curves)),
         changes_head=_CHANGES_HEAD,
         changes=changes(*curves) if len(curves) == 2 else None,
@@ -309,22 +314,30 @@ def _pictures(curves: Sequence[Curve]) -> Iterator[Picture]:
 
 
 def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, source: str) -> Iterator[Picture]:
-    """Yield the picture of one figure over tokens/s per user, a line for each curve, from point to next point."""
+    """Yield the picture of one figure over tokens/s per user, a step function for each curve."""
     lines = [
         (name, line) for curve, name in zip(curves, _names(curves), strict=True) if (line := list(_line(curve, figure)))
     ][:_LINES]
     if not lines:
         return
-    canvas = Canvas.over([x for _, line in lines for _, x, _ in line], [y for _, line in lines for _, _, y in line])
+    ceilings = [value for curve in curves for value in _ceilings(curve, figure)] if len(curves) == 1 else []
+    canvas = Canvas.over(
+        [x for _, line in lines for _, x, _ in line],
+        [*(y for _, line in lines for _, _, y in line), *ceilings],
+        rows=len(ceilings),
+    )
     canvas.axes("tokens/s per user", unit)
+    for value in ceilings:
+        canvas.level(value, "mark-p99", f"Offline {rate(value)}")
     for place, (_, line) in enumerate(lines, 1):
-        canvas.line([(x, y) for _, x, y in line], f"line-{place}")
+        canvas.line(_steps([(x, y) for _, x, y in line]), f"line-{place}")
         canvas.dots([(x, y) for _, x, y in line], f"bar-{place}")
         for concurrency, x, y_value in line:
             canvas.word(concurrency, x, y_value)
     yield Picture(
         title=title,
-        words="Each dot is a point, beside it its requests in flight; tokens/s per user are 1000 over TPOT p90 in ms.",
+        words="Each dot is a point, beside it its requests in flight; between points the curve holds the value of the "
+        "point with fewer in flight (rules §5.2). Tokens/s per user are 1000 over TPOT p90 in ms.",
         shapes=tuple(canvas.shapes),
         tables=tuple(
             Table(("concurrency", "tokens/s per user", unit), tuple((of, rate(x), rate(y)) for of, x, y in line))
@@ -333,6 +346,21 @@ def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, 
         source=source,
         legend=tuple((f"line-{place}", name) for place, (name, _) in enumerate(lines, 1)),
     )
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the corners of the step function through points: each holds its value up to the next."""
+    corners = list(points[:1])
+    for (_, before), (x, y) in pairwise(points):
+        corners += [(x, before), (x, y)]
+    return corners
+
+
+def _ceilings(curve: Curve, figure: str) -> Iterator[float]:
+    """Yield the figure of a dedicated Offline run: the highest throughput, which is no step of the curve."""
+    for point in curve.points:
+        if point.offline == "dedicated" and (value := point.figures.value(figure)) is not None:
+            yield value
 
 
 def _line(curve: Curve, figure: str) -> Iterator[tuple[str, float, float]]:
