@@ -88,8 +88,8 @@ def test_a_rehearsal_has_a_window_that_is_too_short():
         (log(*[10] * 8, seconds=110), 600, "as any window of the official detector"),
         # Answers of 160 s.
         (log(*[8000] * 8, seconds=100), 5 * 170, "5 times the 90th percentile of the latency"),
-        # A variation of 7 % asks for 8 passes, whose issues take 79.6 s each.
-        (log(10, *[10.7, 9.3] * 4, seconds=80), 8 * 79.6, "for a mean TPOT that is known to 5%"),
+        # A variation of 7.5 % asks for 9 passes, whose issues take 79.6 s each.
+        (log(10, *[10.75, 9.25] * 4, seconds=80), 9 * 79.6, "for a mean TPOT that is known to 5%"),
     ],
 )
 def test_the_longest_of_the_least_durations_counts(run, seconds, reason):
@@ -164,9 +164,10 @@ def test_a_step_keeps_the_first_level_and_discloses_the_second():
     state = steady_state(log(*[10] * 20, *[15] * 6), terms())
     assert (state.status, state.verdict) == ("windowable", "anomaly")
     assert (state.window.super_pass_start, state.window.super_pass_end) == (1, 19)
-    assert state.anomaly.super_pass == 20
+    # The noise of a pass can move it by one.
+    assert state.anomaly.super_pass == 19
     assert state.anomaly.change_percent == pytest.approx(50, abs=2)
-    assert state.words == "windowable, anomaly: from pass 20 on, TPOT changes by +50%"
+    assert state.words == "windowable, anomaly: from about pass 19 on, TPOT changes by +50%"
 
 
 def test_a_step_before_the_last_quarter_is_taken_for_the_end_of_the_warm_up():
@@ -186,6 +187,7 @@ def test_a_plateau_that_is_too_short_is_skipped_for_a_later_one():
     state = steady_state(log(10, *[10] * 4, 20, *[10] * 8, seconds=80), terms())
     assert (state.status, state.verdict, state.skipped) == ("windowable", "STEADY STATE", 1)
     assert (state.window.super_pass_start, state.window.super_pass_end) == (6, 13)
+    assert state.words == "windowable, STEADY STATE: plateaus before the window that are too short: 1"
 
 
 def test_a_block_is_a_pass_however_many_are_in_flight():

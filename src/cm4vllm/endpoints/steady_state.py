@@ -130,13 +130,16 @@ class SteadyState(Record, frozen=True, kw_only=True):
         )
 
     def _after_the_window(self) -> str:
-        """Return what happens after the start of the window; empty where nothing does."""
+        """Return what the run has beside its window; empty where it has nothing."""
+        words = [f"plateaus before the window that are too short: {self.skipped}"] if self.skipped else []
         if self.anomaly:
-            return f"from pass {self.anomaly.super_pass} on, TPOT changes by {self.anomaly.change_percent:+.0f}%"
-        wanted = {"drifting_up": "Drifting Up", "drifting_down": "Drifting Down"}.get(self.verdict)
-        drifting = [name for name, state in self.drift.items() if state == wanted]
-        way = "rise" if self.verdict == "drifting_up" else "fall"
-        return f"from the window's start to the end of the run, {', '.join(drifting)} {way}" if drifting else ""
+            change = f"{self.anomaly.change_percent:+.0f}%"
+            words.append(f"from about pass {self.anomaly.super_pass} on, TPOT changes by {change}")
+        elif self.verdict in ("drifting_up", "drifting_down"):
+            state, way = ("Drifting Up", "rise") if self.verdict == "drifting_up" else ("Drifting Down", "fall")
+            names = ", ".join(name for name, drift in self.drift.items() if drift == state)
+            words.append(f"from the window's start to the end of the run, {names} {way}")
+        return "; ".join(words)
 
 
 def _why_so_long(least: LeastDuration) -> str:
