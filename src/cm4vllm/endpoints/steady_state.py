@@ -170,7 +170,7 @@ class _Detected:
 
     @property
     def is_steady(self) -> bool:
-        """True where the window is long enough for the detector."""
+        """Return True if the window is long enough for the detector."""
         return issue_seconds(self.inside) >= self.least.detected_s
 
 

@@ -1,6 +1,6 @@
 """The blocks of a run (super-passes), those at its start that are left out, and its plateaus.
 
-They are defined as in the official detector of the steady state (`window` of rules/data/endpoints/rules.yaml).
+They are defined as in the official detector of the steady state (WindowRules).
 """
 
 import math

@@ -1,10 +1,10 @@
 """Statistics of a series with one value a block: its variation, its trend, the change over it, a change of its level.
 
-They are defined as in the official detector of the steady state (`window` of rules/data/endpoints/rules.yaml), whose
-verdicts are to be reached exactly. The trend is tested by Mann and Kendall: S, the sum of the signs of x_j - x_i over
-all i < j, against its variance without a trend. Hamed and Rao (1998) correct this variance by the autocorrelations of
-the ranks; the detector takes the ranks of the series as it is, without removing its slope, and ranks equal values in
-their order. The change of the level is tested by Pettitt (1979).
+They are defined as in the official detector of the steady state (WindowRules), whose verdicts are to be reached exactly.
+The trend is tested by Mann and Kendall: S, the sum of the signs of x_j - x_i over all i < j, against its variance
+without a trend. Hamed and Rao (1998) correct this variance by the autocorrelations of the ranks; the detector takes the
+ranks of the series as it is, without removing its slope, and ranks equal values in their order. The change of the level
+is tested by Pettitt (1979).
 """
 
 import math
