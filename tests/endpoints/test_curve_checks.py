@@ -147,6 +147,12 @@ def test_a_request_of_the_accuracy_run_that_failed_has_a_finding(points):
     assert "POINT-WHOLE" in codes(points)
 
 
+def test_a_window_of_four_passes_whose_last_one_is_a_part_has_no_finding(points):
+    samples = 3 * BENCHMARK.samples + 1
+    steady_state(points, 14, lambda block: block["window"].update(super_pass_end=4, n_samples=samples))
+    assert codes(points) == []
+
+
 FAULTS = {
     "samples of the accuracy run were not answered": accuracy_ended_early,
     "requests failed": lambda points: summary(points, 8, n_samples_failed=6),
@@ -158,6 +164,15 @@ FAULTS = {
         points, 14, lambda block: block["window"].update(n_samples=3 * BENCHMARK.samples)
     ),
     "the run has fewer passes than a window needs": fewer_passes,
+    "the window has more samples than its passes": lambda points: steady_state(
+        points, 14, lambda block: block["window"].update(super_pass_end=4)
+    ),
+    "the window is shorter than its status says": lambda points: steady_state(
+        points, 54, lambda block: block["window"].update(duration_s=1100.0)
+    ),
+    "a window that was not found is official": lambda points: steady_state(
+        points, 54, lambda block: block.update(verdict="not found")
+    ),
 }
 
 

@@ -126,7 +126,20 @@ def test_a_point_without_a_window_says_by_how_much_tpot_varies(page, points):
     text = page()
     rows = {row[0]: row for row in cells(text, "Windows of the steady state")}
     assert rows["14"][1:5] == ["insufficient passes", "not found", "varies by 18.0% at least", "none"]
-    assert "A point with insufficient passes has blocks" in text
+    assert "A point with insufficient passes has too few, or TPOT varies more" in text
+
+
+def test_a_window_that_is_too_short_says_what_it_takes(page, points):
+    change_yaml(
+        points[14] / "point.yaml", lambda content: content["steady_state"].update(status="insufficient_duration")
+    )
+    assert {row[0]: row for row in cells(page(), "Windows of the steady state")}["14"][6] == "1,500.0 s (25.0 min)"
+    least = {"floor_s": 600.0, "latencies_s": 2000.0, "precision_s": 0.0, "region_s": 600.0}
+    write_json(points[14] / "point.json", {"steady_state": {"least": least}})
+    text = page()
+    row = {row[0]: row for row in cells(text, "Windows of the steady state")}["14"]
+    assert row[6] == "1,500.0 s (25.0 min) of 2,000.0 s (33.3 min) at least"
+    assert "A point of insufficient duration is steady over its window" in text
 
 
 def test_a_score_below_its_target_is_not_met(page, points):

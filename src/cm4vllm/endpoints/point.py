@@ -36,7 +36,7 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary
-from cm4vllm.rules import EndpointsBenchmark, RulesInputs, RulesUsed
+from cm4vllm.rules import EndpointsBenchmark, RulesInputs, RulesUsed, WindowRules
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: From this number of processors on the client chooses its own number of processes.
@@ -83,6 +83,7 @@ class PointSetup(PointPlan, frozen=True, kw_only=True):
     dataset: DatasetRecord | None
     client: ClientInstallation
     rules: RulesUsed
+    window: WindowRules
 
     @property
     def identity(self) -> str:
@@ -224,6 +225,7 @@ def point_setup(inputs: PointInputs) -> PointSetup:
         client=read_record(Path(inputs.client), ClientInstallation),
         offline=inputs.offline,
         rules=RulesUsed.of(rules),
+        window=rules.window,
     )
 
 
@@ -307,7 +309,7 @@ def _steady_state(folder: Path, planned: PointSetup) -> SteadyState | None:
     def tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids) if text else 0
 
-    return steady_state(read_events(folder / EVENTS, tokens), planned.terms)
+    return steady_state(read_events(folder / EVENTS, tokens), planned.terms, planned.window)
 
 
 def _node(planned: PointSetup) -> dict[str, int | str]:

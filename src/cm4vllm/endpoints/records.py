@@ -45,7 +45,7 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
     this run started, by the checker's keys. `files` has the SHA-256 of each file of the client.
     """
 
-    SCHEMA: ClassVar[int] = 3
+    SCHEMA: ClassVar[int] = 4
 
     model: str
     model_sha256: str

@@ -41,6 +41,8 @@ _HEAD = (
 #: Figures of a point.
 _TPS, _PER_KW = "system_tps", "tps_per_kw"
 _EFFICIENCY = "tokens/s per kW"
+#: The status of a window whose figures are the official ones.
+_OFFICIAL = "windowable"
 _WINDOW_HEAD = (
     "concurrency",
     "status",
@@ -256,7 +258,7 @@ def _window(point: Point) -> Row:
     declared = point.steady_state
     window, states = part(declared, "window"), part(declared, "state")
     begin, end = count(window, "super_pass_start"), count(window, "super_pass_end")
-    samples, length = count(window, "n_samples"), number_of(window, "duration_s")
+    samples = count(window, "n_samples")
     tpot = [f"{name.removeprefix('tpot_')} {state}".lower() for name, state in states.items()]
     if not window and (variation := number_of(part(point.record, "steady_state"), "least_variation")) is not None:
         tpot.append(f"varies by {percent(variation)} at least")
@@ -267,8 +269,18 @@ def _window(point: Point) -> Row:
         ", ".join(tpot),
         f"{begin} to {end}" if begin is not None and end is not None else "none",
         number(samples) if samples is not None else "",
-        seconds(length) if length is not None else "",
+        _length(point),
     )
+
+
+def _length(point: Point) -> str:
+    """Return the seconds of the window of a point, and where they are too few those that it takes at least."""
+    length = number_of(part(point.steady_state, "window"), "duration_s")
+    if length is None or point.steady_state.get("status") == _OFFICIAL:
+        return "" if length is None else seconds(length)
+    least = part(part(point.record, "steady_state"), "least")
+    needed = max((value for name in least if (value := number_of(least, name)) is not None), default=None)
+    return seconds(length) if needed is None else f"{seconds(length)} of {seconds(needed)} at least"
 
 
 def _window_figures(point: Point) -> Iterator[str]:
@@ -280,17 +292,22 @@ def _window_figures(point: Point) -> Iterator[str]:
 
 def _window_words(curve: Curve) -> str:
     """Return what a window takes, and why points have none, where some have none."""
-    rules = curve.rules.window
+    rules, statuses = curve.rules.window, {str(point.steady_state.get("status")) for point in curve.points}
     words = (
-        f"A window takes at least {rules.passes} successive blocks over which the 50th and the 90th percentile of TPOT "
-        f"have no trend and vary by at most {percent(rules.variation)} (standard deviation over mean of the blocks)."
+        f"A window takes at least {rules.passes} successive passes over which the 50th and the 90th percentile of TPOT "
+        f"vary by at most {percent(rules.variation)} (standard deviation over mean of the passes) and have no trend by "
+        f"which they change by {percent(rules.drift)} or more. It takes at least {seconds(rules.duration.seconds)}, "
+        f"{rules.duration.latencies:g} times the 90th percentile of the latency, and what the rules ask for at the "
+        "point's concurrency."
     )
-    if any(str(point.steady_state.get("status")) == "insufficient_passes" for point in curve.points):
+    if "insufficient_passes" in statuses:
         words += (
-            " A point with insufficient passes has blocks, and TPOT varies more, or drifts, over any of them that "
-            "could be a window: more passes help only where the server becomes steady. The shorter a block, the more "
-            "a short disturbance of the machine moves its percentiles."
+            " A point with insufficient passes has too few, or TPOT varies more over any of them that could be a "
+            "window: more passes help only where the server becomes steady. The shorter a pass, the more a short "
+            "disturbance of the machine moves its percentiles."
         )
+    if "insufficient_duration" in statuses:
+        words += " A point of insufficient duration is steady over its window, which is too short to be official."
     return words
 
 

@@ -265,7 +265,7 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
             for n, concurrency in enumerate(points, 1)
         ),
         "samples and minutes follow from the probes: "
-        f"at least {rules.window.passes + rules.window.left_out} passes over the dataset each"
+        f"at least {rules.window.passes + rules.window.warm_up.least} passes over the dataset each"
         + ("" if job.rehearsal else f", and {rules.least_seconds(1):,.0f} or {rules.least_seconds(job.c_max):,.0f} s"),
         *one_more_point(rules, points),
         *moved_ends(rules, points),

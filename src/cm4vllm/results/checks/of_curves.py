@@ -6,8 +6,8 @@ from itertools import pairwise
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.endpoints.curves import Curve, Point
-from cm4vllm.results.endpoints.endpoints_harness import count, impossible_in_summary, part
-from cm4vllm.rules import SeedSet
+from cm4vllm.results.endpoints.endpoints_harness import count, impossible_in_summary, number, part
+from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, SeedSet
 
 _LARGEST_SEED = 2**63 - 1
 #: A stated window may be longer than the run by as much as its figures are rounded.
@@ -131,29 +131,46 @@ def possible_figures(curve: Curve) -> Iterator[Fault]:
 )
 def claimed_window(curve: Curve) -> Iterator[Fault]:
     """A claimed window of the steady state has the passes, samples and seconds that its run has."""
-    least, benchmark = curve.rules.window.passes, curve.benchmark
     for point in curve.concurrency_points:
-        window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
-        samples, size = count(window, "n_samples"), count(window, "super_pass_size")
-        completed = count(point.summary, "n_samples_completed")
-        official = point.steady_state.get("status") == "windowable"
-        if samples is not None and completed is not None and samples > completed:
-            yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)
-        if official and samples is not None and size and samples < least * size:
-            yield Fault("the window is too short for its status", file, "window.n_samples", samples, least * size)
-        if official and benchmark and completed is not None and completed < least * benchmark.samples:
-            yield Fault(
-                "the run has fewer passes than a window needs",
-                file,
-                "status",
-                f"{completed:,} samples",
-                f"{least * benchmark.samples:,} at least",
-            )
-        seconds, duration = window.get("duration_s"), point.figures.value("duration")
-        if isinstance(seconds, int | float) and duration is not None and seconds > duration + _ROUNDING_S:
-            yield Fault(
-                "the window is longer than its run", file, "window.duration_s", seconds, f"{duration:.1f} at most"
-            )
+        yield from _window_beyond_its_run(point)
+        if point.steady_state.get("status") == "windowable":
+            yield from _unofficial_window(point, curve.rules, curve.benchmark)
+
+
+def _window_beyond_its_run(point: Point) -> Iterator[Fault]:
+    """Yield where a window has more samples or seconds than its run, or more samples than its passes."""
+    window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
+    samples, size = count(window, "n_samples"), count(window, "super_pass_size")
+    begin, end = count(window, "super_pass_start"), count(window, "super_pass_end")
+    completed = count(point.summary, "n_samples_completed")
+    if samples is not None and completed is not None and samples > completed:
+        yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)
+    if samples is not None and size and begin is not None and end is not None and samples > (end - begin + 1) * size:
+        most = (end - begin + 1) * size
+        yield Fault("the window has more samples than its passes", file, "window.n_samples", samples, most)
+    seconds, duration = number(window, "duration_s"), point.figures.value("duration")
+    if seconds is not None and duration is not None and seconds > duration + _ROUNDING_S:
+        yield Fault("the window is longer than its run", file, "window.duration_s", seconds, f"{duration:.1f} at most")
+
+
+def _unofficial_window(point: Point, rules: EndpointsRules, benchmark: EndpointsBenchmark | None) -> Iterator[Fault]:
+    """Yield why a window whose figures are claimed as official ones is none; the last of its passes may be a part."""
+    window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
+    least, verdict = rules.window.passes, str(point.steady_state.get("verdict", ""))
+    samples, size = count(window, "n_samples"), count(window, "super_pass_size")
+    completed, seconds = count(point.summary, "n_samples_completed"), number(window, "duration_s")
+    if samples is not None and size and samples <= (least - 1) * size:
+        yield Fault("the window is too short for its status", file, "window.n_samples", samples, f"{least} passes")
+    # The blocks that are left out at the start come before those of the window.
+    passes = least - 1 + rules.window.warm_up.least
+    if benchmark and completed is not None and completed <= passes * benchmark.samples:
+        expected = f"more than {passes * benchmark.samples:,}"
+        yield Fault("the run has fewer passes than a window needs", file, "status", f"{completed:,} samples", expected)
+    needed = rules.least_seconds(point.concurrency or 1)
+    if seconds is not None and seconds < needed - _ROUNDING_S:
+        yield Fault("the window is shorter than its status says", file, "window.duration_s", seconds, f"{needed:g}")
+    if verdict == "not found":
+        yield Fault("a window that was not found is official", file, "verdict", verdict, "another status")
 
 
 @check(
