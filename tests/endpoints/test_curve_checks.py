@@ -6,7 +6,7 @@ from made_points import BENCHMARK, PASSES, change_json, change_yaml
 from cm4vllm.common.checking.checks import Stage
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoints_checks
-from cm4vllm.results.checks import CHECKS, findings_at
+from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import read_curves
 
 pytestmark = pytest.mark.usefixtures("any_day")
@@ -207,12 +207,6 @@ def test_a_figure_that_no_run_has_is_named(points, name, fields, words):
     (curve,), _ = read_curves(points[8].parent)
     findings = [finding for finding in findings_at(Stage.CURVE, curve) if finding.code == "POINT-IMPOSSIBLE"]
     assert words in [finding.field for finding in findings] and {finding.file for finding in findings} == {"point-14"}
-
-
-def test_each_check_is_shown_by_a_hole():
-    assert {code for _, code in HOLES.values()} == {
-        check.code for check in CHECKS.values() if check.stage is Stage.CURVE
-    }
 
 
 def test_a_file_that_cannot_be_read_is_a_finding_and_the_rest_is_checked(points):
