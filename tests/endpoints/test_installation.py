@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
 from cm4vllm.common.records import read_record
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
 from cm4vllm.endpoints.client_source import client_checkout, wanted_commit
-from cm4vllm.endpoints.installation import InstallationSettings, find_python, require_installable
+from cm4vllm.endpoints.installation import InstallationSettings, find_python, locked_packages, require_installable
 from cm4vllm.rules import endpoints_rules
 
 NEWEST = endpoints_rules().client.commits[-1]
@@ -202,6 +203,64 @@ def test_a_source_without_the_client_is_refused(checkout, tmp_path, source):
     with pytest.raises(SourceUnavailable, match="no git checkout|does not hold the reference client") as refused:
         client_checkout(tmp_path / "clone", given, "", NEWEST)
     assert "--endpoints_src" in refused.value.remedy
+
+
+#: The lock file of a client that needs a package with an extra, and another one for its tests only.
+LOCKED = """
+version = 1
+requires-python = ">=3.11"
+
+[[package]]
+name = "client"
+version = "0.1.0"
+source = { editable = "." }
+dependencies = [{ name = "needed" }]
+
+[package.dev-dependencies]
+dev = [{ name = "tested" }]
+
+[[package]]
+name = "needed"
+version = "1.2"
+source = { registry = "https://pypi.org/simple" }
+wheels = [{ url = "https://example.org/needed-1.2-py3-none-any.whl", hash = "sha256:HASH" }]
+
+[[package]]
+name = "tested"
+version = "3.4"
+source = { registry = "https://pypi.org/simple" }
+wheels = [{ url = "https://example.org/tested-3.4-py3-none-any.whl", hash = "sha256:HASH" }]
+""".replace("HASH", "ab" * 32)
+
+
+@pytest.fixture
+def python_with_uv(tmp_path):
+    """The Python of an environment with the uv of the tests' own."""
+    folder = tmp_path / "venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "uv"):
+        if not (own := Path(sys.executable).with_name(name)).exists():
+            pytest.skip(f"{name} is not installed")
+        (folder / name).symlink_to(own)
+    return folder / "python"
+
+
+def test_the_packages_of_a_client_are_those_that_its_own_lock_file_pins(tmp_path, python_with_uv, monkeypatch):
+    checkout = tmp_path / "endpoints"
+    checkout.mkdir()
+    named = '[project]\nname = "client"\nversion = "0.1.0"\nrequires-python = ">=3.11"\ndependencies = ["needed"]\n'
+    (checkout / "pyproject.toml").write_text(f'{named}[dependency-groups]\ndev = ["tested"]\n')
+    (checkout / "uv.lock").write_text(LOCKED)
+    monkeypatch.setenv("UV_PROJECT", "/nonexistent")
+    listed = locked_packages(python_with_uv, checkout, NEWEST)
+    assert listed.read_text().split() == ["needed==1.2", "\\", f"--hash=sha256:{'ab' * 32}"]
+    assert sorted(path.name for path in checkout.iterdir()) == ["pyproject.toml", "uv.lock"]
+    (checkout / "uv.lock").write_text("version = 99\n")
+    with pytest.raises(InstallError, match=r"the uv.lock of the reference client at ea3327530376 cannot be read"):
+        locked_packages(python_with_uv, checkout, NEWEST)
+    (checkout / "uv.lock").unlink()
+    with pytest.raises(SourceUnavailable, match="has no uv.lock"):
+        locked_packages(python_with_uv, checkout, NEWEST)
 
 
 @pytest.mark.long

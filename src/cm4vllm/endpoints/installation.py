@@ -19,7 +19,7 @@ from cm4vllm.common.records import write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
-from cm4vllm.endpoints.client_source import client_checkout, is_tried, wanted_commit
+from cm4vllm.endpoints.client_source import LOCK, client_checkout, is_tried, missing_lock, wanted_commit
 from cm4vllm.rules import endpoints_rules
 
 CLIENT_FILE, CHECKER_FILE = "client.json", "checker.json"
@@ -74,23 +74,28 @@ def provide(settings: InstallationSettings, folder: Path, recipe: Path) -> tuple
     commit = wanted_commit(settings.commit, settings.source)
     for note in _notes(commit):
         say(f"note: {note}")
-    lock = recipe / "requirements-client.txt"
-    client = install_client(folder, lock, source, commit, find_python(settings.python))
+    beside = recipe / "requirements-client.txt"
+    client = install_client(folder, beside, source, commit, find_python(settings.python))
     write_record(folder / CLIENT_FILE, client)
     return folder / CLIENT_FILE, client.commit[:12]
 
 
-def install_client(folder: Path, lock: Path, source: Path | None, commit: str, python: Path) -> ClientInstallation:
+def install_client(folder: Path, beside: Path, source: Path | None, commit: str, python: Path) -> ClientInstallation:
     """Install the client into `folder` and return it: `source` is a git directory at hand, None fetches the commit.
 
-    Raises InstallError, SourceUnavailable, DiskFull.
+    `beside` pins what is installed beside the packages that the checkout itself pins. Raises InstallError,
+    SourceUnavailable, DiskFull.
     """
     require_space(folder, _CLIENT_BYTES, "the reference client and what it needs")
     checkout = client_checkout(folder / "endpoints", source, endpoints_rules().client.repository, commit)
     with step("environment for the reference client"):
         own = make_environment(folder / "venv", python)
         require_success(
-            install_pinned(own, lock, folder / "pip.log"), "the reference client's packages cannot be installed"
+            install_pinned(own, beside, folder / "pip-beside.log"), f"the packages of {beside.name} cannot be installed"
+        )
+        require_success(
+            install_pinned(own, locked_packages(own, checkout, commit), folder / "pip.log"),
+            f"the reference client's packages cannot be installed as its {LOCK} pins them",
         )
         words = ["--no-deps", "--no-build-isolation", "--editable", str(checkout)]
         require_success(pip(own, words, folder / "pip-client.log"), "the reference client cannot be installed")
@@ -101,6 +106,27 @@ def install_client(folder: Path, lock: Path, source: Path | None, commit: str, p
     client = ClientInstallation(python=str(own), checkout=str(checkout), commit=commit)
     require_unmodified(client)
     return client
+
+
+def locked_packages(python: Path, checkout: Path, commit: str) -> Path:
+    """Return a requirements file of the packages that the lock file of a checkout pins, beside the checkout.
+
+    `python` is that of an environment that has uv. Raises SourceUnavailable without a lock file, InstallError for one
+    that cannot be read.
+    """
+    if not (checkout / LOCK).is_file():
+        raise missing_lock(commit)
+    listed = checkout.with_name("requirements-locked.txt")
+    # Nothing is asked of the network, and nothing of the user's own settings: the file alone counts.
+    words = ["--frozen", "--offline", "--no-config", "--no-cache", "--no-default-groups", "--no-emit-project"]
+    words += ["--no-annotate", "--no-header", "--quiet", "--format=requirements-txt", f"--python={python}"]
+    words += [f"--project={checkout}", f"--output-file={listed}"]
+    settings = [name for name in os.environ if name.startswith("UV_")]
+    require_success(
+        run([python.with_name("uv"), "export", *words], cwd=checkout.parent, without=settings),
+        f"the {LOCK} of the reference client at {commit[:12]} cannot be read",
+    )
+    return listed
 
 
 def install_checker(folder: Path, lock: Path) -> CheckerInstallation:
