@@ -16,16 +16,18 @@ import msgspec
 import psutil
 import pyarrow
 import pytest
+import yaml
 from fake_vllm import Behaviour, FakeVllm, Fault
 from msgspec.structs import replace
 from pyarrow import parquet
 from small_curve import small_installation
 
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
-from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError
+from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints.authoring import read_points
+from cm4vllm.endpoints.client import ClientAbilities, ClientInstallation
 from cm4vllm.endpoints.client_folder import prepare_folder
 from cm4vllm.endpoints.curve_search import CurveInputs, earlier_curve, find_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, measure_point, point_setup, require_dataset_file
@@ -461,3 +463,38 @@ def test_files_of_the_user_beside_a_point_are_kept(site, capsys):
     assert not (points / "tokenizer" / "special_tokens_map.json").exists()
     measure_point(site.inputs("point-2"))
     assert "kept" not in capsys.readouterr().out
+
+
+# --- the abilities of the client
+
+
+def able_client(site, **abilities):
+    """Note abilities of the small client, and return the path of its record."""
+    path = small_installation(site.folder)
+    write_record(path, replace(read_record(path, ClientInstallation), abilities=ClientAbilities(**abilities)))
+    return path
+
+
+def test_a_client_that_computes_the_steady_state_is_asked_for_it_and_its_figures_count(site, monkeypatch, capsys):
+    able_client(site, steady_state=True)
+    measure_point(site.inputs())
+    assert "has no steady state: it is computed from the client's events" in capsys.readouterr().out
+    block = {"found": False, "superpass_size": PASS, "n_super_passes": 5, "warmup": 2, "window": None}
+    monkeypatch.setenv("SMALL_FIGURES", json.dumps({"steady_state": block}))
+    record, path = measure_point(site.inputs())
+    assert yaml.safe_load((path.parent / "config.yaml").read_text())["settings"]["steady_state"] == {"enabled": True}
+    assert (record.steady_state.status, record.steady_state.blocks) == ("insufficient_passes", 3)
+    able_client(site)
+    record, path = measure_point(site.inputs())
+    assert "steady_state" not in yaml.safe_load((path.parent / "config.yaml").read_text())["settings"]
+    assert record.steady_state.blocks == 4
+
+
+def test_a_dataset_that_the_client_has_no_name_for_is_refused(tmp_path, server, behaviour):
+    behaviour.pages = pages()
+    site = Site(tmp_path, server.endpoint, stand_in=False)
+    able_client(site, datasets=("cnn_dailymail", "random"))
+    assert point_setup(site.inputs()).run.dataset.name == "cnn_dailymail::llama3_8b"
+    able_client(site, datasets=("random",))
+    with pytest.raises(UsageError, match="has no dataset cnn_dailymail::llama3_8b"):
+        point_setup(site.inputs())

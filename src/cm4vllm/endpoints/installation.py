@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
+
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import given_path, require_space
@@ -18,10 +20,11 @@ from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation
-from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
+from cm4vllm.endpoints.client import ClientAbilities, ClientInstallation, require_unmodified
 from cm4vllm.endpoints.client_source import LOCK, client_checkout, is_tried, missing_lock, wanted_commit
 from cm4vllm.rules import endpoints_rules
 
+_ABILITIES = Path(__file__).with_name("inside") / "client_abilities.py"
 CLIENT_FILE, CHECKER_FILE = "client.json", "checker.json"
 
 #: What the environments take on the disk, and while their packages are unpacked.
@@ -103,7 +106,8 @@ def install_client(folder: Path, beside: Path, source: Path | None, commit: str,
             run([own, "-P", "-m", "inference_endpoint.main", "--version"], log=folder / "proof.log"),
             "the installed reference client cannot be started",
         )
-    client = ClientInstallation(python=str(own), checkout=str(checkout), commit=commit)
+    abilities = abilities_of(own, checkout)
+    client = ClientInstallation(python=str(own), checkout=str(checkout), commit=commit, abilities=abilities)
     require_unmodified(client)
     return client
 
@@ -127,6 +131,19 @@ def locked_packages(python: Path, checkout: Path, commit: str) -> Path:
         f"the {LOCK} of the reference client at {commit[:12]} cannot be read",
     )
     return listed
+
+
+def abilities_of(python: Path, checkout: Path) -> ClientAbilities:
+    """Return the abilities of the client in a checkout, by what its own modules have.
+
+    `python` has the packages that it needs. Raises InstallError.
+    """
+    done = run([python, "-P", _ABILITIES, checkout])
+    require_success(done, "the installed reference client cannot be asked what it can do")
+    try:
+        return msgspec.json.decode(done.tail(1), type=ClientAbilities)
+    except ValueError as error:
+        raise InstallError("the reference client's abilities cannot be read", cause=done.tail(5)) from error
 
 
 def install_checker(folder: Path, lock: Path) -> CheckerInstallation:

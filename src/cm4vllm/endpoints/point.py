@@ -2,9 +2,10 @@
 
 import hashlib
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import psutil
@@ -25,6 +26,7 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.client import EVENTS, ClientInstallation, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
+from cm4vllm.endpoints.client_steady_state import steady_state_of
 from cm4vllm.endpoints.events import read_events
 from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, curve_status
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
@@ -127,15 +129,18 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
             cause="\n".join(impossible[:5]),
             remedy="see the client's log and the server's; the next command makes the run again",
         )
-    record = _point_record(planned, target, started, wall_s, summary["duration_ns"] / _NS)
+    record = _point_record(planned, target, started, wall_s, summary)
     write_record(target / POINT_FILE, record)
     note_finished(target)
     _print_result(record, summary)
     return record, target / POINT_FILE
 
 
-def _point_record(planned: PointSetup, target: Path, started: str, wall_s: float, duration_s: float) -> PointRecord:
-    """Return the record of a run in `target`."""
+def _point_record(
+    planned: PointSetup, target: Path, started: str, wall_s: float, summary: Mapping[str, Any]
+) -> PointRecord:
+    """Return the record of a run in `target`; `summary` is the client's."""
+    duration_s = summary["duration_ns"] / _NS
     return PointRecord(
         **{name: getattr(planned, name) for name in PointPlan.__struct_fields__},
         model=planned.model.name,
@@ -147,7 +152,7 @@ def _point_record(planned: PointSetup, target: Path, started: str, wall_s: float
         wall_s=wall_s,
         duration_s=duration_s,
         samples_per_second=planned.run.samples / duration_s,
-        steady_state=_steady_state(target, planned),
+        steady_state=_steady_state(target, planned, summary),
         node=_node(planned),
     )
 
@@ -189,6 +194,9 @@ def point_setup(inputs: PointInputs) -> PointSetup:
     # A run of no curve has the terms of one that ends with it.
     bounds = curve or regions(c_min=1, c_max=max(inputs.concurrency, 33))
     terms = point_terms(benchmark, inputs.concurrency, bounds, offline=dedicated)
+    client = read_record(Path(inputs.client), ClientInstallation)
+    if not performance.path:
+        _require_dataset_of(client, performance.name)
     return PointSetup(
         benchmark=benchmark,
         terms=terms,
@@ -210,15 +218,27 @@ def point_setup(inputs: PointInputs) -> PointSetup:
             top_p=benchmark.top_p,
             key_variable=server.access.key_env,
             workers=_workers(),
+            steady_state=client.abilities.steady_state and not dedicated,
         ),
         model=model,
         dataset=dataset,
         dataset_sha256=dataset.sha256 if dataset else sha256_of(given) if given else "",
         dataset_rows=dataset.samples if dataset else parquet_rows(given) if given else 0,
         server=server,
-        client=read_record(Path(inputs.client), ClientInstallation),
+        client=client,
         offline=inputs.offline,
     )
+
+
+def _require_dataset_of(client: ClientInstallation, name: str) -> None:
+    """Raise UsageError for a dataset that the client is to fetch itself and has no name for."""
+    known = client.abilities.datasets
+    if known and name.partition("::")[0] not in known:
+        raise UsageError(
+            f"the reference client at {client.commit[:12]} has no dataset {name}",
+            cause=f"it has {', '.join(known)}",
+            remedy="choose a commit of the client that has it with --endpoints_commit",
+        )
 
 
 def _of_curve(inputs: PointInputs) -> PointInputs:
@@ -291,10 +311,17 @@ def _workers() -> int | None:
     return None if processors >= _MANY_PROCESSORS else max(1, processors // _PROCESSORS_PER_WORKER)
 
 
-def _steady_state(folder: Path, planned: PointSetup) -> SteadyState | None:
-    """Return the steady state of a point at fixed concurrency; a run of all samples at once has none."""
+def _steady_state(folder: Path, planned: PointSetup, summary: Mapping[str, Any]) -> SteadyState | None:
+    """Return the steady state of a point at fixed concurrency; a run of all samples at once has none.
+
+    It is that of the client where it was to compute it and has.
+    """
     if planned.terms.offline:
         return None
+    if planned.run.steady_state:
+        if (computed := steady_state_of(summary, planned.terms)) is not None:
+            return computed
+        say("the client's summary has no steady state: it is computed from the client's events")
     tokenizer = read_tokenizer(Path(planned.model.path) / "tokenizer.json")
 
     def tokens(text: str) -> int:
