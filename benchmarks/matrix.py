@@ -28,10 +28,11 @@ from msgspec.structs import replace
 
 from cm4vllm.assets.tiny.stand_ins import STAND_INS
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.common.files import write_text
 from cm4vllm.common.programs.own_program import commit_of_this_repository
-from cm4vllm.common.records import now, read_record
+from cm4vllm.common.records import read_record
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.readiness import machine_limits

@@ -13,7 +13,7 @@ from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys, parts_of
-from cm4vllm.rules import ExecutionMode, Mode, Scenario, endpoints_benchmark, endpoints_benchmarks
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, endpoints_rules
 
 
 def job(**fields):
@@ -211,7 +211,7 @@ def test_an_address_that_would_be_published_is_refused_by_the_plan(tmp_path):
 
 
 def test_models_whose_requests_are_an_agents_are_refused_with_the_reason(tmp_path):
-    refused = [entry for entry in endpoints_benchmarks() if entry.refused]
+    refused = [entry for entry in endpoints_rules().benchmarks if entry.refused]
     assert {entry.name for entry in refused} == {"kimi-k3", "qwen3_6-35b-a3b", "deepseek-v4_1-flash"}
     for entry in refused:
         with pytest.raises(UsageError, match=f"does not run {entry.name}") as raised:
@@ -225,7 +225,7 @@ def test_the_other_models_are_planned_with_random_weights_and_a_dataset_file(tmp
     given |= {"CM_VLLM_SERVER_MODEL_NAME": ""}
     with pytest.raises(UsageError, match=f"the dataset of {model} is needed as a file"):
         plan(tmp_path, **given)
-    rows = pyarrow.table({"prompt": ["a"] * endpoints_benchmark(model).samples})
+    rows = pyarrow.table({"prompt": ["a"] * endpoints_rules().benchmark(model).samples})
     parquet.write_table(rows, tmp_path / "set.parquet")
     steps = plan(tmp_path, **given, CM_DATASET_FILE=str(tmp_path / "set.parquet"))["steps"]
     assert f"get,ml-model,_dummy.{model}" in [step["tags"] for step in steps]

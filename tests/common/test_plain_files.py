@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.plain_files import opened_in_place, require_plain_files
+from cm4vllm.common.folders.plain_files import opened_in_place, require_plain_files
 
 WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 

@@ -14,13 +14,13 @@ from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, Window
 from cm4vllm.records.server import ServerRecord
-from cm4vllm.rules import ClientDataset, endpoints_benchmark, endpoints_targets, point_terms, regions, seed_set
+from cm4vllm.rules import ClientDataset, endpoints_rules
 
-BENCHMARK = endpoints_benchmark("llama3_1-8b")
-CURVE = regions(c_min=8, c_max=256)
+BENCHMARK = endpoints_rules().benchmark("llama3_1-8b")
+CURVE = endpoints_rules().regions(c_min=8, c_max=256)
 POINTS = (8, 11, 14, 32, 54, 128, 256)
 WITH_ACCURACY = (8, 14, 32, 256)
-SEEDS = seed_set("2026-11-C1")
+SEEDS = endpoints_rules().seed_sets[0]
 PASSES = 6
 #: The stand-in's benchmark, as a rehearsal has it: a name and a dataset of its own, and a pass of 64 samples.
 STAND_IN = msgspec.structs.replace(
@@ -165,7 +165,7 @@ def change_json(path, change):
 def _write_point(folder, concurrency, benchmark):
     stand_in = benchmark is STAND_IN
     seconds = 60 if stand_in else 1800
-    terms = point_terms(benchmark, concurrency, CURVE)
+    terms = endpoints_rules().point_terms(benchmark, concurrency, CURVE)
     samples = PASSES * benchmark.samples
     accuracy = concurrency in WITH_ACCURACY
     window = Window(
@@ -267,7 +267,7 @@ def _score(benchmark, part):
     """Return an accuracy entry whose scores are this part of the benchmark's lower targets."""
     score = {
         target.label: f"{(target.lower or 0) * part if target.upper is None else target.reference:.4f}"
-        for target in endpoints_targets(benchmark)
+        for target in benchmark.targets
     }
     return {
         "dataset_name": benchmark.performance.name,

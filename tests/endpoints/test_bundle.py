@@ -31,7 +31,7 @@ from cm4vllm.records.server import ServerRecord
 from cm4vllm.report.comparison_texts import report_comparison, report_verification
 from cm4vllm.results.comparing.verification import Judgement, refuse_differences
 from cm4vllm.results.endpoints.curves import read_curves
-from cm4vllm.rules import ExecutionMode, point_terms, regions
+from cm4vllm.rules import ExecutionMode, endpoints_rules
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results
 from cm4vllm.submission.capsule.replay import replay_words
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, as_yaml, read_capsule, write_capsule
@@ -52,7 +52,7 @@ def test_regions_are_those_of_the_official_checker(checker):
     done = run([checker.python, "-c", _REGIONS, json.dumps(curves)])
     ours = []
     for c_min, c_max, stated in curves:
-        own = regions(c_min=c_min, c_max=c_max, c_min_stated=stated)
+        own = endpoints_rules().regions(c_min=c_min, c_max=c_max, c_min_stated=stated)
         parts = (own.ultra_low, own.low, own.medium, own.high)
         ours.append(" ".join(f"{part.start}-{part.end}" for part in parts))
     assert ours == done.output.splitlines()
@@ -90,7 +90,7 @@ def program(checker, name):
 
 
 def test_a_curve_that_keeps_the_rules_has_no_error_and_no_warning(checker, build, points, tmp_path):
-    report = official_report(checker, build(points), tmp_path / "report.json")
+    report = official_report(checker, build(points), tmp_path / "report.json", endpoints_rules())
     faults = [f"{finding.rule}: {finding.message}" for finding in report.results if finding.severity != "info"]
     assert faults == []
 
@@ -109,14 +109,14 @@ def test_the_power_of_each_point_is_that_of_the_official_checker(build, points, 
 
 
 def test_a_rehearsal_has_the_error_of_its_name_alone(checker, build, stand_in_points, tmp_path):
-    report = official_report(checker, build(stand_in_points), tmp_path / "report.json")
+    report = official_report(checker, build(stand_in_points), tmp_path / "report.json", endpoints_rules())
     assert set(report.counts("error")) == {"model-name-valid"}
     assert set(report.counts("warning")) <= _WARNINGS
 
 
 def test_a_rehearsal_under_the_name_of_the_benchmark_fails_in_accuracy_alone(checker, build, stand_in_points, tmp_path):
     bundle = renamed(build(stand_in_points), tmp_path / "renamed", BENCHMARK.name)
-    report = official_report(checker, bundle, tmp_path / "report.json")
+    report = official_report(checker, bundle, tmp_path / "report.json", endpoints_rules())
     assert set(report.counts("error")) == {"accuracy-gate", "accuracy-sample-count"}
 
 
@@ -175,7 +175,7 @@ def test_a_private_word_in_a_file_leaves_no_bundle(build, points, tmp_path, text
 
 def point(concurrency=14, offline="none"):
     return point_record(
-        point_terms(BENCHMARK, concurrency, CURVE, offline=offline == "dedicated"),
+        endpoints_rules().point_terms(BENCHMARK, concurrency, CURVE, offline=offline == "dedicated"),
         samples=66_840,
         offline=offline,
         steady_state=SteadyState(status="insufficient_passes", verdict="not found", blocks=4, least_variation=0.2),

@@ -18,7 +18,7 @@ from cm4vllm.endpoints.client_config import TOKENIZER, client_document
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.point import require_dataset_file
 from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
-from cm4vllm.rules import ClientDataset, endpoints_benchmark, endpoints_benchmarks
+from cm4vllm.rules import ClientDataset, endpoints_rules
 from gateway import Gateway
 from text_server import MODEL, TextServer, save_model
 from traps import imported, set_traps
@@ -144,11 +144,11 @@ def test_scores_that_do_not_say_how_many_were_answered_are_a_fault(whole):
 # --- the configuration of the reference client, from the data of each benchmark
 
 
-CONFIG_RUN = [entry.name for entry in endpoints_benchmarks() if not entry.refused]
+CONFIG_RUN = [entry.name for entry in endpoints_rules().benchmarks if not entry.refused]
 
 
 def document(name, *, scored=True, key=""):
-    benchmark = endpoints_benchmark(name)
+    benchmark = endpoints_rules().benchmark(name)
     return client_document(
         client_run(
             dataset=benchmark.performance,
@@ -189,9 +189,9 @@ def test_all_paths_are_relative_and_a_key_is_named_by_its_variable():
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "deepseek-r1"])
 def test_a_dataset_that_the_client_cannot_fetch_is_asked_for(name):
     with pytest.raises(UsageError, match=f"the dataset of {name} is needed as a file") as refused:
-        require_dataset_file(endpoints_benchmark(name), "")
+        require_dataset_file(endpoints_rules().benchmark(name), "")
     assert "--dataset_path=FILE" in str(refused.value)
-    require_dataset_file(endpoints_benchmark("llama3_1-8b"), "")
+    require_dataset_file(endpoints_rules().benchmark("llama3_1-8b"), "")
 
 
 # --- the folder of the reference client gets the model's small files, and no file of another program

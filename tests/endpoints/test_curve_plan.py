@@ -18,9 +18,10 @@ from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_po
 from cm4vllm.endpoints.records import CurveRecord, MeasuredPoint, Probe, curve_status
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.results.endpoints.curves import POINT_FILE
-from cm4vllm.rules import endpoints_benchmark, endpoints_rules, regions
+from cm4vllm.rules import endpoints_rules
 
-BENCHMARK = endpoints_benchmark("llama3_1-8b")
+RULES = endpoints_rules()
+BENCHMARK = RULES.benchmark("llama3_1-8b")
 RATES = {1: 2.0, 512: 80.0}
 
 
@@ -32,10 +33,10 @@ def record(plan):
 
 
 def test_the_planned_window_has_the_passes_and_the_seconds_of_the_rules_after_what_is_left_out():
-    draw, window = random.Random(1), endpoints_rules().window
+    draw, window = random.Random(1), RULES.window
     for _ in range(20):
         rates = {1: draw.uniform(0.1, 9), 4096: draw.uniform(10, 900)}
-        plan = plan_curve(BENCHMARK, rates, c_min=draw.randint(1, 8), c_max=draw.randint(200, 4096))
+        plan = plan_curve(RULES, BENCHMARK, rates, c_min=draw.randint(1, 8), c_max=draw.randint(200, 4096))
         for point in plan.points:
             in_window = point.passes - window.left_out
             assert in_window >= window.passes
@@ -44,52 +45,52 @@ def test_the_planned_window_has_the_passes_and_the_seconds_of_the_rules_after_wh
 
 
 def test_a_rehearsal_leaves_the_seconds_out_and_keeps_the_passes():
-    plan = plan_curve(BENCHMARK, RATES, c_min=1, c_max=512, at_full_length=False)
+    plan = plan_curve(RULES, BENCHMARK, RATES, c_min=1, c_max=512, at_full_length=False)
     assert {point.passes for point in plan.points} == {5}
 
 
 def test_points_that_leave_a_region_out_are_refused_with_the_words_of_the_plan():
     points = (3, 8, 16, 24, 32, 40)
-    curve = regions(c_min=3, c_max=40)
-    words = coverage_words(curve, points)
+    curve = RULES.regions(c_min=3, c_max=40)
+    words = coverage_words(RULES, curve, points)
     assert words.startswith("--points=3,8,16,24,32,40 leaves Low (4 to 6) without a point")
     with pytest.raises(UsageError) as refused:
-        require_coverage(curve, points)
+        require_coverage(RULES, curve, points)
     assert refused.value.what == words
-    assert coverage_words(regions(c_min=1, c_max=40), (1, 2, 4, 7, 13, 23, 40)) == ""
+    assert coverage_words(RULES, RULES.regions(c_min=1, c_max=40), (1, 2, 4, 7, 13, 23, 40)) == ""
 
 
 def test_moved_ends_say_what_becomes_of_the_regions():
-    lowest, highest = moved_ends((1, 3, 9, 24, 65, 182, 400, 512))
+    lowest, highest = moved_ends(RULES, (1, 3, 9, 24, 65, 182, 400, 512))
     assert (
         lowest == "with 3 as the lowest point: Low 4 to 11; Medium 12 to 67; High 68 to 512; each region keeps a point"
     )
     assert highest.startswith("with 400 as the highest point: Low 2 to 8; ")
-    lowest, highest = moved_ends((1, 8, 16, 24, 32, 40, 41))
+    lowest, highest = moved_ends(RULES, (1, 8, 16, 24, 32, 40, 41))
     assert "leaves Low (9 to 11) without a point" in lowest
-    *_, highest = moved_ends((1, 2, 4, 7, 13, 23, 40))
+    *_, highest = moved_ends(RULES, (1, 2, 4, 7, 13, 23, 40))
     assert "the curve would not be allowed: C_max is at least 33" in highest
 
 
 def test_one_more_point_splits_the_widest_step():
-    (line,) = one_more_point((1, 2, 4, 7, 13, 23, 92), {23: 60.0, 92: 120.0})
+    (line,) = one_more_point(RULES, (1, 2, 4, 7, 13, 23, 92), {23: 60.0, 92: 120.0})
     assert "(--point_count=8) would lie at 46 and split the widest step, 23 to 92 (4 times)" in line
     assert line.endswith("into 2 and 2 times; about 1.5 min")
-    assert list(one_more_point(tuple(range(1, 33)))) == []
+    assert list(one_more_point(RULES, tuple(range(1, 33)))) == []
 
 
 def test_the_plan_in_lines_names_points_regions_accuracy_minutes_and_their_source():
-    plan = plan_curve(BENCHMARK, RATES, c_min=1, c_max=512)
-    lines = list(plan_lines(record(plan)))
+    plan = plan_curve(RULES, BENCHMARK, RATES, c_min=1, c_max=512)
+    lines = list(plan_lines(RULES, record(plan)))
     assert lines[0] == "regions: Ultra Low 1 to 32; Low 2 to 9; Medium 10 to 65; High 66 to 512"
-    assert sum("with accuracy" in line for line in lines) == endpoints_rules().accuracy.points - 1
+    assert sum("with accuracy" in line for line in lines) == RULES.accuracy.points - 1
     total = next(line for line in lines if line.startswith("7 points: "))
     assert "by the probes of 2026-11-24 (2 samples/s at 1, 80 samples/s at 512)" in total
     assert f"{sum(point.all_seconds + 6 for point in plan.points) / 60:,.0f} min" in total
 
 
 def test_foreseen_and_measured_minutes_stand_side_by_side():
-    plan = plan_curve(BENCHMARK, RATES, c_min=1, c_max=512, at_full_length=False)
+    plan = plan_curve(RULES, BENCHMARK, RATES, c_min=1, c_max=512, at_full_length=False)
     made = record(plan)
     foreseen = made.foreseen_s(plan.points[1])
     lines = foreseen_table(made, {2: 1.25 * foreseen}).splitlines()
@@ -112,7 +113,7 @@ def test_the_search_ends_where_twice_the_concurrency_gains_little():
         rate = min(concurrency, 140) * 1.0
         return Probe(concurrency=concurrency, samples=1, samples_per_second=rate, overhead_s=0.0)
 
-    assert _highest(probe, 10_000) == 132
+    assert _highest(probe, RULES.curve.lowest_c_max, 10_000) == 132
     assert probed == [33, 66, 132, 264]
 
 
@@ -125,7 +126,7 @@ def test_probes_that_lie_far_apart_get_others_between_them():
 # --- the status of a curve, from the run folders of the points that are measured
 
 
-PLAN = plan_curve(STATUS_BENCHMARK, {1: 2.0, 512: 80.0}, c_min=1, c_max=512, at_full_length=False)
+PLAN = plan_curve(RULES, STATUS_BENCHMARK, {1: 2.0, 512: 80.0}, c_min=1, c_max=512, at_full_length=False)
 CURVE = CurveRecord(
     plan=PLAN,
     probes=(Probe(concurrency=1, samples=32, samples_per_second=2.0, overhead_s=6.0),),

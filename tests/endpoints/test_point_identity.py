@@ -36,7 +36,7 @@ from cm4vllm.records.access import Access
 from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
-from cm4vllm.rules import endpoints_benchmark
+from cm4vllm.rules import endpoints_rules
 from cm4vllm.serving.probing.server_identities import identities
 from text_server import save_model
 
@@ -352,7 +352,7 @@ def table(path, rows, text="a"):
 
 def test_a_given_dataset_is_part_of_the_identity_by_its_content_and_rows(tmp_path, server, behaviour):
     behaviour.pages = pages()
-    site, rows = Site(tmp_path, server.endpoint, stand_in=False), endpoints_benchmark("llama3_1-8b").samples
+    site, rows = Site(tmp_path, server.endpoint, stand_in=False), endpoints_rules().benchmark("llama3_1-8b").samples
     given, same = table(tmp_path / "a.parquet", rows), table(tmp_path / "b.parquet", rows)
     other = table(tmp_path / "c.parquet", rows, text="b")
     made = point_setup(site.inputs(dataset_file=str(given)))
@@ -378,7 +378,7 @@ def test_a_given_dataset_that_is_no_parquet_file_is_refused_by_the_plan(tmp_path
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(DatasetError):
-        require_dataset_file(endpoints_benchmark("gpt-oss-120b"), str(path))
+        require_dataset_file(endpoints_rules().benchmark("gpt-oss-120b"), str(path))
 
 
 def test_a_dataset_of_an_earlier_command_is_not_read_by_a_later_one_that_gives_none(tmp_path, site):

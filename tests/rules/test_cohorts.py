@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.rules import endpoints_rules, submission_target
+from cm4vllm.rules import endpoints_rules
 from cm4vllm.rules.cohorts import CohortCalendar, cohort_name, cohort_number
 
 CALENDAR = CohortCalendar(weekday=2, weeks=(1, 3), business_days=1, source="submission rules §4.2, §4.3")
@@ -60,12 +60,12 @@ def test_another_form_is_no_cohort(text):
         (
             "",
             date(2027, 3, 1),
-            "2027-03-C0",
+            "2026-12-C0",  # the last one of the newest seed set
             "no published seed set is for the cohort 2027-03-C0 (A: from 2026-10-C1 to 2026-12-C0",
         ),
     ],
 )
 def test_a_submission_has_a_cohort_and_seeds_or_a_reason_why_not(cohort, day, target, over):
-    chosen = submission_target(endpoints_rules(), cohort, day)
+    chosen = endpoints_rules().target(cohort, day)
     assert (chosen.cohort, chosen.seeds.name) == (target, "A")
     assert chosen.over.startswith(over) and bool(chosen.over) is bool(over)

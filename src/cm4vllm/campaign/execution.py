@@ -23,6 +23,7 @@ from cm4vllm.campaign.planning.minutes import Estimate, Minutes
 from cm4vllm.campaign.planning.step_environment import Records, RunStep, SearchExports, Shortened, StepEnvironment
 from cm4vllm.campaign.planning.step_values import CHECKS, Values
 from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, ScheduledJob, Step, names_of, result_folder
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
@@ -36,7 +37,7 @@ from cm4vllm.common.errors import (
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.progress import say, warn, with_outlook
-from cm4vllm.common.records import now, read_record
+from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import duration_text
 from cm4vllm.compliance.audit import run_settings_of

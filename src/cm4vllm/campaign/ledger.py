@@ -21,10 +21,11 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.campaign.planning.steps import Duration, ResultFolders, Step
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
 from cm4vllm.common.files import bytes_of, open_file, sync_folder
-from cm4vllm.common.plain_files import opened_in_place
-from cm4vllm.common.records import Record, now
+from cm4vllm.common.folders.plain_files import opened_in_place
+from cm4vllm.common.records import Record
 from cm4vllm.common.secrets.redaction import vault
 
 #: The ledger, in the folder of a job's results.

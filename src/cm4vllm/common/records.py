@@ -7,7 +7,6 @@ mean something else. What was written before records named their schema is read 
 import contextlib
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -130,8 +129,3 @@ def read_sample_file(path: Path, kind: type[R]) -> list[R]:
         return [decoder.decode(line) for line in lines_of(path)] if path.exists() else []
     except RecursionError as error:
         raise ValueError(f"{path} is nested too deep") from error
-
-
-def now() -> str:
-    """Return the present time in UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

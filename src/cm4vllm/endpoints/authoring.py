@@ -11,6 +11,7 @@ import yaml
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.checking.private_words import private_words
+from cm4vllm.common.clock import present
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import altered_files, json_text, text_of, typed_path, write_text
 from cm4vllm.common.folders.owned_folders import forget, write_noted, write_result_file
@@ -32,7 +33,7 @@ from cm4vllm.endpoints.disclosure import (
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE, POWER_FILE
-from cm4vllm.rules import Regions
+from cm4vllm.rules import Regions, RulesInputs
 from cm4vllm.serving.probing.server_identities import other_content
 
 _TEMPLATE_FILE = "submitter.template.yaml"
@@ -50,12 +51,13 @@ class BundleInputs(Settings, frozen=True, kw_only=True):
 
     points: Annotated[str, Key("CM_MLPERF_ENDPOINTS_POINTS")] = ""
     output_dir: Annotated[str, Key("CM_MLPERF_ENDPOINTS_BUNDLE_DIR")] = ""
-    cohort: input_types.EndpointsCohort = "2026-11-C1"
+    cohort: input_types.EndpointsCohort = ""
     description: Annotated[str, Key("CM_SUT_DESCRIPTION")] = ""
     model_record: input_types.ModelRecordPath = ""
     dataset_record: input_types.DatasetRecordPath = ""
     submitter_file: input_types.SubmitterFile = ""
     checker: input_types.EndpointsChecker = ""
+    rules: RulesInputs = RulesInputs()
 
 
 def require_target(inputs: BundleInputs) -> None:
@@ -215,7 +217,7 @@ def _disclosure(
     """Return what point.yaml says of the curve: what is stated, else what the records of model and dataset say."""
     known = {
         "division": stated.division,
-        "target_cohort": inputs.cohort,
+        "target_cohort": inputs.rules.chosen().target(inputs.cohort, present().date()).cohort,
         "model_precision": model.weight_data_types,
         "link_to_model": model.source,
         "model_notes": f"{model.name}, SHA-256 of its files {model.sha256}",

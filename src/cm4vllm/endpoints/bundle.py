@@ -10,11 +10,12 @@ import msgspec
 
 from cm4vllm.common.checking.private_words import PrivateWord
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
-from cm4vllm.common.files import bytes_of
+from cm4vllm.common.files import bytes_of, json_text, write_text
 from cm4vllm.common.folders.owned_folders import discard, staged_folder
 from cm4vllm.common.folders.ownership_notes import Kind
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import Record
+from cm4vllm.rules import EndpointsRules, official_drafters, official_seed_sets
 from cm4vllm.submission.privacy_check import refuse_private
 
 _INSIDE = Path(__file__).with_name("inside")
@@ -93,13 +94,18 @@ def build_bundle(
     return target / organisation
 
 
-def official_report(checker: CheckerInstallation, bundle: Path, report: Path) -> OfficialReport:
-    """Run the official checker on a bundle; its report is written to `report` as JSON.
+def official_report(checker: CheckerInstallation, bundle: Path, report: Path, rules: EndpointsRules) -> OfficialReport:
+    """Run the official checker with the seed sets and drafters of `rules` on a bundle.
 
-    Raises CheckerFailed where it ends without a report.
+    Its report is written to `report` as JSON, and the files of the rules beside it. Raises CheckerFailed where it ends
+    without a report.
     """
     discard(report)
-    done = run([checker.python, "-P", _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S)
+    files = {"SEED_SETS": official_seed_sets(rules), "APPROVED_DRAFTERS": official_drafters(rules)}
+    env = {f"MLPERF_ENDPOINTS_{name}": str(report.with_name(f"{name.lower()}.yaml")) for name in files}
+    for path, content in zip(env.values(), files.values(), strict=True):
+        write_text(Path(path), json_text(content))  # JSON is YAML
+    done = run([checker.python, "-P", _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S, env=env)
     try:
         written = msgspec.json.decode(bytes_of(report), type=OfficialReport)
     except (OSError, ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
-from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_rules, point_terms, regions
+from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, PointTerms, Regions
 
 #: The server may be faster in the run than in the probe: so much longer is the planned window than the rules ask for.
 _MARGIN = 1.1
@@ -48,6 +48,7 @@ class CurvePlan(Record, frozen=True, kw_only=True):
 
 
 def plan_curve(
+    rules: EndpointsRules,
     benchmark: EndpointsBenchmark,
     rates: Mapping[int, float],
     *,
@@ -69,10 +70,10 @@ def plan_curve(
     chosen = tuple(sorted(set(points)))
     if chosen:
         c_min, c_max = chosen[0], chosen[-1]
-    curve = regions(c_min=c_min, c_max=c_max)
-    point = partial(_planned_point, benchmark, rates, curve, at_full_length=at_full_length)
-    chosen = chosen or _chosen_concurrencies(curve, point, count or endpoints_rules().curve.least_points)
-    require_coverage(curve, chosen)
+    curve = rules.regions(c_min=c_min, c_max=c_max)
+    point = partial(_planned_point, rules, benchmark, rates, curve, at_full_length=at_full_length)
+    chosen = chosen or _chosen_concurrencies(curve, point, count or rules.curve.least_points)
+    require_coverage(rules, curve, chosen)
     with_accuracy = _with_accuracy(curve, chosen, point, elected_offline=elected_offline)
     planned = [point(concurrency, accuracy=concurrency in with_accuracy) for concurrency in chosen]
     if not elected_offline:
@@ -90,17 +91,17 @@ def placed_points(curve: Regions, given: Sequence[int], count: int) -> tuple[int
     return _with_gaps_halved({curve.c_min, curve.c_max, curve.low.end, curve.medium.end}, count)
 
 
-def coverage_words(curve: Regions, points: Sequence[int]) -> str:
+def coverage_words(rules: EndpointsRules, curve: Regions, points: Sequence[int]) -> str:
     """Return what the rules do not allow in these points of a curve in a sentence; empty where all is well."""
-    rules = endpoints_rules().curve
+    least, most = rules.curve.least_points, rules.curve.most_points
     chosen = sorted(set(points))
     faults = [
         f"leaves {region.name} ({region.start} to {region.end}) without a point"
         for region in curve.required
         if not any(concurrency in region for concurrency in chosen)
     ]
-    if not rules.least_points <= len(chosen) <= rules.most_points:
-        faults.append(f"has {len(chosen)} points, where {rules.least_points} to {rules.most_points} are allowed")
+    if not least <= len(chosen) <= most:
+        faults.append(f"has {len(chosen)} points, where {least} to {most} are allowed")
     faults += [
         f"has a point at {concurrency}, above {curve.margin.end}"
         for concurrency in chosen
@@ -109,12 +110,12 @@ def coverage_words(curve: Regions, points: Sequence[int]) -> str:
     return f"--points={','.join(map(str, points))} {'; '.join(faults)}" if faults else ""
 
 
-def require_coverage(curve: Regions, points: Sequence[int]) -> None:
+def require_coverage(rules: EndpointsRules, curve: Regions, points: Sequence[int]) -> None:
     """Raise UsageError where the rules do not allow these points."""
-    if words := coverage_words(curve, points):
+    if words := coverage_words(rules, curve, points):
         raise UsageError(
             words,
-            cause=f"{'; '.join(map(str, curve.required))} ({endpoints_rules().curve.source})",
+            cause=f"{'; '.join(map(str, curve.required))} ({rules.curve.source})",
             remedy="leave --points out: the points are then placed so that each region has one",
         )
 
@@ -126,6 +127,7 @@ def rate_at(rates: Mapping[int, float], concurrency: int) -> float:
 
 
 def _planned_point(
+    rules: EndpointsRules,
     benchmark: EndpointsBenchmark,
     rates: Mapping[int, float],
     curve: Regions,
@@ -136,7 +138,7 @@ def _planned_point(
     offline: bool = False,
 ) -> PlannedPoint:
     """Return a point as it is planned: the blocks before the window, and the window."""
-    terms, window = point_terms(benchmark, concurrency, curve, offline=offline), endpoints_rules().window
+    terms, window = rules.point_terms(benchmark, concurrency, curve, offline=offline), rules.window
     rate, size = rate_at(rates, concurrency), terms.samples_of_a_pass
     least_seconds = _MARGIN * terms.least_seconds if at_full_length else _REHEARSAL_S
     of_the_seconds = math.ceil(least_seconds * rate / size)

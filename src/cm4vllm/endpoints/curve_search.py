@@ -10,10 +10,11 @@ from typing import Annotated
 import msgspec
 
 from cm4vllm.common import input_types
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import altered_files
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import now, read_record, write_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import plan_curve
@@ -21,7 +22,7 @@ from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, measure_point, point_setup
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord, Probe
 from cm4vllm.results.endpoints.curves import POINT_FILE
-from cm4vllm.rules import endpoints_rules
+from cm4vllm.rules import RulesUsed
 
 #: The search for C_max ends where twice the concurrency gives less than this part more samples/s.
 _LEAST_GAIN = 0.1
@@ -49,7 +50,7 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
 
     `point` has the records of model, dataset, server and client.
     """
-    benchmark = point_setup(_any_point(point)).benchmark
+    rules, benchmark = point.rules.chosen(), point_setup(_any_point(point)).benchmark
     folder, given = Path(inputs.output_dir).absolute(), given_points(inputs.points)
     probes: list[Probe] = []
 
@@ -59,10 +60,11 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
 
     low, high = (given[0], given[-1]) if given else (inputs.c_min or 1, inputs.c_max)
     probe(low)
-    high = probe(high).concurrency if high else _highest(probe, benchmark.samples)
+    high = probe(high).concurrency if high else _highest(probe, rules.curve.lowest_c_max, benchmark.samples)
     for between in _gaps([probe.concurrency for probe in probes]):
         probe(between)
     plan = plan_curve(
+        rules,
         benchmark,
         {probe.concurrency: probe.samples_per_second for probe in probes},
         c_min=low,
@@ -72,9 +74,15 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
         elected_offline=inputs.offline == "elected",
         at_full_length=not inputs.rehearsal,
     )
-    record = CurveRecord(plan=plan, probes=tuple(probes), identity=curve_identity(inputs, point), found_at=now())
+    record = CurveRecord(
+        plan=plan,
+        probes=tuple(probes),
+        identity=curve_identity(inputs, point),
+        found_at=now(),
+        rules=RulesUsed.of(rules),
+    )
     write_record(folder / CURVE_FILE, record)
-    for line in plan_lines(record):
+    for line in plan_lines(rules, record):
         say(line)
     return record, folder / CURVE_FILE
 
@@ -114,9 +122,8 @@ def given_points(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(numbers.values())))
 
 
-def _highest(probe: Callable[[int], Probe], most: int) -> int:
-    """Return C_max: the concurrency from which doubling gains little, at most `most`."""
-    concurrency = endpoints_rules().curve.lowest_c_max
+def _highest(probe: Callable[[int], Probe], concurrency: int, most: int) -> int:
+    """Return C_max: the concurrency, from a lowest one up to `most`, from which doubling gains little."""
     rate = probe(concurrency).samples_per_second
     while 2 * concurrency <= most:
         higher = probe(2 * concurrency).samples_per_second

@@ -18,6 +18,7 @@ from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, offici
 from cm4vllm.results.check_command.check_summary import as_objects, order_findings, summary
 from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import Curve, read_curves
+from cm4vllm.rules import EndpointsRules, RulesInputs
 
 _NO_BUNDLE = "since it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
 _WIDTH = 120
@@ -29,6 +30,7 @@ class EndpointsCheckSettings(Settings, frozen=True, kw_only=True):
     folder: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKED")] = ""
     checker: input_types.EndpointsChecker = ""
     allowed: Annotated[str, Key("CM_MLPERF_ENDPOINTS_ALLOWED_ERRORS")] = ""
+    rules: RulesInputs = RulesInputs()
 
 
 def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
@@ -39,7 +41,8 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
     if not settings.folder:
         raise UsageError("no run folders and no bundle were given", remedy="give their folder with --input")
     root = typed_path(settings.folder).absolute()
-    curves, problems = read_curves(root)
+    rules = settings.rules.chosen()
+    curves, problems = read_curves(root, rules)
     if not curves:
         raise UsageError(
             f"{root} has no point of MLPerf Endpoints",
@@ -50,7 +53,7 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
         [*problems, *(finding for curve in curves for finding in findings_at(Stage.CURVE, curve))]
     )
     unreadable = any(problem.code == "FILE-UNREADABLE" for problem in problems)
-    official = None if unreadable else _official(root, settings.checker)
+    official = None if unreadable else _official(root, settings.checker, rules)
     why_not = "as it was switched off" if bundle_root(root) else _NO_BUNDLE
     why_not = "as a file above cannot be read" if unreadable else why_not
     for line in _lines(curves, findings, official, why_not):
@@ -65,13 +68,14 @@ def bundle_root(folder: Path) -> Path | None:
     return next((path for path in folders if (path / "results").is_dir()), None)
 
 
-def _official(root: Path, record: str) -> OfficialReport | None:
+def _official(root: Path, record: str, rules: EndpointsRules) -> OfficialReport | None:
     """Return what the official checker says of a bundle; None for run folders, or without the checker."""
     bundle = bundle_root(root)
     if bundle is None or not record:
         return None
     with tempfile.TemporaryDirectory() as scratch:
-        return official_report(read_record(Path(record), CheckerInstallation), bundle, Path(scratch) / "report.json")
+        checker, report = read_record(Path(record), CheckerInstallation), Path(scratch) / "report.json"
+        return official_report(checker, bundle, report, rules)
 
 
 def _lines(

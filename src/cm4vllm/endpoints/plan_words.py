@@ -7,7 +7,7 @@ from cm4vllm.common.terminal_text import columns
 from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.curve_plan import coverage_words, next_point
 from cm4vllm.endpoints.records import CurveRecord
-from cm4vllm.rules import Regions, endpoints_rules, regions
+from cm4vllm.rules import EndpointsRules, Regions
 
 _HEAD = ("point", "concurrency", "foreseen, min", "measured, min", "difference")
 
@@ -17,7 +17,7 @@ def regions_line(curve: Regions) -> str:
     return f"regions: {'; '.join(map(str, curve.required))}"
 
 
-def plan_lines(record: CurveRecord) -> Iterator[str]:
+def plan_lines(rules: EndpointsRules, record: CurveRecord) -> Iterator[str]:
     """Yield a planned curve in lines: regions, points with the minutes of their clients, the sum, and alternatives."""
     plan = record.plan
     yield regions_line(plan.regions)
@@ -36,16 +36,18 @@ def plan_lines(record: CurveRecord) -> Iterator[str]:
     minutes = sum(map(record.foreseen_s, plan.points)) / 60
     yield f"{len(plan.points)} points: {minutes:,.0f} min expected, by the probes of {record.found_at[:10]} ({probed})"
     fixed = [point.concurrency for point in plan.points if not point.terms.offline]
-    yield from one_more_point(fixed, {point.concurrency: record.foreseen_s(point) for point in plan.points})
-    yield from moved_ends(fixed)
+    yield from one_more_point(rules, fixed, {point.concurrency: record.foreseen_s(point) for point in plan.points})
+    yield from moved_ends(rules, fixed)
 
 
-def one_more_point(points: Sequence[int], seconds: Mapping[int, float] | None = None) -> Iterator[str]:
+def one_more_point(
+    rules: EndpointsRules, points: Sequence[int], seconds: Mapping[int, float] | None = None
+) -> Iterator[str]:
     """Yield a line on what one more point would gain; `seconds` are those foreseen of the points, where they are known.
 
     Its own minutes are those of its two neighbours: it lies between them.
     """
-    if len(points) >= endpoints_rules().curve.most_points or (added := next_point(points)) is None:
+    if len(points) >= rules.curve.most_points or (added := next_point(points)) is None:
         return
     low, high = max(point for point in points if point < added), min(point for point in points if point > added)
     cost = f"; about {(seconds[low] + seconds[high]) / 120:,.1f} min" if seconds else ""
@@ -55,19 +57,19 @@ def one_more_point(points: Sequence[int], seconds: Mapping[int, float] | None = 
     )
 
 
-def moved_ends(points: Sequence[int]) -> Iterator[str]:
+def moved_ends(rules: EndpointsRules, points: Sequence[int]) -> Iterator[str]:
     """Yield a line for each end of the curve on the regions that it would have with the end moved to the next point."""
-    yield _moved_end_words("lowest", points[1:])
-    yield _moved_end_words("highest", points[:-1])
+    yield _moved_end_words(rules, "lowest", points[1:])
+    yield _moved_end_words(rules, "highest", points[:-1])
 
 
-def _moved_end_words(end: str, points: Sequence[int]) -> str:
+def _moved_end_words(rules: EndpointsRules, end: str, points: Sequence[int]) -> str:
     begin = f"with {points[0 if end == 'lowest' else -1]:,} as the {end} point"
     try:
-        curve = regions(c_min=points[0], c_max=points[-1])
+        curve = rules.regions(c_min=points[0], c_max=points[-1])
     except UsageError as error:
         return f"{begin} the curve would not be allowed: {error.cause}"
-    words = [*map(str, curve.required[1:]), coverage_words(curve, points) or "each region keeps a point"]
+    words = [*map(str, curve.required[1:]), coverage_words(rules, curve, points) or "each region keeps a point"]
     return f"{begin}: {'; '.join(words)}"
 
 

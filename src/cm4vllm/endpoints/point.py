@@ -16,12 +16,13 @@ from cm4vllm.assets.samples.published_formats import require_file
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_object
+from cm4vllm.common.clock import now, present
 from cm4vllm.common.errors import CmError, DatasetError, RunFailed, UsageError
 from cm4vllm.common.files import altered_files, digests_of, given_path, sha256_of, typed_path
 from cm4vllm.common.folders.ownership_notes import Kind, note_finished, require_replaceable
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import now, read_record, write_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.client import EVENTS, ClientInstallation, run_client
 from cm4vllm.endpoints.client_config import ClientRun
@@ -37,7 +38,7 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary
-from cm4vllm.rules import EndpointsBenchmark, endpoints_benchmark, point_terms, regions, seed_set
+from cm4vllm.rules import EndpointsBenchmark, RulesInputs, RulesUsed
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: From this number of processors on the client chooses its own number of processes.
@@ -64,7 +65,7 @@ class PointInputs(Settings, frozen=True, kw_only=True):
     offline: Annotated[Literal["none", "elected", "dedicated"], Key("CM_MLPERF_ENDPOINTS_OFFLINE")] = "none"
     c_min: input_types.CurveMin = 0
     c_max: input_types.CurveMax = 0
-    cohort: input_types.EndpointsCohort = "2026-11-C1"
+    cohort: input_types.EndpointsCohort = ""
     benchmark: input_types.EndpointsModel = "llama3_1-8b"
     curve: input_types.EndpointsCurve = ""
     number: Annotated[int, Key("CM_MLPERF_ENDPOINTS_POINT_NUMBER")] = 0
@@ -74,6 +75,7 @@ class PointInputs(Settings, frozen=True, kw_only=True):
     dataset_file: input_types.DatasetFile = ""
     server_record: input_types.ServerRecordPath = ""
     output_dir: input_types.OutputDir = ""
+    rules: RulesInputs = RulesInputs()
 
 
 class PointSetup(PointPlan, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ class PointSetup(PointPlan, frozen=True, kw_only=True):
     model: ModelRecord
     dataset: DatasetRecord | None
     client: ClientInstallation
+    rules: RulesUsed
 
     @property
     def identity(self) -> str:
@@ -154,6 +157,7 @@ def _point_record(
         samples_per_second=planned.run.samples / duration_s,
         steady_state=_steady_state(target, planned, summary),
         node=_node(planned),
+        rules=planned.rules,
     )
 
 
@@ -186,14 +190,15 @@ def point_setup(inputs: PointInputs) -> PointSetup:
         )
     model = read_record(Path(inputs.model_record), ModelRecord)
     server = read_record(Path(inputs.server_record), ServerRecord)
-    benchmark, dataset = _benchmark(inputs, model)
+    rules = inputs.rules.chosen()
+    benchmark, dataset = _benchmark(rules.benchmark(inputs.benchmark), inputs, model)
     performance, *scored = datasets_of_ours(dataset) if dataset else (benchmark.performance, *benchmark.scored)
     given = given_path(inputs.dataset_file) if inputs.dataset_file and dataset is None else None
-    curve = regions(c_min=inputs.c_min, c_max=inputs.c_max) if inputs.c_max else None
+    curve = rules.regions(c_min=inputs.c_min, c_max=inputs.c_max) if inputs.c_max else None
     dedicated = inputs.offline == "dedicated"
     # A run of no curve has the terms of one that ends with it.
-    bounds = curve or regions(c_min=1, c_max=max(inputs.concurrency, 33))
-    terms = point_terms(benchmark, inputs.concurrency, bounds, offline=dedicated)
+    bounds = curve or rules.regions(c_min=1, c_max=max(inputs.concurrency, rules.curve.lowest_c_max))
+    terms = rules.point_terms(benchmark, inputs.concurrency, bounds, offline=dedicated)
     client = read_record(Path(inputs.client), ClientInstallation)
     if not performance.path:
         _require_dataset_of(client, performance.name)
@@ -212,7 +217,7 @@ def point_setup(inputs: PointInputs) -> PointSetup:
             accuracy_samples=benchmark.accuracy_samples if inputs.accuracy else 0,
             samples=inputs.samples or inputs.passes * terms.samples_of_a_pass,
             concurrency=None if dedicated else inputs.concurrency,
-            seeds=seed_set(inputs.cohort),
+            seeds=rules.target(inputs.cohort, present().date()).seeds,
             max_tokens=benchmark.max_tokens,
             temperature=benchmark.temperature,
             top_p=benchmark.top_p,
@@ -227,6 +232,7 @@ def point_setup(inputs: PointInputs) -> PointSetup:
         server=server,
         client=client,
         offline=inputs.offline,
+        rules=RulesUsed.of(rules),
     )
 
 
@@ -261,9 +267,10 @@ def _of_curve(inputs: PointInputs) -> PointInputs:
     )
 
 
-def _benchmark(inputs: PointInputs, model: ModelRecord) -> tuple[EndpointsBenchmark, DatasetRecord | None]:
+def _benchmark(
+    benchmark: EndpointsBenchmark, inputs: PointInputs, model: ModelRecord
+) -> tuple[EndpointsBenchmark, DatasetRecord | None]:
     """Return the benchmark of the run, and the stored dataset that it uses (the stand-in's), if any."""
-    benchmark = endpoints_benchmark(inputs.benchmark)
     if not model.is_stand_in:
         return benchmark, None
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord)

@@ -14,7 +14,7 @@ from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, times
-from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
+from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, RulesUsed
 
 #: The record of a curve, in the folder of its probes.
 CURVE_FILE = "curve.json"
@@ -58,6 +58,7 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
     samples_per_second: float
     steady_state: SteadyState | None = None
     node: dict[str, int | str] = {}
+    rules: RulesUsed = RulesUsed()
 
 
 class Probe(Record, frozen=True, kw_only=True):
@@ -76,6 +77,7 @@ class CurveRecord(Record, frozen=True, kw_only=True):
     probes: tuple[Probe, ...]
     identity: str
     found_at: str
+    rules: RulesUsed = RulesUsed()
 
     def foreseen_s(self, point: PlannedPoint) -> float:
         """Return the expected seconds of a point's client, from its start to its end.

@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from cm4vllm.common import input_types
+from cm4vllm.common.clock import present
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
 from cm4vllm.common.files import mapped, text_of, write_bytes
 from cm4vllm.common.folders.owned_folders import staged_folder, write_noted
@@ -192,12 +192,12 @@ def require_reachable(site: Site) -> None:
 
 def preflight_run(folder: Path, *, seconds: float) -> None:
     """Stand for a run of so many seconds: write the log that the official client looks for, and measure nothing."""
-    begin = datetime.now(UTC)
+    begin = present()
     time.sleep(seconds)
     lines = (
         f':::MLLOG {{"key": "power_{name}", "value": "{at:%m-%d-%Y %H:%M:%S}.{at.microsecond // 1000:03d}", '
         '"metadata": {"is_error": false, "is_warning": false}}\n'
-        for name, at in (("begin", begin), ("end", datetime.now(UTC)))
+        for name, at in (("begin", begin), ("end", present()))
     )
     (folder / DETAIL_LOG).write_text("".join(lines), encoding="utf-8")
     (folder / "mlperf_log_summary.txt").write_text("a session before the runs, without LoadGen\n", encoding="utf-8")

@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
+from cm4vllm.common.clock import present
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 
@@ -139,7 +139,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%m-%d-%Y %H:%M:%S.%f")[:-3]
+    return present().strftime("%m-%d-%Y %H:%M:%S.%f")[:-3]
 
 
 def _print_line(text: str) -> None:

@@ -21,15 +21,7 @@ from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
 from cm4vllm.results.endpoints.endpoints_harness import count, part
 from cm4vllm.results.endpoints.endpoints_harness import number as number_of
 from cm4vllm.results.figure_texts import judgement, target
-from cm4vllm.rules import (
-    AccuracyTarget,
-    Regions,
-    endpoints_benchmarks,
-    endpoints_rules,
-    endpoints_targets,
-    if_known,
-    regions,
-)
+from cm4vllm.rules import AccuracyTarget, Regions, if_known
 
 #: Lines of one picture that have a colour of their own.
 _LINES = 2
@@ -86,8 +78,7 @@ def compare_curves(curves: Sequence[Curve], page: Path) -> dict[str, Any]:
             remedy="give two folders with --input=A,B: results, run folders or a bundle of one curve each",
         )
     first, second = curves
-    known = {benchmark.name for benchmark in endpoints_benchmarks()}
-    rehearsal = any(curve.model not in known for curve in curves)
+    rehearsal = any(curve.benchmark is None for curve in curves)
     write_curve_page(curves, page, notices=[REHEARSAL_NOTICE] if rehearsal else [])
     say_text(curve_table(curves).rstrip())
     rows = changes(first, second)
@@ -183,7 +174,7 @@ def _concurrency_of(point: Point) -> str:
 def _regions(curve: Curve) -> Regions | None:
     """Return the regions of a curve; None for one that the rules do not allow: the checks name the reason."""
     values = [point.concurrency for point in curve.concurrency_points if point.concurrency is not None]
-    return if_known(regions, c_min=min(values), c_max=curve.c_max or max(values)) if values else None
+    return if_known(curve.rules.regions, c_min=min(values), c_max=curve.c_max or max(values)) if values else None
 
 
 def _points(curve: Curve) -> Table:
@@ -218,8 +209,7 @@ def _region(regions: Regions | None, point: Point) -> str:
 
 def _targets(curve: Curve) -> dict[str, AccuracyTarget]:
     """Return the accuracy targets of the benchmark by their labels; none for a model that is no benchmark."""
-    known = next((entry for entry in endpoints_benchmarks() if entry.name == curve.model and not entry.refused), None)
-    return {target.label.lower(): target for target in endpoints_targets(known)} if known else {}
+    return {target.label.lower(): target for target in curve.benchmark.targets} if curve.benchmark else {}
 
 
 def _accuracy(curve: Curve, point: Point) -> str:
@@ -285,7 +275,7 @@ def _window_figures(point: Point) -> Iterator[str]:
 
 def _window_words(curve: Curve) -> str:
     """Return what a window takes, and why points have none, where some have none."""
-    rules = endpoints_rules().window
+    rules = curve.rules.window
     words = (
         f"A window takes at least {rules.passes} successive blocks over which the 50th and the 90th percentile of TPOT "
         f"have no trend and vary by at most {percent(rules.variation)} (standard deviation over mean of the blocks)."

@@ -11,6 +11,7 @@ from cm4vllm.rules.assets import (
     published_bytes,
     published_digests,
 )
+from cm4vllm.rules.cohorts import ApprovedDrafter, SeedSet, SubmissionTarget
 from cm4vllm.rules.compliance import (
     Audit,
     ComplianceRules,
@@ -28,15 +29,8 @@ from cm4vllm.rules.endpoints import (
     PointTerms,
     Region,
     Regions,
-    SeedSet,
     WindowRules,
-    endpoints_benchmark,
-    endpoints_benchmarks,
     endpoints_rules,
-    endpoints_targets,
-    point_terms,
-    regions,
-    submission_target,
 )
 from cm4vllm.rules.entries import (
     Arrivals,
@@ -63,6 +57,18 @@ from cm4vllm.rules.records import (
     StopSequence,
     Terms,
 )
+from cm4vllm.rules.renewal import (
+    RULES_FILE,
+    RulesInputs,
+    RulesUsed,
+    official_drafters,
+    official_seed_sets,
+    plain_rules,
+    read_rules,
+    rules_digest,
+    with_drafters,
+    with_seed_sets,
+)
 from cm4vllm.rules.tables import catalogue
 from cm4vllm.rules.terms import (
     accuracy_targets,
@@ -84,7 +90,9 @@ from cm4vllm.rules.terms import (
 from cm4vllm.rules.vocabulary import Category, Division, ExecutionMode, Mode, Scenario
 
 __all__ = [
+    "RULES_FILE",
     "AccuracyTarget",
+    "ApprovedDrafter",
     "Arrivals",
     "Audit",
     "BenchmarkAssets",
@@ -116,11 +124,14 @@ __all__ = [
     "Regions",
     "RequiredScenarios",
     "RoundTerms",
+    "RulesInputs",
+    "RulesUsed",
     "Scenario",
     "SeedSet",
     "Seeds",
     "Speculation",
     "StopSequence",
+    "SubmissionTarget",
     "Terms",
     "TreeLayout",
     "VerifiedFigure",
@@ -137,28 +148,29 @@ __all__ = [
     "compliance_test_names",
     "default_round",
     "division_rules",
-    "endpoints_benchmark",
-    "endpoints_benchmarks",
     "endpoints_rules",
-    "endpoints_targets",
     "if_known",
     "issues_equally",
     "language_models",
     "layout_of_round",
     "layout_of_tree",
     "loadgen_scenario",
+    "official_drafters",
+    "official_seed_sets",
     "over_network",
-    "point_terms",
+    "plain_rules",
     "published_bytes",
     "published_digests",
-    "regions",
+    "read_rules",
     "require_text",
     "round_names",
     "round_terms",
+    "rules_digest",
     "speculation",
-    "submission_target",
     "terms",
     "terms_of_test",
     "tree_layout",
     "tree_layouts",
+    "with_drafters",
+    "with_seed_sets",
 ]

@@ -1,8 +1,10 @@
 """The cohorts of MLPerf Endpoints: the days on which results are published, two a month, by which submissions count.
 
 A submission belongs to the first cohort before which its automatic checks have passed in time (submission rules §4.3).
+Seeds and drafters hold for cohorts.
 """
 
+import re
 from calendar import monthcalendar
 from datetime import date, timedelta
 
@@ -11,6 +13,7 @@ from cm4vllm.common.records import Record
 
 _OF_A_MONTH, _MONTHS = 2, 12
 _SATURDAY = 5
+_COHORT = re.compile(r"([1-9][0-9]{3})-(0[1-9]|1[0-2])-C([01])")
 
 
 class CohortCalendar(Record, frozen=True, kw_only=True):
@@ -48,6 +51,57 @@ class CohortCalendar(Record, frozen=True, kw_only=True):
         return cohort_name(number)
 
 
+class SeedSet(Record, frozen=True, kw_only=True):
+    """Published seeds, unsigned 64-bit integers, for new submissions in `cohorts` cohorts from `cohort` on."""
+
+    name: str
+    scheduler: int
+    sample_index: int
+    model: int
+    cohort: str
+    cohorts: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: from {self.cohort} to {self.last_cohort}"
+
+    @property
+    def last_cohort(self) -> str:
+        """The last cohort whose new submissions may adopt the set."""
+        return cohort_name(cohort_number(self.cohort) + self.cohorts - 1)
+
+    def adoptable(self, cohort: str) -> bool:
+        """Return True if a new submission of this cohort may adopt the set. Raises UsageError for no cohort."""
+        return 0 <= cohort_number(cohort) - cohort_number(self.cohort) < self.cohorts
+
+
+class SubmissionTarget(Record, frozen=True, kw_only=True):
+    """The cohort of a submission and the seeds of its client.
+
+    `over` is the reason why a submission is too late for them, empty where it is not.
+    """
+
+    cohort: str
+    seeds: SeedSet
+    over: str = ""
+
+
+class ApprovedDrafter(Record, frozen=True, kw_only=True):
+    """A drafter of speculative decoding that a benchmark may use, approved in a cohort.
+
+    It is identified by the checksum of its `weights`, or, where it has none of its own, by that of the `target` and by
+    the `configuration` of the draft pass.
+    """
+
+    benchmark: str
+    cohort: str
+    source: str
+    model: str = ""
+    weights: str = ""
+    target: str = ""
+    configuration: dict[str, int | float | str | bool] = {}
+
+
 def cohort_name(number: int) -> str:
     """Return the name of the cohort of this number."""
     months, half = divmod(number, _OF_A_MONTH)
@@ -56,9 +110,7 @@ def cohort_name(number: int) -> str:
 
 def cohort_number(cohort: str) -> int:
     """Return the number of a cohort in their order: two a month. Raises UsageError for another form."""
-    match cohort.split("-"):
-        case [year, month, ("C0" | "C1") as half] if (
-            len(year) == 4 and len(month) == 2 and (year + month).isdecimal() and 1 <= int(month) <= _MONTHS
-        ):
-            return (int(year) * _MONTHS + int(month) - 1) * _OF_A_MONTH + int(half[1])
-    raise UsageError(f"{cohort!r} is no cohort", remedy="give YYYY-MM-C0 or YYYY-MM-C1, for example 2027-01-C1")
+    if not (match := _COHORT.fullmatch(cohort)):
+        raise UsageError(f"{cohort!r} is no cohort", remedy="give YYYY-MM-C0 or YYYY-MM-C1, for example 2027-01-C1")
+    year, month, half = map(int, match.groups())
+    return (year * _MONTHS + month - 1) * _OF_A_MONTH + half

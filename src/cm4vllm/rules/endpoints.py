@@ -1,15 +1,18 @@
 """The rules of MLPerf Endpoints as data: a curve of points at fixed concurrency, its regions, and the terms of a point.
 
-`point_terms()` is the lookup of a point, `regions()` the one of a curve; the tables are the files of data/endpoints/.
+`EndpointsRules` answers for a point, a curve and a submission. The files of data/endpoints/ come with cm4vllm;
+`renewal` reads newer ones.
 """
 
 import math
 from datetime import date
 from functools import cache
 
+from msgspec.structs import replace
+
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
-from cm4vllm.rules.cohorts import CohortCalendar, cohort_name, cohort_number
+from cm4vllm.rules.cohorts import ApprovedDrafter, CohortCalendar, SeedSet, SubmissionTarget, cohort_number
 from cm4vllm.rules.records import AccuracyTarget
 from cm4vllm.rules.tables import read_table
 from cm4vllm.rules.terms import accuracy_targets
@@ -81,69 +84,6 @@ class AccuracyRules(Record, frozen=True, kw_only=True):
     source: str
 
 
-class SeedSet(Record, frozen=True, kw_only=True):
-    """Published seeds, unsigned 64-bit integers, for new submissions in `cohorts` cohorts from `cohort` on."""
-
-    name: str
-    scheduler: int
-    sample_index: int
-    model: int
-    cohort: str
-    cohorts: int
-    source: str
-
-
-class SubmissionTarget(Record, frozen=True, kw_only=True):
-    """The cohort of a submission and the seeds of its client.
-
-    `over` is the reason why a new submission can not have both, empty where it can; the seeds are the newest ones then.
-    """
-
-    cohort: str
-    seeds: SeedSet
-    over: str = ""
-
-
-class ApprovedDrafter(Record, frozen=True, kw_only=True):
-    """A drafter of speculative decoding that a benchmark may use, approved in a cohort.
-
-    It is identified by the checksum of its `weights`, or, where it has none of its own, by that of the `target` and by
-    the `configuration` of the draft pass.
-    """
-
-    benchmark: str
-    cohort: str
-    source: str
-    model: str = ""
-    weights: str = ""
-    target: str = ""
-    configuration: dict[str, int | float | str | bool] = {}
-
-
-class EndpointsRules(Record, frozen=True, kw_only=True):
-    """All that does not depend on the benchmark. `dated` is the day of its newest source (YYYY-MM-DD).
-
-    A submission may use a drafter from `drafter_lead` cohorts after that of its approval on.
-    """
-
-    version: str
-    dated: str
-    client: Client
-    checker: PublishedPackage
-    curve: CurveRules
-    durations: tuple[DurationRule, ...]
-    window: WindowRules
-    accuracy: AccuracyRules
-    calendar: CohortCalendar
-    seed_sets: tuple[SeedSet, ...]
-    drafter_lead: int
-    drafters: tuple[ApprovedDrafter, ...]
-
-    def least_seconds(self, concurrency: int) -> float:
-        """Return the seconds of steady state that a point at this concurrency takes at least."""
-        return next(rule.seconds for rule in self.durations if rule.up_to is None or concurrency <= rule.up_to)
-
-
 class ClientDataset(Record, frozen=True, kw_only=True):
     """A dataset of the reference client, by its names: one of its own, or a file at `path`.
 
@@ -167,7 +107,8 @@ class EndpointsBenchmark(Record, frozen=True, kw_only=True):
 
     `api`, `parameters` (of a request), `performance` and `scored` (the datasets of its runs) are in the words of the
     reference client; `file_needed` says why the client cannot fetch the dataset, empty where it can. One with `refused`
-    is not run by cm4vllm, for that reason; the other fields are those of a benchmark that is.
+    is not run by cm4vllm, for that reason; the other fields are those of a benchmark that is. `targets` are those of
+    its accuracy runs.
     """
 
     name: str
@@ -184,6 +125,7 @@ class EndpointsBenchmark(Record, frozen=True, kw_only=True):
     parameters: dict[str, int | bool] = {}
     performance: ClientDataset = ClientDataset(name="")
     scored: tuple[ClientDataset, ...] = ()
+    targets: tuple[AccuracyTarget, ...] = ()
     file_needed: str = ""
     sources: dict[str, str] = {}
 
@@ -235,101 +177,123 @@ class PointTerms(Record, frozen=True, kw_only=True):
     streamed: bool
 
 
+class EndpointsRules(Record, frozen=True, kw_only=True):
+    """All rules of a version. `dated` is the day of the newest source (YYYY-MM-DD).
+
+    New submissions may adopt a seed set for `adopted_cohorts` cohorts from its own on, and a drafter from
+    `drafter_lead` cohorts after that of its approval on. `benchmarks` has those that cm4vllm refuses, too.
+    """
+
+    version: str
+    dated: str
+    client: Client
+    checker: PublishedPackage
+    curve: CurveRules
+    durations: tuple[DurationRule, ...]
+    window: WindowRules
+    accuracy: AccuracyRules
+    calendar: CohortCalendar
+    adopted_cohorts: int
+    seed_sets: tuple[SeedSet, ...]
+    drafter_lead: int
+    drafters: tuple[ApprovedDrafter, ...]
+    benchmarks: tuple[EndpointsBenchmark, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The version and its day, as records and pages state it."""
+        return f"MLPerf Endpoints {self.version}, rules of {self.dated}"
+
+    def least_seconds(self, concurrency: int) -> float:
+        """Return the seconds of steady state that a point at this concurrency takes at least."""
+        return next(rule.seconds for rule in self.durations if rule.up_to is None or concurrency <= rule.up_to)
+
+    def benchmark(self, name: str) -> EndpointsBenchmark:
+        """Return the benchmark model of this name. Raises UsageError for one that is unknown or not run by cm4vllm."""
+        if (entry := self.known_benchmark(name)) is None:
+            names = [entry.name for entry in self.benchmarks]
+            raise UsageError(
+                f"MLPerf Endpoints has no benchmark model {name!r}",
+                cause=f"{self.version} has {', '.join(names)}",
+                remedy=nearest(name, names),
+            )
+        if entry.refused:
+            raise UsageError(f"cm4vllm does not run {name}", cause=entry.refused)
+        return entry
+
+    def known_benchmark(self, name: str) -> EndpointsBenchmark | None:
+        """Return the benchmark model of this name, also one that cm4vllm does not run; None for another name."""
+        return next((entry for entry in self.benchmarks if entry.name == name), None)
+
+    def target(self, cohort: str, day: date) -> SubmissionTarget:
+        """Return the cohort of a submission whose checks pass on this day, and its seeds.
+
+        `cohort` is the one asked for; empty for the first one that is open. Where no seed set is for it, the target is
+        the last one of the newest set. Raises UsageError for what is no cohort.
+        """
+        chosen = cohort or self.calendar.open_cohort(day)
+        adopted = [entry for entry in self.seed_sets if entry.adoptable(chosen)]
+        newest = max(adopted or self.seed_sets, key=lambda entry: cohort_number(entry.cohort))
+        over = ""
+        if (last := self.calendar.last_day_of(chosen)) < day:
+            over = f"the cohort {chosen} is over: checks had to pass by {last} ({self.calendar.source})"
+        elif not adopted:
+            over = f"no published seed set is for the cohort {chosen} ({'; '.join(map(str, self.seed_sets))})"
+        return SubmissionTarget(cohort=chosen if adopted else newest.last_cohort, seeds=newest, over=over)
+
+    def regions(self, *, c_min: int, c_max: int, c_min_stated: bool = False) -> Regions:
+        """Return the regions between the lowest and the highest concurrency of a curve (§5.5).
+
+        With `c_min_stated` the system description pins C_min (`c_min_override`), and the lowest region ends there.
+        Raises UsageError for bounds that the rules do not allow.
+        """
+        rules = self.curve
+        if not 1 <= c_min <= rules.highest_c_min:
+            raise UsageError(
+                f"the lowest point has concurrency {c_min}",
+                cause=f"C_min lies between 1 and {rules.highest_c_min} ({rules.source})",
+            )
+        if c_max < rules.lowest_c_max:
+            raise UsageError(
+                f"the highest point has concurrency {c_max}",
+                cause=f"C_max is at least {rules.lowest_c_max} ({rules.source})",
+            )
+        width = math.log2(c_max - c_min) / 3
+        # The rules round halves to the even number, as Python does.
+        low_end, medium_end = round(c_min + 2**width), round(c_min + 2 ** (2 * width))
+        return Regions(
+            c_min=c_min,
+            c_max=c_max,
+            ultra_low=Region(name="Ultra Low", start=1, end=c_min if c_min_stated else rules.highest_c_min),
+            low=Region(name="Low", start=c_min + 1, end=low_end),
+            medium=Region(name="Medium", start=low_end + 1, end=medium_end),
+            high=Region(name="High", start=medium_end + 1, end=c_max),
+            margin=Region(name="margin", start=c_max + 1, end=math.ceil(rules.margin * c_max)),
+        )
+
+    def point_terms(
+        self, benchmark: EndpointsBenchmark, concurrency: int, curve: Regions, *, offline: bool = False
+    ) -> PointTerms:
+        """Return the terms of a point; `offline` is a dedicated Offline run, which fills no region."""
+        return PointTerms(
+            concurrency=concurrency,
+            regions=() if offline else tuple(region.name for region in curve.of(concurrency)),
+            least_seconds=self.least_seconds(concurrency),
+            samples_of_a_pass=benchmark.samples,
+            window_passes=self.window.passes,
+            offline=offline,
+            streamed=not offline,
+        )
+
+
 @cache
 def endpoints_rules() -> EndpointsRules:
-    """Return the rules of the version that cm4vllm knows."""
-    return read_table("endpoints/rules.yaml", EndpointsRules)
-
-
-@cache
-def endpoints_benchmarks() -> tuple[EndpointsBenchmark, ...]:
-    """Return all benchmark models, those that cm4vllm refuses included."""
-    return read_table("endpoints/benchmarks.yaml", tuple[EndpointsBenchmark, ...])
-
-
-def endpoints_benchmark(name: str) -> EndpointsBenchmark:
-    """Return the benchmark model of this name. Raises UsageError for one that is unknown or not run by cm4vllm."""
-    known = {entry.name: entry for entry in endpoints_benchmarks()}
-    if (entry := known.get(name)) is None:
-        raise UsageError(
-            f"MLPerf Endpoints has no benchmark model {name!r}",
-            cause=f"{endpoints_rules().version} has {', '.join(known)}",
-            remedy=nearest(name, list(known)),
-        )
-    if entry.refused:
-        raise UsageError(f"cm4vllm does not run {name}", cause=entry.refused)
-    return entry
-
-
-def endpoints_targets(benchmark: EndpointsBenchmark) -> tuple[AccuracyTarget, ...]:
-    """Return the targets of the benchmark's accuracy runs."""
-    return accuracy_targets(endpoints_rules().accuracy.targets_of, benchmark.benchmark, Scenario.OFFLINE)
-
-
-def submission_target(rules: EndpointsRules, cohort: str, day: date) -> SubmissionTarget:
-    """Return the cohort of a submission whose checks pass on this day, and its seeds.
-
-    `cohort` is the one asked for; empty for the first one that is open. Raises UsageError for what is no cohort.
-    """
-    chosen = cohort or rules.calendar.open_cohort(day)
-    adopted = [
-        entry for entry in rules.seed_sets if 0 <= cohort_number(chosen) - cohort_number(entry.cohort) < entry.cohorts
-    ]
-    newest = max(adopted or rules.seed_sets, key=lambda entry: cohort_number(entry.cohort))
-    over = ""
-    if (last := rules.calendar.last_day_of(chosen)) < day:
-        over = f"the cohort {chosen} is over: checks had to pass by {last} ({rules.calendar.source})"
-    elif not adopted:
-        sets = "; ".join(
-            f"{entry.name}: from {entry.cohort} to {cohort_name(cohort_number(entry.cohort) + entry.cohorts - 1)}"
-            for entry in rules.seed_sets
-        )
-        over = f"no published seed set is for the cohort {chosen} ({sets}; rules of {rules.dated})"
-    return SubmissionTarget(cohort=chosen, seeds=newest, over=over)
-
-
-def regions(*, c_min: int, c_max: int, c_min_stated: bool = False) -> Regions:
-    """Return the regions between the lowest and the highest concurrency of a curve (§5.5).
-
-    With `c_min_stated` the system description pins C_min (`c_min_override`), and the lowest region ends there. Raises
-    UsageError for bounds that the rules do not allow.
-    """
-    rules = endpoints_rules().curve
-    if not 1 <= c_min <= rules.highest_c_min:
-        raise UsageError(
-            f"the lowest point has concurrency {c_min}",
-            cause=f"C_min lies between 1 and {rules.highest_c_min} ({rules.source})",
-        )
-    if c_max < rules.lowest_c_max:
-        raise UsageError(
-            f"the highest point has concurrency {c_max}",
-            cause=f"C_max is at least {rules.lowest_c_max} ({rules.source})",
-        )
-    width = math.log2(c_max - c_min) / 3
-    # The rules round halves to the even number, as Python does.
-    low_end, medium_end = round(c_min + 2**width), round(c_min + 2 ** (2 * width))
-    return Regions(
-        c_min=c_min,
-        c_max=c_max,
-        ultra_low=Region(name="Ultra Low", start=1, end=c_min if c_min_stated else rules.highest_c_min),
-        low=Region(name="Low", start=c_min + 1, end=low_end),
-        medium=Region(name="Medium", start=low_end + 1, end=medium_end),
-        high=Region(name="High", start=medium_end + 1, end=c_max),
-        margin=Region(name="margin", start=c_max + 1, end=math.ceil(rules.margin * c_max)),
+    """Return the rules that come with cm4vllm; the targets of a benchmark are those of a round of Inference."""
+    rules = read_table("endpoints/rules.yaml", EndpointsRules)
+    benchmarks = (
+        replace(entry, targets=accuracy_targets(rules.accuracy.targets_of, entry.benchmark, Scenario.OFFLINE))
+        if entry.benchmark
+        else entry
+        for entry in read_table("endpoints/benchmarks.yaml", tuple[EndpointsBenchmark, ...])
     )
-
-
-def point_terms(
-    benchmark: EndpointsBenchmark, concurrency: int, curve: Regions, *, offline: bool = False
-) -> PointTerms:
-    """Return the terms of a point at this concurrency; `offline` is a dedicated Offline run, which fills no region."""
-    rules = endpoints_rules()
-    return PointTerms(
-        concurrency=concurrency,
-        regions=() if offline else tuple(region.name for region in curve.of(concurrency)),
-        least_seconds=rules.least_seconds(concurrency),
-        samples_of_a_pass=benchmark.samples,
-        window_passes=rules.window.passes,
-        offline=offline,
-        streamed=not offline,
-    )
+    return replace(rules, benchmarks=tuple(benchmarks))

@@ -6,20 +6,24 @@ a release of it has them or as its --seed-sets and --approved-drafters take them
 
 import hashlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError
-from cm4vllm.rules.cohorts import cohort_number
-from cm4vllm.rules.endpoints import ApprovedDrafter, EndpointsRules, SeedSet
+from cm4vllm.common.files import typed_path
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Settings
+from cm4vllm.rules.cohorts import ApprovedDrafter, SeedSet, cohort_name, cohort_number
+from cm4vllm.rules.endpoints import EndpointsRules, endpoints_rules
 
 T = TypeVar("T")
 
-#: Cohorts in which a new submission may adopt a seed set: the one it was published for, and the next three (§4.6).
-_ADOPTED_IN = 4
+#: The rules of a job, in its results folder, and those that get,mlperf,rules gives.
+RULES_FILE = "rules.json"
 
 
 class _OfficialSet(msgspec.Struct, frozen=True):
@@ -77,7 +81,7 @@ def with_seed_sets(rules: EndpointsRules, path: Path) -> EndpointsRules:
     published = read.cohort.cohort_id if read.cohort else ""
     entries = read.cohort.seed_sets if read.cohort else read.seed_sets
     source = f"{path.name}, SHA-256 {_digest(path)}"
-    sets = [_seed_set(entry, published, source, path) for entry in entries]
+    sets = [_seed_set(entry, published, rules.adopted_cohorts, source, path) for entry in entries]
     if not sets:
         raise UsageError(f"{path} has no seed sets")
     names = {entry.name for entry in sets}
@@ -105,12 +109,87 @@ def with_drafters(rules: EndpointsRules, path: Path) -> EndpointsRules:
     return replace(rules, drafters=drafters)
 
 
+class RulesInputs(Settings, frozen=True, kw_only=True):
+    """The files that are used in place of the rules that come with cm4vllm: all rules, or parts of them."""
+
+    rules_file: input_types.RulesFile = ""
+    seed_sets_file: input_types.SeedSetsFile = ""
+    drafters_file: input_types.DraftersFile = ""
+
+    def absolute(self) -> Self:
+        """Return the files with absolute paths, for recipes that work in other folders."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return replace(self, **{name: str(typed_path(path).absolute()) for name, path in given.items() if path})
+
+    def chosen(self) -> EndpointsRules:
+        """Return the rules that the files have, else those that come with cm4vllm. Raises UsageError."""
+        return self.chosen_from(read_rules(typed_path(self.rules_file)) if self.rules_file else endpoints_rules())
+
+    def chosen_from(self, rules: EndpointsRules) -> EndpointsRules:
+        """Return rules with the seed sets and drafters that the files have. Raises UsageError."""
+        rules = with_seed_sets(rules, typed_path(self.seed_sets_file)) if self.seed_sets_file else rules
+        return with_drafters(rules, typed_path(self.drafters_file)) if self.drafters_file else rules
+
+
+class RulesUsed(Record, frozen=True, kw_only=True):
+    """The rules that a record was made by: version, day and digest; empty where they are not known."""
+
+    version: str = ""
+    dated: str = ""
+    sha256: str = ""
+
+    @classmethod
+    def of(cls, rules: EndpointsRules) -> Self:
+        """Return what a record states of rules."""
+        return cls(version=rules.version, dated=rules.dated, sha256=rules_digest(rules))
+
+
+def official_seed_sets(rules: EndpointsRules) -> dict[str, Any]:
+    """Return the seed sets in the form that the official checker takes with --seed-sets."""
+    return {
+        "seed_sets": [
+            {
+                "id": entry.name,
+                "scheduler_rng_seed": entry.scheduler,
+                "sample_index_rng_seed": entry.sample_index,
+                "model_seed": entry.model,
+                "cohorts": [cohort_name(cohort_number(entry.cohort) + later) for later in range(entry.cohorts)],
+            }
+            for entry in rules.seed_sets
+        ]
+    }
+
+
+def official_drafters(rules: EndpointsRules) -> dict[str, Any]:
+    """Return the approved drafters in the form that the official checker takes with --approved-drafters."""
+    named = {
+        "benchmark": "benchmark",
+        "approved_cohort": "cohort",
+        "model_id": "model",
+        "weight_checksum": "weights",
+        "target_checksum": "target",
+        "configuration": "configuration",
+    }
+    return {
+        "drafters": [
+            {key: value for key, field in named.items() if (value := getattr(drafter, field))}
+            for drafter in rules.drafters
+        ]
+    }
+
+
+def plain_rules(rules: EndpointsRules) -> dict[str, Any]:
+    """Return rules as they are written to a file."""
+    plain: dict[str, Any] = msgspec.to_builtins(rules)
+    return plain
+
+
 def rules_digest(rules: EndpointsRules) -> str:
     """Return the SHA-256 of rules: by all that they say, not by how a file is written."""
     return hashlib.sha256(msgspec.json.encode(rules, order="deterministic")).hexdigest()
 
 
-def _seed_set(entry: _OfficialSet, published: str, source: str, path: Path) -> SeedSet:
+def _seed_set(entry: _OfficialSet, published: str, adopted_cohorts: int, source: str, path: Path) -> SeedSet:
     cohorts = sorted(entry.cohorts or [published] * bool(published), key=cohort_number)
     if not cohorts:
         raise UsageError(
@@ -118,7 +197,7 @@ def _seed_set(entry: _OfficialSet, published: str, source: str, path: Path) -> S
             cause="without one nobody knows until when a submission may adopt it",
             remedy="use the file as MLCommons publishes it: it states cohort-id",
         )
-    count = len(cohorts) if entry.cohorts else _ADOPTED_IN
+    count = len(cohorts) if entry.cohorts else adopted_cohorts
     if entry.cohorts and cohort_number(cohorts[-1]) - cohort_number(cohorts[0]) != count - 1:
         raise UsageError(f"the cohorts of the seed set {entry.id} of {path} do not follow each other")
     return SeedSet(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import (
     CmError,
     PortInUse,
@@ -21,7 +22,7 @@ from cm4vllm.common.errors import (
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import holds_record, now, remove_record, write_record
+from cm4vllm.common.records import holds_record, remove_record, write_record
 from cm4vllm.hardware.gpus.vendor import GpuUse
 from cm4vllm.records.node import NodeReport
 from cm4vllm.records.server import ContainerRecord, NodeRecord, ServerRecord

@@ -13,7 +13,8 @@ from cm4vllm.campaign.planning.step_environment import NOTHING, JobExports, JobI
 from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, Step, point_name
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import typed_path
+from cm4vllm.common.files import json_text, typed_path
+from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say
@@ -29,7 +30,7 @@ from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import POINT_FILE, read_curves
-from cm4vllm.rules import endpoints_rules, regions
+from cm4vllm.rules import RULES_FILE, plain_rules
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
@@ -49,7 +50,7 @@ def environment_of(job: EndpointsJob, typed: Mapping[str, str] = NOTHING) -> Ste
     """Return the environment of the job's steps before the first; `typed` is what the user set by --env."""
     common = CommonInputs(
         benchmark=job.benchmark.name,
-        cohort=job.settings.cohort,
+        cohort=job.target.cohort,
         pass_samples=job.pass_samples,
         model=job.benchmark.benchmark,
         execution_mode=str(job.execution_mode),
@@ -131,7 +132,7 @@ def _curve(job: EndpointsJob) -> Iterator[Step]:
         ),
         notes=("short runs measure the server's rates, from which the points, their samples and minutes follow",),
     )
-    seconds = min(rule.seconds for rule in endpoints_rules().durations)
+    seconds = min(rule.seconds for rule in job.rules.durations)
     least = Duration(seconds=seconds, source="the rules' shortest steady state", at_least=True)
     options = ""
     for number in range(1, job.points + 1):
@@ -199,7 +200,8 @@ def run_job(asked: EndpointsSettings, recipes: Recipes, command: str, typed: Map
 
 
 def _record_command(job: EndpointsJob, command: str, execution: Execution) -> bool:
-    """Write which command made the results, and with which program."""
+    """Write which command made the results, with which program, and by which rules."""
+    write_noted(job.out / RULES_FILE, json_text(plain_rules(job.rules)))
     write_record(
         job.out / COMMAND_FILE,
         CommandRecord(
@@ -248,12 +250,12 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
     """Return what the plan says of the curve: as an earlier command found it, else as far as it is given."""
     earlier = job.out / "curve" / CURVE_FILE
     if earlier.is_file():
-        return list(plan_lines(read_record(earlier, CurveRecord)))
+        return list(plan_lines(job.rules, read_record(earlier, CurveRecord)))
     if not job.c_max:
         return ["C_max is found by a search on the server; the points are placed then"]
-    curve = regions(c_min=job.c_min, c_max=job.c_max)
+    rules = job.rules
+    curve = rules.regions(c_min=job.c_min, c_max=job.c_max)
     points = placed_points(curve, job.given, job.points - (job.settings.offline == "dedicated"))
-    rules = endpoints_rules()
     return [
         regions_line(curve),
         *(
@@ -263,14 +265,14 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
         "samples and minutes follow from the probes: "
         f"at least {rules.window.passes + rules.window.left_out} passes over the dataset each"
         + ("" if job.rehearsal else f", and {rules.least_seconds(1):,.0f} or {rules.least_seconds(job.c_max):,.0f} s"),
-        *one_more_point(points),
-        *moved_ends(points),
+        *one_more_point(rules, points),
+        *moved_ends(rules, points),
     ]
 
 
 def _report(job: EndpointsJob, execution: Execution) -> None:
     """Write the page and print the table; then raise what the checks found."""
-    curves, _ = read_curves(job.out / "points")
+    curves, _ = read_curves(job.out / "points", job.rules)
     page = write_curve_page(curves, job.out / "curve.html", notices=job.notices)
     if curves:
         write_capsule(job.out / CAPSULE_FILE, capsule_of_results(job.out))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+
+from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
@@ -12,13 +15,14 @@ from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.planning.steps import ScheduledJob, reruns
 from cm4vllm.campaign.settings import JobSettings
 from cm4vllm.common import input_types
+from cm4vllm.common.clock import present
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
-from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, endpoints_benchmark, endpoints_rules, regions, seed_set
+from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, ExecutionMode, RulesInputs, SubmissionTarget
 
 #: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
 _REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64
@@ -36,12 +40,13 @@ class EndpointsSettings(JobSettings, frozen=True, kw_only=True):
     extra_args: input_types.ExtraArgs = ""
     count: input_types.CurvePointCount = 0
     pass_samples: input_types.PassSamples = 0
-    cohort: input_types.EndpointsCohort = "2026-11-C1"
+    cohort: input_types.EndpointsCohort = ""
     offline: input_types.CurveOffline = "elected"
     submitter_file: input_types.SubmitterFile = ""
     endpoints_commit: input_types.EndpointsCommit = ""
     endpoints_python: input_types.EndpointsPython = ""
     endpoints_src: input_types.EndpointsSource = ""
+    rules: RulesInputs = RulesInputs()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,8 @@ class EndpointsJob(ScheduledJob):
     """
 
     settings: EndpointsSettings
+    rules: EndpointsRules
+    target: SubmissionTarget
     benchmark: EndpointsBenchmark
     sources: Sources
     given: tuple[int, ...]
@@ -61,16 +68,17 @@ class EndpointsJob(ScheduledJob):
 
     @property
     def title(self) -> str:
-        return f"MLPerf Endpoints {endpoints_rules().version}, {self.benchmark.name}"
+        return f"MLPerf Endpoints {self.rules.version}, {self.benchmark.name}"
 
     @property
     def notices(self) -> list[str]:
-        return [REHEARSAL_NOTICE] if self.rehearsal else []
+        over = [f"COHORT OVER: NOT SUBMITTABLE; {self.target.over}"] if self.target.over else []
+        return [REHEARSAL_NOTICE, *over] if self.rehearsal else []
 
     @property
     def points(self) -> int:
         """Runs of the curve: points at fixed concurrency, and a dedicated Offline run."""
-        fixed = len(self.given) or self.settings.count or endpoints_rules().curve.least_points
+        fixed = len(self.given) or self.settings.count or self.rules.curve.least_points
         return fixed + (self.settings.offline == "dedicated")
 
     @property
@@ -82,8 +90,9 @@ class EndpointsJob(ScheduledJob):
     def of(cls, settings: EndpointsSettings) -> EndpointsJob:
         """Check `settings` against the rules. Raises UsageError at the first that does not fit."""
         mode = ExecutionMode.parse(settings.execution_mode)
-        benchmark = endpoints_benchmark(settings.benchmark)
-        seed_set(settings.cohort)
+        settings = replace(settings, rules=settings.rules.absolute())
+        rules = settings.rules.chosen()
+        benchmark = rules.benchmark(settings.benchmark)
         asset_sources = sources(
             AssetInputs(
                 model=benchmark.benchmark,
@@ -103,9 +112,20 @@ class EndpointsJob(ScheduledJob):
         rehearsal = mode is ExecutionMode.TEST
         c_min = given[0] if given else settings.c_min or _REHEARSAL_C_MIN
         c_max = given[-1] if given else settings.c_max or (_REHEARSAL_C_MAX if rehearsal else 0)
-        _require_curve(settings, given, c_min, c_max)
+        _require_curve(rules, settings, given, c_min, c_max)
+        target = _target(rules, settings, given)
+        if target.over and not rehearsal:
+            raise UsageError(
+                "a result that is measured now cannot be submitted",
+                cause=target.over,
+                remedy="give newer rules: the seed sets that MLCommons has published since (seedset.yaml of "
+                "mlcommons/endpoints_policies) with --seed_sets=FILE, or all rules with --rules=FILE, which "
+                "get,mlperf,rules makes from a newer release of the official checker",
+            )
         return cls(
             settings=settings,
+            rules=rules,
+            target=target,
             benchmark=benchmark,
             sources=asset_sources,
             execution_mode=mode,
@@ -117,7 +137,7 @@ class EndpointsJob(ScheduledJob):
             c_max=c_max,
             rerun=reruns(settings.rerun),
             serve=Address.parse(settings.serve) if settings.serve else None,
-            notes=tuple(_notes(settings, given, rehearsal=rehearsal)),
+            notes=(*_target_notes(rules, target), *_notes(settings, given, rehearsal=rehearsal)),
         )
 
     @property
@@ -126,19 +146,37 @@ class EndpointsJob(ScheduledJob):
         return self.settings.pass_samples or (_REHEARSAL_PASS if self.rehearsal and self.is_stand_in else 0)
 
 
-def _require_curve(settings: EndpointsSettings, given: tuple[int, ...], c_min: int, c_max: int) -> None:
+def _require_curve(
+    rules: EndpointsRules, settings: EndpointsSettings, given: tuple[int, ...], c_min: int, c_max: int
+) -> None:
     """Raise UsageError for a curve that the rules do not allow."""
-    rules = endpoints_rules().curve
-    count = settings.count
-    if count and not rules.least_points <= count <= rules.most_points:
+    bounds, count = rules.curve, settings.count
+    if count and not bounds.least_points <= count <= bounds.most_points:
         raise UsageError(
             f"--point_count={count} is not allowed",
-            cause=f"a curve has {rules.least_points} to {rules.most_points} points ({rules.source})",
+            cause=f"a curve has {bounds.least_points} to {bounds.most_points} points ({bounds.source})",
         )
     if c_max:
-        curve = regions(c_min=c_min, c_max=c_max)
+        curve = rules.regions(c_min=c_min, c_max=c_max)
         if given:
-            require_coverage(curve, given)
+            require_coverage(rules, curve, given)
+
+
+def _target(rules: EndpointsRules, settings: EndpointsSettings, given: tuple[int, ...]) -> SubmissionTarget:
+    """Return the cohort and the seeds of a job, whose checks pass on the day on which it can end at the earliest."""
+    points = given or (1,) * (settings.count or rules.curve.least_points)
+    least_s = sum(map(rules.least_seconds, points)) if settings.execution_mode == ExecutionMode.VALID else 0
+    return rules.target(settings.cohort, (present() + timedelta(seconds=least_s)).date())
+
+
+def _target_notes(rules: EndpointsRules, target: SubmissionTarget) -> list[str]:
+    """Return what the plan says of rules, cohort and seeds."""
+    calendar = rules.calendar
+    return [
+        f"{rules.title}: cohort {target.cohort} of {calendar.day_of(target.cohort)}, whose checks pass by "
+        f"{calendar.last_day_of(target.cohort)}; seed set {target.seeds.name}",
+        *([f"cohort over: not submittable; {target.over}"] if target.over else []),
+    ]
 
 
 def _notes(settings: EndpointsSettings, given: tuple[int, ...], *, rehearsal: bool) -> list[str]:

@@ -20,7 +20,7 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
 from cm4vllm.common.folders.ownership_notes import require_replaceable
-from cm4vllm.common.plain_files import require_plain_files
+from cm4vllm.common.folders.plain_files import require_plain_files
 from cm4vllm.loadgen.measurement import RUN
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.rules import BenchmarkTerms, Mode, Terms, audit

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from cm4vllm.campaign.ledger import LedgerFile, State, StepState
 from cm4vllm.campaign.planning.steps import Duration, Step, point_name
 from cm4vllm.common import progress
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import under_way, warnings
-from cm4vllm.common.records import Record, now, read_record
+from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.units import duration_text
 from cm4vllm.endpoints.records import CurveStatus
 from cm4vllm.loadgen.process.messages import RunStatus, TimeLeft

@@ -132,7 +132,7 @@ def pip(
     python: Path,
     words: Sequence[str],
     log: Path | None = None,
-    action: Literal["install", "uninstall", "freeze"] = "install",
+    action: Literal["install", "uninstall", "freeze", "download"] = "install",
 ) -> Completed:
     """Run our pip on the environment of `python`; what it prints goes to `log` too.
 
@@ -140,7 +140,12 @@ def pip(
     come first on PATH: a build backend that is installed there may be one.
     """
     # Not compiled: of thousands of modules few are ever imported.
-    more = {"install": ["--no-compile", "--progress-bar=off"], "uninstall": ["--yes"], "freeze": []}[action]
+    more = {
+        "install": ["--no-compile", "--progress-bar=off"],
+        "uninstall": ["--yes"],
+        "freeze": [],
+        "download": ["--progress-bar=off"],
+    }[action]
     return run(
         [
             sys.executable,

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
+from cm4vllm.common.clock import present
 from cm4vllm.common.errors import CmError, Interrupted, RecipeError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.secrets.redaction import Vault, secret_flags
@@ -139,7 +140,7 @@ class Session:
                     os.unlink(os.path.join(self._logs, old))
         self._log_count += 1
         name = re.sub(r"[^\w.-]+", "-", script.alias or script.uid)
-        return os.path.join(self._logs, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._log_count}-{name}.log")
+        return os.path.join(self._logs, f"{present():%Y%m%d-%H%M%S}-{os.getpid()}-{self._log_count}-{name}.log")
 
     def keep_logs(self, script: ScriptMeta, folder: str, error: CmError) -> None:
         """Move the logs of a cache entry that failed out of its folder, which goes, and let the error name them."""

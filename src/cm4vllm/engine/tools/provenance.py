@@ -6,11 +6,11 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.clock import present
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.engine.run.flags import flag
@@ -59,7 +59,7 @@ def _repro(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], fo
         "platform": platform.platform(),
         "machine": platform.machine(),
         "command": _command(i),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": f"{present():%Y-%m-%dT%H:%M:%SZ}",
     }
     state = {"version_info": session.versions}
     for part, value in {"input": given, "info": info, "output": result, "run-state": state}.items():

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import mapped, sync_folder
 from cm4vllm.common.folders.owned_folders import make_way
 from cm4vllm.common.folders.ownership_notes import path_beside
-from cm4vllm.common.plain_files import opened_in_place
-from cm4vllm.common.records import now
+from cm4vllm.common.folders.plain_files import opened_in_place
 from cm4vllm.common.repetition import repeated
 from cm4vllm.records.run import Piece
 from cm4vllm.records.server import ServerIdentity

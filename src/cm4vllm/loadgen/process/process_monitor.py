@@ -12,10 +12,10 @@ from typing import IO, cast
 
 import msgspec
 
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import ClockChanged, CmError, RunFailed, ServerDied, ServerStuck
 from cm4vllm.common.programs.processes import exit_in_words, last_lines, safe_environment
 from cm4vllm.common.progress import Step, say, warn
-from cm4vllm.common.records import now
 from cm4vllm.common.units import duration_text
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, FirstFailure, Latencies, Message, Note, Progress

@@ -5,12 +5,13 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of, sync_files, sync_folder, write_text
 from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import now, write_record
+from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_samples import EnergyWatch, energy_watched, gpus_sampled
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.identity import settings_sha256

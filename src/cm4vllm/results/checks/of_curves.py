@@ -7,7 +7,7 @@ from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.endpoints.curves import Curve, Point
 from cm4vllm.results.endpoints.endpoints_harness import count, impossible_in_summary, part
-from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
+from cm4vllm.rules import SeedSet
 
 _LARGEST_SEED = 2**63 - 1
 #: A stated window may be longer than the run by as much as its figures are rounded.
@@ -23,13 +23,13 @@ _ROUNDING_S = 0.01
 )
 def known_model(curve: Curve) -> Iterator[Fault]:
     """The points name one benchmark model of MLPerf Endpoints."""
-    if _benchmark(curve) is None and curve.points:
+    if curve.benchmark is None and curve.points:
         yield Fault(
             "the model is no benchmark model: no accuracy was checked",
             curve.name,
             "model_name",
             curve.model,
-            ", ".join(benchmark.name for benchmark in endpoints_benchmarks()),
+            ", ".join(benchmark.name for benchmark in curve.rules.benchmarks),
         )
 
 
@@ -42,7 +42,7 @@ def known_model(curve: Curve) -> Iterator[Fault]:
 )
 def whole_dataset(curve: Curve) -> Iterator[Fault]:
     """Each point names the dataset of its benchmark and answers each sample of it."""
-    if (benchmark := _benchmark(curve)) is None:
+    if (benchmark := curve.benchmark) is None:
         return
     for point in curve.points:
         if point.declared.get("dataset") != benchmark.dataset:
@@ -131,7 +131,7 @@ def possible_figures(curve: Curve) -> Iterator[Fault]:
 )
 def claimed_window(curve: Curve) -> Iterator[Fault]:
     """A claimed window of the steady state has the passes, samples and seconds that its run has."""
-    least, benchmark = endpoints_rules().window.passes, _benchmark(curve)
+    least, benchmark = curve.rules.window.passes, curve.benchmark
     for point in curve.concurrency_points:
         window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
         samples, size = count(window, "n_samples"), count(window, "super_pass_size")
@@ -176,7 +176,7 @@ def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
             ", ".join(map(str, values)),
             f"a point from {region.start} to {region.end}",
         )
-        for region in regions(c_min=min(values), c_max=curve.c_max).required
+        for region in curve.rules.regions(c_min=min(values), c_max=curve.c_max).required
         if not any(value in region for value in values)
     )
 
@@ -190,9 +190,9 @@ def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
 )
 def scores_in_percent(curve: Curve) -> Iterator[Fault]:
     """Scores of an accuracy run are stated in the unit of the benchmark's targets."""
-    if (benchmark := _benchmark(curve)) is None:
+    if (benchmark := curve.benchmark) is None:
         return
-    targets = {target.label.lower(): target for target in endpoints_targets(benchmark)}
+    targets = {target.label.lower(): target for target in benchmark.targets}
     for point in curve.points:
         for score in point.scores:
             target = targets.get(score.metric.lower())
@@ -215,7 +215,7 @@ def scores_in_percent(curve: Curve) -> Iterator[Fault]:
 )
 def seeds(curve: Curve) -> Iterator[Fault]:
     """The client ran with the seeds that the point declares, and no seed is too large for a server."""
-    sets: Mapping[str, SeedSet] = {entry.name: entry for entry in endpoints_rules().seed_sets}
+    sets: Mapping[str, SeedSet] = {entry.name: entry for entry in curve.rules.seed_sets}
     for point in curve.points:
         file, runtime = f"{point.name}/config.yaml", part(part(point.config, "settings"), "runtime")
         expected = sets.get(str(point.declared.get("seed_set", "")))
@@ -264,10 +264,6 @@ def known_client(curve: Curve) -> Iterator[Fault]:
         for point in curve.points
         if point.summary and not point.summary.get("git_sha")
     )
-
-
-def _benchmark(curve: Curve) -> EndpointsBenchmark | None:
-    return next((entry for entry in endpoints_benchmarks() if entry.name == curve.model), None)
 
 
 def _software(point: Point) -> dict[str, str]:

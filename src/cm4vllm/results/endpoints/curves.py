@@ -18,6 +18,7 @@ from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
 from cm4vllm.results.endpoints.endpoints_harness import SCORES, SUMMARY, count, magnitude, number, part, times
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import Reader
+from cm4vllm.rules import RULES_FILE, EndpointsBenchmark, EndpointsRules, endpoints_rules, read_rules
 
 _SUMMARIES = (SUMMARY, Path(SUMMARY.name))
 _SCORES = (SCORES, Path(SCORES.name))
@@ -106,12 +107,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one model on one system, in the order of their concurrency; `power` is system_power.json."""
+    """The points of one model on one system, in the order of their concurrency; `power` is system_power.json.
+
+    `rules` are those by which the curve is judged.
+    """
 
     folder: Path
     name: str
     points: tuple[Point, ...]
     power: Mapping[str, Any] = field(default_factory=dict)
+    rules: EndpointsRules = field(default_factory=endpoints_rules)
 
     @property
     def place(self) -> str:
@@ -130,14 +135,22 @@ class Curve:
         return names.pop() if len(names) == 1 else ""
 
     @property
+    def benchmark(self) -> EndpointsBenchmark | None:
+        """The benchmark model, by the rules; None for another model."""
+        return self.rules.known_benchmark(self.model)
+
+    @property
     def c_max(self) -> int | None:
         """The declared C_max; None where the points differ."""
         values = {count(point.declared, "max_supported_concurrency") for point in self.points}
         return values.pop() if len(values) == 1 else None
 
 
-def read_curves(root: Path) -> tuple[tuple[Curve, ...], tuple[Finding, ...]]:
-    """Read all curves below `root`; what cannot be read becomes a finding. A curve is a folder of points."""
+def read_curves(root: Path, rules: EndpointsRules | None = None) -> tuple[tuple[Curve, ...], tuple[Finding, ...]]:
+    """Read all curves below `root`; what cannot be read becomes a finding. A curve is a folder of points.
+
+    They are judged by `rules`, without them by those that come with cm4vllm.
+    """
     reader = Reader(root)
     folders: dict[Path, list[Path]] = {}
     for folder in point_folders(root):
@@ -147,15 +160,25 @@ def read_curves(root: Path) -> tuple[tuple[Curve, ...], tuple[Finding, ...]]:
         read = [_read_point(reader, folder) for folder in points]
         read.sort(key=lambda point: (point.offline == "dedicated", point.concurrency or 0))
         curves.append(
-            Curve(folder=parent, name=reader.name(parent), points=tuple(read), power=_power(reader, parent, points))
+            Curve(
+                folder=parent,
+                name=reader.name(parent),
+                points=tuple(read),
+                power=_power(reader, parent, points),
+                rules=rules or endpoints_rules(),
+            )
         )
     return tuple(curves), tuple(reader.problems)
 
 
 def curves_at(place: Path) -> tuple[Curve, ...]:
-    """Return the curves in a results folder (those of its run folders), in run folders, or in a bundle."""
-    points = place / "points"
-    return read_curves(points if points.is_dir() else place)[0] if place.is_dir() else ()
+    """Return the curves in a results folder (those of its run folders), in run folders, or in a bundle.
+
+    Those of a results folder are judged by the rules of their job, others by those that come with cm4vllm.
+    """
+    points, own = place / "points", place / RULES_FILE
+    rules = read_rules(own) if own.is_file() else endpoints_rules()
+    return read_curves(points if points.is_dir() else place, rules)[0] if place.is_dir() else ()
 
 
 def point_folders(root: Path) -> Iterator[Path]:

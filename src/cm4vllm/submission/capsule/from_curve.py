@@ -22,7 +22,7 @@ from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
 from cm4vllm.results.endpoints.endpoints_harness import endpoints_performance, part
 from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
-from cm4vllm.rules import ExecutionMode, endpoints_benchmarks, endpoints_rules
+from cm4vllm.rules import ExecutionMode
 from cm4vllm.submission.capsule.from_records import noted_scripts, program_of, served_by
 
 _EXPECTED = {
@@ -44,11 +44,10 @@ def capsule_of_curve(out: Path, curve: Curve) -> Capsule:
     command = read_optional(out / COMMAND_FILE, CommandRecord)
     servers = [_server_record(point) for point in curve.points if point.record]
     hosts = {host_of(endpoint) for server in servers for endpoint in server.endpoints}
-    known = any(benchmark.name == curve.model for benchmark in endpoints_benchmarks())
-    rehearsal = not known or (command is not None and command.execution_mode is ExecutionMode.TEST)
+    rehearsal = curve.benchmark is None or (command is not None and command.execution_mode is ExecutionMode.TEST)
     made = Capsule(
         made_from=RUN_RECORDS if servers else "run folders or a bundle",
-        round=f"{CURVE} {endpoints_rules().version}",
+        round=f"{CURVE} {curve.rules.version}",
         division=_text(first.declared, "division"),
         submitter=_text(first.system, "submitter_org_names"),
         system=_system(first),
@@ -119,7 +118,7 @@ def _result(curve: Curve, point: Point) -> Result:
     """Return a point of a curve as a result of a capsule."""
     name = "Offline" if point.offline == "dedicated" else f"concurrency {point.concurrency or 0:,}"
     return Result(
-        round=f"{CURVE} {endpoints_rules().version}",
+        round=f"{CURVE} {curve.rules.version}",
         division=_text(point.declared, "division"),
         submitter=_text(point.system, "submitter_org_names"),
         system=_system(point),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from cm4vllm.common.checking.checks import Fault, Stage, check
 from cm4vllm.common.checking.findings import Severity
+from cm4vllm.common.clock import present
 from cm4vllm.records.logs.impossible_values import impossible_window, out_of_order
 from cm4vllm.results.checks.subjects import Part, measured_results, results, with_tests
 from cm4vllm.results.figures import Figures
@@ -124,7 +125,7 @@ def _clock(part: Part) -> Iterator[Fault]:
 )
 def dates(result: Result) -> Iterator[Fault]:
     """The runs of a result are of one round, later than the LoadGen that made them, and not of the future."""
-    now, dated = datetime.now(UTC), [(run, _day(run.settings.get("test_datetime"))) for run in result.logged]
+    now, dated = present(), [(run, _day(run.settings.get("test_datetime"))) for run in result.logged]
     first = dated[0][1] if dated else None
     for part, day in dated:
         if day is None:
