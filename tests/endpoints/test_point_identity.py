@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from pyarrow import parquet
 from small_curve import small_installation
 
+from cm4vllm.campaign.endpoints.job import plan_job
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError, UsageError
 from cm4vllm.common.files import sha256_of
@@ -30,6 +31,7 @@ from cm4vllm.endpoints.authoring import read_points
 from cm4vllm.endpoints.client import ClientAbilities, ClientInstallation
 from cm4vllm.endpoints.client_folder import prepare_folder
 from cm4vllm.endpoints.curve_search import CurveInputs, earlier_curve, find_curve
+from cm4vllm.endpoints.plan_words import remeasured_lines
 from cm4vllm.endpoints.point import PointInputs, earlier_point, measure_point, point_setup, require_dataset_file
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.access import Access
@@ -41,6 +43,7 @@ from cm4vllm.serving.probing.server_identities import identities
 from text_server import save_model
 
 PASS = 64
+COMMITS = endpoints_rules().client.commits
 
 
 def pages(*, started=1000.0, version="0.32.0", **model):
@@ -498,3 +501,31 @@ def test_a_dataset_that_the_client_has_no_name_for_is_refused(tmp_path, server, 
     able_client(site, datasets=("random",))
     with pytest.raises(UsageError, match="has no dataset cnn_dailymail::llama3_8b"):
         point_setup(site.inputs())
+
+
+def test_runs_of_another_client_are_measured_again_and_the_plan_names_both_commits(site):
+    other = "0123456789" * 4
+    places = {"points/point-1": COMMITS[0], "points/point-12": other, "points/point-2": other, "curve/probe-40": other}
+    record, path = measure_point(site.inputs("made"))
+    for place, commit in places.items():
+        shutil.copytree(path.parent, site.folder / place, dirs_exist_ok=True)
+        write_record(site.folder / place / POINT_FILE, replace(record, client_commit=commit, identity=""))
+    (site.folder / "points/point-3").mkdir()
+    (site.folder / "points/point-3" / POINT_FILE).write_text("{")
+    now = record.client_commit
+    assert earlier_point(site.inputs("point-2"))[1] == f"its client is another: 012345678901, now {now[:12]}"
+    assert list(remeasured_lines(site.folder, now)) == [
+        f"measured again: probe-40, point-2, point-12; its client is another: 012345678901, now {now[:12]}",
+        f"measured again: point-1; its client is another: {COMMITS[0][:12]}, now {now[:12]}",
+    ]
+    assert next(remeasured_lines(site.folder, other)).startswith("measured again: point-1; its client")
+
+
+def test_the_plan_of_a_job_says_which_runs_it_makes_again(site, tmp_path, capsys):
+    record, path = measure_point(site.inputs("made"))
+    shutil.copytree(path.parent, tmp_path / "endpoints/test/points/point-1")
+    made = replace(record, client_commit="0123456789" * 4)
+    write_record(tmp_path / "endpoints/test/points/point-1" / POINT_FILE, made)
+    plan_job(EndpointsSettings(output_dir=str(tmp_path)))
+    line = f"note: measured again: point-1; its client is another: 012345678901, now {COMMITS[-1][:12]}"
+    assert line in capsys.readouterr().out

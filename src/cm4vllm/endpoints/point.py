@@ -29,7 +29,7 @@ from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.client_steady_state import steady_state_of
 from cm4vllm.endpoints.events import read_events
-from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, curve_status
+from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, client_change, curve_status
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
@@ -174,7 +174,7 @@ def earlier_point(inputs: PointInputs) -> tuple[PointRecord | None, str]:
     except CmError as error:
         return None, error.what
     if record.identity != planned.identity:
-        return None, "its inputs have changed"
+        return None, client_change(record, planned.client.commit) or "its inputs have changed"
     if changed := altered_files(target, record.files):
         return None, f"files of it have been changed or removed: {', '.join(changed)}"
     return record, ""

@@ -61,6 +61,13 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
     rules: RulesUsed = RulesUsed()
 
 
+def client_change(record: PointRecord, commit: str) -> str:
+    """Return in words that a run was made by the client at another commit than `commit`; empty where it was not."""
+    if record.client_commit == commit:
+        return ""
+    return f"its client is another: {record.client_commit[:12] or 'not known'}, now {commit[:12]}"
+
+
 class Probe(Record, frozen=True, kw_only=True):
     """A short run: samples/s at a concurrency, and the seconds that the client took beside the run itself."""
 
