@@ -1,4 +1,4 @@
-"""What a commit of the client can do is asked of its checkout; the steady state that it computes is taken from it."""
+"""Abilities of the client at a commit, asked of its checkout; and the steady state that it computes."""
 
 import copy
 import json
