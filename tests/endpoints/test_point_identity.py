@@ -27,6 +27,7 @@ from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.endpoints import point
 from cm4vllm.endpoints.authoring import read_points
 from cm4vllm.endpoints.client import ClientAbilities, ClientInstallation
 from cm4vllm.endpoints.client_folder import prepare_folder
@@ -529,3 +530,43 @@ def test_the_plan_of_a_job_says_which_runs_it_makes_again(site, tmp_path, capsys
     plan_job(EndpointsSettings(output_dir=str(tmp_path)))
     line = f"note: measured again: point-1; its client is another: 012345678901, now {COMMITS[-1][:12]}"
     assert line in capsys.readouterr().out
+
+
+# --- what the client was given, and what it read and reached
+
+
+def config_of(path):
+    return yaml.safe_load((path.parent / "config.yaml").read_text())["settings"]["runtime"]
+
+
+def test_a_valid_run_gives_the_client_the_seconds_of_the_rules_and_the_same_whole_passes(site):
+    rehearsed, path = measure_point(site.inputs())
+    assert (config_of(path)["min_duration_ms"], config_of(path)["n_samples_to_issue"]) == (0, 320)
+    valid, path = measure_point(site.inputs(execution_mode="valid"))
+    assert (config_of(path)["min_duration_ms"], config_of(path)["n_samples_to_issue"]) == (600_000, 320)
+    assert valid.identity != rehearsed.identity and valid.run.samples == 5 * PASS
+    assert point_setup(site.inputs(execution_mode="valid", concurrency=33)).run.min_duration_ms == 1_200_000
+    assert point_setup(site.inputs(execution_mode="valid", samples=32)).run.min_duration_ms == 0
+
+
+def test_the_requests_in_flight_follow_from_latency_and_duration(site, monkeypatch, capsys):
+    """320 answers that take 25 ms each on average, in 4 s."""
+    figures = {"duration_ns": 4 * 10**9, "latency": {"avg": 25e6}, "ttft": {}}
+    monkeypatch.setenv("SMALL_FIGURES", json.dumps(figures))
+    record, _ = measure_point(site.inputs())
+    assert record.in_flight == pytest.approx(2.0)
+    assert "2 in flight on average" in capsys.readouterr().out
+
+
+def test_the_dataset_that_the_client_fetched_has_a_digest(tmp_path, server, behaviour):
+    behaviour.pages = pages()
+    site = Site(tmp_path, server.endpoint, stand_in=False)
+    planned = point_setup(site.inputs())
+    assert (planned.dataset_sha256, planned.dataset_rows) == ("", 0)
+    place = tmp_path / "points" / planned.benchmark.performance.cached
+    assert point._dataset_read(planned, tmp_path / "points") == {}
+    place.parent.mkdir(parents=True)
+    table(place, 3)
+    assert point._dataset_read(planned, tmp_path / "points") == {"dataset_sha256": sha256_of(place), "dataset_rows": 3}
+    given = replace(planned, dataset_sha256="ab")
+    assert point._dataset_read(given, tmp_path / "points") == {}

@@ -24,6 +24,7 @@ from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.client import EVENTS, ClientInstallation, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
@@ -37,8 +38,8 @@ from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
-from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary
-from cm4vllm.rules import EndpointsBenchmark, RulesInputs, RulesUsed
+from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary, number, part
+from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, PointTerms, RulesInputs, RulesUsed
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: From this number of processors on the client chooses its own number of processes.
@@ -65,6 +66,7 @@ class PointInputs(Settings, frozen=True, kw_only=True):
     offline: Annotated[Literal["none", "elected", "dedicated"], Key("CM_MLPERF_ENDPOINTS_OFFLINE")] = "none"
     c_min: input_types.CurveMin = 0
     c_max: input_types.CurveMax = 0
+    execution_mode: input_types.ExecutionMode = "test"
     cohort: input_types.EndpointsCohort = ""
     benchmark: input_types.EndpointsModel = "llama3_1-8b"
     curve: input_types.EndpointsCurve = ""
@@ -145,7 +147,8 @@ def _point_record(
     """Return the record of a run in `target`; `summary` is the client's."""
     duration_s = summary["duration_ns"] / _NS
     return PointRecord(
-        **{name: getattr(planned, name) for name in PointPlan.__struct_fields__},
+        **{name: getattr(planned, name) for name in PointPlan.__struct_fields__}
+        | _dataset_read(planned, target.parent),
         model=planned.model.name,
         model_sha256=planned.model.sha256,
         client_commit=planned.client.commit,
@@ -156,6 +159,7 @@ def _point_record(
         duration_s=duration_s,
         samples_per_second=planned.run.samples / duration_s,
         steady_state=_steady_state(target, planned, summary),
+        in_flight=_in_flight(summary, duration_s),
         node=_node(planned),
         rules=planned.rules,
     )
@@ -224,6 +228,7 @@ def point_setup(inputs: PointInputs) -> PointSetup:
             key_variable=server.access.key_env,
             workers=_workers(),
             steady_state=client.abilities.steady_state and not dedicated,
+            min_duration_ms=_min_duration_ms(inputs, terms),
         ),
         model=model,
         dataset=dataset,
@@ -234,6 +239,12 @@ def point_setup(inputs: PointInputs) -> PointSetup:
         offline=inputs.offline,
         rules=RulesUsed.of(rules),
     )
+
+
+def _min_duration_ms(inputs: PointInputs, terms: PointTerms) -> int:
+    """Return what the client is given: the seconds of the rules in a valid run, 0 in a rehearsal and in a probe."""
+    is_valid = ExecutionMode.parse(inputs.execution_mode) is ExecutionMode.VALID
+    return round(1000 * terms.least_seconds) if is_valid and not inputs.samples else 0
 
 
 def _require_dataset_of(client: ClientInstallation, name: str) -> None:
@@ -318,6 +329,22 @@ def _workers() -> int | None:
     return None if processors >= _MANY_PROCESSORS else max(1, processors // _PROCESSORS_PER_WORKER)
 
 
+def _dataset_read(planned: PointSetup, folder: Path) -> dict[str, str | int]:
+    """Return digest and rows of the dataset that the client fetched itself; nothing of a stored or given one."""
+    place = folder / planned.benchmark.performance.cached
+    if planned.dataset_sha256 or not place.is_file():
+        if not planned.dataset_sha256:
+            say(f"the digest of the dataset is not known: the client has left no file at {place}")
+        return {}
+    return {"dataset_sha256": sha256_of(place), "dataset_rows": parquet_rows(place)}
+
+
+def _in_flight(summary: Mapping[str, Any], duration_s: float) -> float | None:
+    """Return the requests in flight on average, by Little's law; None where the summary has no latency."""
+    latency, samples = number(part(summary, "latency"), "avg"), number(summary, "n_samples_completed")
+    return latency * samples / _NS / duration_s if latency and samples else None
+
+
 def _steady_state(folder: Path, planned: PointSetup, summary: Mapping[str, Any]) -> SteadyState | None:
     """Return the steady state of a point at fixed concurrency; a run of all samples at once has none.
 
@@ -356,4 +383,5 @@ def _print_result(record: PointRecord, summary: dict[str, object]) -> None:
     state = record.steady_state
     window = f"steady state: {state.words}" if state else "no steady state is computed for Offline"
     rate = f"{record.samples_per_second:,.2f} samples/s, {float(str(summary['tps'])):,.0f} tokens/s"
-    say(f"concurrency {record.terms.concurrency}: {rate}; {window}")
+    reached = "" if record.in_flight is None else f"{four_digits(record.in_flight)} in flight on average; "
+    say(f"concurrency {record.terms.concurrency}: {rate}; {reached}{window}")
