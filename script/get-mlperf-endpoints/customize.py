@@ -5,10 +5,9 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.endpoints.installation import InstallationSettings, require_python
+    from cm4vllm.endpoints.installation import InstallationSettings, require_installable
 
-    require_python(InstallationSettings.of(i["env"]))
-    return {"return": 0}
+    return {"return": 0, "notes": require_installable(InstallationSettings.of(i["env"]))}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:

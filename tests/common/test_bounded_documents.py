@@ -158,6 +158,7 @@ ALONE = {
     "src/cm4vllm/records/logs/answers.py": TYPED,
     "src/cm4vllm/endpoints/bundle.py": TYPED,
     "src/cm4vllm/endpoints/events.py": TYPED,
+    "src/cm4vllm/endpoints/installation.py": TYPED,
     "src/cm4vllm/hardware/machine_samples.py": TYPED,
     "src/cm4vllm/loadgen/client/worker.py": OURS,
     "src/cm4vllm/loadgen/client/workers.py": OURS,

@@ -35,11 +35,17 @@ def checker(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def reference_client(tmp_path_factory):
-    """The record of the reference client, from the git directory that ENDPOINTS_GIT names."""
+def endpoints_git():
+    """The git directory of mlcommons/endpoints that ENDPOINTS_GIT names."""
     if not (source := os.environ.get("ENDPOINTS_GIT")):
         pytest.skip("ENDPOINTS_GIT names no git directory of mlcommons/endpoints")
-    return installed(tmp_path_factory.mktemp("cm"), "client", f"--endpoints_src={source}")
+    return Path(source)
+
+
+@pytest.fixture(scope="session")
+def reference_client(tmp_path_factory, endpoints_git):
+    """The record of the reference client at the newest commit that was tried."""
+    return installed(tmp_path_factory.mktemp("cm"), "client", f"--endpoints_src={endpoints_git}")
 
 
 @pytest.fixture

@@ -90,6 +90,13 @@ POWER = {
 }
 
 
+#: What the submitter states of each point.
+MORE = {
+    "nodes_used": [{"system_node_ensemble_id": 1, "nodes": 1}],
+    "sparsity": {"method": "thresholding", "source": "https://example.org", "threshold": 0.1, "calibration": "none"},
+}
+
+
 def client_run(**fields):
     """Return a run of the client with made-up values."""
     made = {
@@ -179,6 +186,8 @@ def _write_point(folder, concurrency, benchmark):
         samples=samples,
         benchmark=benchmark,
         scored=(benchmark.performance,) if accuracy else (),
+        dataset_sha256="ab" * 32,
+        in_flight=concurrency - 0.25,
         offline="elected" if concurrency == CURVE.c_max else "none",
         steady_state=SteadyState(
             status="insufficient_duration" if stand_in else "windowable",
@@ -195,7 +204,10 @@ def _write_point(folder, concurrency, benchmark):
         "dataset_name": "CNN/DailyMail",
         "dataset_link": "https://example.org/dataset",
     }
-    write_text(folder / "point.yaml", yaml.safe_dump(point_document(record, CURVE, stated, "none")))
+    write_text(
+        folder / "point.yaml",
+        yaml.safe_dump(point_document(record, CURVE, stated, "none", steps=["weights loaded"], more=MORE)),
+    )
     write_json(
         folder / "system_desc.json",
         system_document(

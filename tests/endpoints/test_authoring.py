@@ -11,7 +11,14 @@ from cm4vllm.common.folders.owned_folders import staged_folder
 from cm4vllm.common.folders.ownership_notes import note_finished
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints import authoring
-from cm4vllm.endpoints.authoring import BundleInputs, _no_warm_up_note, _starts, author_and_build, require_target
+from cm4vllm.endpoints.authoring import (
+    BundleInputs,
+    _no_warm_up_note,
+    _parallel,
+    _starts,
+    author_and_build,
+    require_target,
+)
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.assets import ModelRecord
@@ -41,6 +48,11 @@ def test_each_command_line_names_its_points(tmp_path):
     assert lines[0] == "The server for the points at concurrency 1, 9 was started by"
     assert lines[4:7] == ["The server for the points at concurrency 3 was started by", "", "    vllm \\\n    --x=1"]
     assert lines[-2].endswith("was not started by cm4vllm.")
+
+
+def test_the_sizes_of_a_server_s_groups_are_those_of_its_command_line(tmp_path):
+    (record,) = records(tmp_path, ["vllm", "serve", "m", "--tensor-parallel-size=2", "-dp", "4"])
+    assert _parallel(record) == {"tensor_parallel": 2, "data_parallel": 4}
 
 
 def test_the_words_on_a_warm_up_count_what_the_server_has_answered_before(tmp_path):

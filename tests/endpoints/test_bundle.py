@@ -17,6 +17,7 @@ from made_points import (
     renamed,
     write_points,
 )
+from msgspec.structs import replace
 
 from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import ResultsDiffer, SubmissionError, UsageError
@@ -24,7 +25,13 @@ from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import write_record
 from cm4vllm.endpoints.bundle import build_bundle, official_report
-from cm4vllm.endpoints.disclosure import point_document, read_submitter_file, region_word, system_document
+from cm4vllm.endpoints.disclosure import (
+    initialization_steps,
+    point_document,
+    read_submitter_file,
+    region_word,
+    system_document,
+)
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.records.server import ServerRecord
@@ -190,6 +197,63 @@ def test_a_value_that_is_not_stated_is_left_out():
     assert document["runtime_settings"]["runtime"]["model_seed"] == SEEDS.model
     assert document["warmup"]["data_source"] == "none: no requests before the run"
     assert document["steady_state"] == {"status": "insufficient_passes", "verdict": "not found", "state": {}}
+
+
+def test_a_point_states_what_the_client_was_given_and_what_was_reached():
+    run = replace(point().run, min_duration_ms=600_000)
+    made = replace(point(), run=run, in_flight=13.8149, dataset_sha256="ab" * 32)
+    given = {"steps": ["weights loaded"], "more": {"nodes_used": None, "sparsity": {"method": "m"}}}
+    document = point_document(made, CURVE, {"division": "RDI", "target_cohort": "2026-11-C1"}, "none", **given)
+    assert document["runtime_settings"]["min_duration_ms"] == 600_000
+    assert (document["concurrency_reached"], document["dataset_sha256"]) == (13.81, "ab" * 32)
+    assert document["warmup"]["initialization_steps"] == ["weights loaded"]
+    assert document["sparsity"] == {"method": "m"} and "nodes_used" not in document
+    rehearsal = point_document(point(), CURVE, {"division": "RDI", "target_cohort": "2026-11-C1"}, "none")
+    assert rehearsal["runtime_settings"]["min_duration_ms"] == 0 and "concurrency_reached" not in rehearsal
+
+
+STARTED = ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1, version="0.33.0", owned=True)
+
+
+def test_the_steps_of_a_server_are_those_that_its_record_has():
+    eager = replace(STARTED, argv=["vllm", "serve", "--enforce-eager", "--load-format=dummy"], ready_after_s=83.4)
+    assert initialization_steps(eager)[:3] == [
+        "vLLM 0.33.0 was started",
+        "weights: random ones were made",
+        "no compilation and no capture of graphs, by --enforce-eager",
+    ]
+    assert initialization_steps(eager)[3].startswith("ready after 83 s; ")
+    loaded = initialization_steps(replace(STARTED, argv=["vllm", "serve", "m"]))
+    assert loaded[1] == "weights: loaded from the model's folder" and loaded[2].startswith("its own compilation")
+    assert initialization_steps(replace(STARTED, owned=False)) == ["not known: the server was not started by cm4vllm"]
+
+
+def test_what_the_submitter_states_of_a_point(tmp_path):
+    path = tmp_path / "submitter.yaml"
+    sparsity = "method: thresholding\n  source: https://example.org\n  calibration: published set\n"
+    path.write_text(f"initialization_steps: [loaded]\nsparsity:\n  {sparsity}  threshold: {{1: 0.1, 32: 0.2}}\n")
+    stated = read_submitter_file(path)
+    assert stated.initialization_steps == ("loaded",)
+    assert stated.of_point(32, 1) == {
+        "nodes_used": None,
+        "sparsity": {
+            "method": "thresholding",
+            "source": "https://example.org",
+            "threshold": 0.2,
+            "calibration": "published set",
+        },
+    }
+    with pytest.raises(SubmissionError, match="no threshold of the sparsity at concurrency 4"):
+        stated.of_point(4, 1)
+    path.write_text(
+        f"sparsity:\n  {sparsity}  threshold: 0.5\npower: {{cooling: air, components: {{}}, scale_out: {{}}}}\n"
+    )
+    stated = read_submitter_file(path)
+    assert stated.of_point(4, 3)["nodes_used"] == [{"system_node_ensemble_id": 1, "nodes": 3}]
+    assert stated.of_point(4, 1)["sparsity"]["threshold"] == 0.5
+    path.write_text("sparsity: {method: thresholding}\n")
+    with pytest.raises(UsageError, match="cannot be used"):
+        read_submitter_file(path)
 
 
 def test_the_region_of_a_point_is_the_computed_one():

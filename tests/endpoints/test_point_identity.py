@@ -16,18 +16,23 @@ import msgspec
 import psutil
 import pyarrow
 import pytest
+import yaml
 from fake_vllm import Behaviour, FakeVllm, Fault
 from msgspec.structs import replace
 from pyarrow import parquet
 from small_curve import small_installation
 
+from cm4vllm.campaign.endpoints.job import plan_job
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
-from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError
+from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.endpoints import point
 from cm4vllm.endpoints.authoring import read_points
+from cm4vllm.endpoints.client import ClientAbilities, ClientInstallation
 from cm4vllm.endpoints.client_folder import prepare_folder
 from cm4vllm.endpoints.curve_search import CurveInputs, earlier_curve, find_curve
+from cm4vllm.endpoints.plan_words import remeasured_lines
 from cm4vllm.endpoints.point import PointInputs, earlier_point, measure_point, point_setup, require_dataset_file
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.records.access import Access
@@ -39,6 +44,7 @@ from cm4vllm.serving.probing.server_identities import identities
 from text_server import save_model
 
 PASS = 64
+COMMITS = endpoints_rules().client.commits
 
 
 def pages(*, started=1000.0, version="0.32.0", **model):
@@ -461,3 +467,106 @@ def test_files_of_the_user_beside_a_point_are_kept(site, capsys):
     assert not (points / "tokenizer" / "special_tokens_map.json").exists()
     measure_point(site.inputs("point-2"))
     assert "kept" not in capsys.readouterr().out
+
+
+# --- the abilities of the client
+
+
+def able_client(site, **abilities):
+    """Note abilities of the small client, and return the path of its record."""
+    path = small_installation(site.folder)
+    write_record(path, replace(read_record(path, ClientInstallation), abilities=ClientAbilities(**abilities)))
+    return path
+
+
+def test_a_client_that_computes_the_steady_state_is_asked_for_it_and_its_figures_count(site, monkeypatch, capsys):
+    able_client(site, steady_state=True)
+    measure_point(site.inputs())
+    assert "has no steady state: it is computed from the client's events" in capsys.readouterr().out
+    block = {"found": False, "superpass_size": PASS, "n_super_passes": 5, "warmup": 2, "window": None}
+    monkeypatch.setenv("SMALL_FIGURES", json.dumps({"steady_state": block}))
+    record, path = measure_point(site.inputs())
+    assert yaml.safe_load((path.parent / "config.yaml").read_text())["settings"]["steady_state"] == {"enabled": True}
+    assert (record.steady_state.status, record.steady_state.blocks) == ("insufficient_passes", 3)
+    able_client(site)
+    record, path = measure_point(site.inputs())
+    assert "steady_state" not in yaml.safe_load((path.parent / "config.yaml").read_text())["settings"]
+    assert record.steady_state.blocks == 4
+
+
+def test_a_dataset_that_the_client_has_no_name_for_is_refused(tmp_path, server, behaviour):
+    behaviour.pages = pages()
+    site = Site(tmp_path, server.endpoint, stand_in=False)
+    able_client(site, datasets=("cnn_dailymail", "random"))
+    assert point_setup(site.inputs()).run.dataset.name == "cnn_dailymail::llama3_8b"
+    able_client(site, datasets=("random",))
+    with pytest.raises(UsageError, match="has no dataset cnn_dailymail::llama3_8b"):
+        point_setup(site.inputs())
+
+
+def test_runs_of_another_client_are_measured_again_and_the_plan_names_both_commits(site):
+    other = "0123456789" * 4
+    places = {"points/point-1": COMMITS[0], "points/point-12": other, "points/point-2": other, "curve/probe-40": other}
+    record, path = measure_point(site.inputs("made"))
+    for place, commit in places.items():
+        shutil.copytree(path.parent, site.folder / place, dirs_exist_ok=True)
+        write_record(site.folder / place / POINT_FILE, replace(record, client_commit=commit, identity=""))
+    (site.folder / "points/point-3").mkdir()
+    (site.folder / "points/point-3" / POINT_FILE).write_text("{")
+    now = record.client_commit
+    assert earlier_point(site.inputs("point-2"))[1] == f"its client is another: 012345678901, now {now[:12]}"
+    assert list(remeasured_lines(site.folder, now)) == [
+        f"measured again: probe-40, point-2, point-12; its client is another: 012345678901, now {now[:12]}",
+        f"measured again: point-1; its client is another: {COMMITS[0][:12]}, now {now[:12]}",
+    ]
+    assert next(remeasured_lines(site.folder, other)).startswith("measured again: point-1; its client")
+
+
+def test_the_plan_of_a_job_says_which_runs_it_makes_again(site, tmp_path, capsys):
+    record, path = measure_point(site.inputs("made"))
+    shutil.copytree(path.parent, tmp_path / "endpoints/test/points/point-1")
+    made = replace(record, client_commit="0123456789" * 4)
+    write_record(tmp_path / "endpoints/test/points/point-1" / POINT_FILE, made)
+    plan_job(EndpointsSettings(output_dir=str(tmp_path)))
+    line = f"note: measured again: point-1; its client is another: 012345678901, now {COMMITS[-1][:12]}"
+    assert line in capsys.readouterr().out
+
+
+# --- what the client was given, and what it read and reached
+
+
+def config_of(path):
+    return yaml.safe_load((path.parent / "config.yaml").read_text())["settings"]["runtime"]
+
+
+def test_a_valid_run_gives_the_client_the_seconds_of_the_rules_and_the_same_whole_passes(site):
+    rehearsed, path = measure_point(site.inputs())
+    assert (config_of(path)["min_duration_ms"], config_of(path)["n_samples_to_issue"]) == (0, 320)
+    valid, path = measure_point(site.inputs(execution_mode="valid"))
+    assert (config_of(path)["min_duration_ms"], config_of(path)["n_samples_to_issue"]) == (600_000, 320)
+    assert valid.identity != rehearsed.identity and valid.run.samples == 5 * PASS
+    assert point_setup(site.inputs(execution_mode="valid", concurrency=33)).run.min_duration_ms == 1_200_000
+    assert point_setup(site.inputs(execution_mode="valid", samples=32)).run.min_duration_ms == 0
+
+
+def test_the_requests_in_flight_follow_from_latency_and_duration(site, monkeypatch, capsys):
+    """320 answers that take 25 ms each on average, in 4 s."""
+    figures = {"duration_ns": 4 * 10**9, "latency": {"avg": 25e6}, "ttft": {}}
+    monkeypatch.setenv("SMALL_FIGURES", json.dumps(figures))
+    record, _ = measure_point(site.inputs())
+    assert record.in_flight == pytest.approx(2.0)
+    assert "2 in flight on average" in capsys.readouterr().out
+
+
+def test_the_dataset_that_the_client_fetched_has_a_digest(tmp_path, server, behaviour):
+    behaviour.pages = pages()
+    site = Site(tmp_path, server.endpoint, stand_in=False)
+    planned = point_setup(site.inputs())
+    assert (planned.dataset_sha256, planned.dataset_rows) == ("", 0)
+    place = tmp_path / "points" / planned.benchmark.performance.cached
+    assert point._dataset_read(planned, tmp_path / "points") == {}
+    place.parent.mkdir(parents=True)
+    table(place, 3)
+    assert point._dataset_read(planned, tmp_path / "points") == {"dataset_sha256": sha256_of(place), "dataset_rows": 3}
+    given = replace(planned, dataset_sha256="ab")
+    assert point._dataset_read(given, tmp_path / "points") == {}

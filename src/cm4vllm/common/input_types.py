@@ -148,6 +148,7 @@ CurveOffline = Annotated[Literal["elected", "dedicated"], Key("CM_MLPERF_ENDPOIN
 EndpointsCurve = Annotated[str, Key("CM_MLPERF_ENDPOINTS_CURVE")]
 PassSamples = Annotated[int, Key("CM_MLPERF_ENDPOINTS_PASS_SAMPLES")]
 EndpointsPython = Annotated[str, Key("CM_MLPERF_ENDPOINTS_PYTHON")]
+EndpointsCommit = Annotated[str, Key("CM_MLPERF_ENDPOINTS_COMMIT")]
 EndpointsSource = Annotated[str, Key("CM_MLPERF_ENDPOINTS_SOURCE_DIR")]
 SubmitterFile = Annotated[str, Key("CM_MLPERF_ENDPOINTS_SUBMITTER_FILE")]
 EndpointsChecker = Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKER")]

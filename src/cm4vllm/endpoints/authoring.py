@@ -22,10 +22,12 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.secrets.command_lines import published_words, shell_line
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import (
     SUBMITTER_TEMPLATE,
     SubmitterFile,
+    initialization_steps,
     point_document,
     read_submitter_file,
     system_document,
@@ -39,9 +41,9 @@ from cm4vllm.serving.probing.server_identities import other_content
 _TEMPLATE_FILE = "submitter.template.yaml"
 #: The checker's keys of the sizes of a server's groups, and vLLM's options.
 _PARALLEL = {
-    "tensor_parallel": "tensor_parallel_size",
-    "pipeline_parallel": "pipeline_parallel_size",
-    "data_parallel": "data_parallel_size",
+    "tensor_parallel": "tensor-parallel-size",
+    "pipeline_parallel": "pipeline-parallel-size",
+    "data_parallel": "data-parallel-size",
 }
 _SHORT_NAME = 20
 
@@ -160,9 +162,16 @@ def _author(
 ) -> None:
     """Write point.yaml, system_desc.json and system_power.json of a point; `warmed` is its warm-up in words."""
     curve = cast(Regions, record.curve)  # read_points leaves out those of none
-    document = point_document(record, curve, disclosure, warmed)
-    write_result_file(path, "point.yaml", yaml.safe_dump(document, sort_keys=False))
     nodes = description.get("number_of_nodes", "1")
+    document = point_document(
+        record,
+        curve,
+        disclosure,
+        warmed,
+        steps=stated.initialization_steps or initialization_steps(record.server),
+        more=stated.of_point(record.terms.concurrency, whole_number(nodes) or 1),
+    )
+    write_result_file(path, "point.yaml", yaml.safe_dump(document, sort_keys=False))
     derived = {
         "shortened_system_name": description["system_name"][:_SHORT_NAME].strip(),
         "system_size": f"{nodes} node{'s' * (nodes != '1')}",

@@ -40,12 +40,23 @@ _REASONS = 3
 _PROGRESS = re.compile(rb"(\d+)/(\d+) \[")
 
 
+class ClientAbilities(Record, frozen=True, kw_only=True):
+    """Abilities of the client at its commit: whether it computes the steady state inside a run, and the names of its
+    rulesets and of its datasets. Names are empty where they are not known.
+    """
+
+    steady_state: bool = False
+    rulesets: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+
+
 class ClientInstallation(Record, frozen=True, kw_only=True):
-    """The client: the Python of its environment, its checkout, and the commit that the checkout is at."""
+    """The client: the Python of its environment, its checkout with the commit that it is at, and its abilities."""
 
     python: str
     checkout: str
     commit: str
+    abilities: ClientAbilities = ClientAbilities()
 
 
 def require_unmodified(client: ClientInstallation) -> None:

@@ -19,7 +19,8 @@ class ClientRun(Record, frozen=True, kw_only=True):
     `api` is the client's name of the server's interface, `parameters` are further ones of each request. The datasets in
     `scored`, `accuracy_samples` in all, are issued and scored directly after. `key_variable` names the variable that
     holds the server's key, empty where it asks for none. `workers` are processes that send requests, None for as many
-    as the client chooses.
+    as the client chooses. `min_duration_ms` is what the client is given; with `samples` it does not lengthen the run.
+    With `steady_state` the client computes the steady state of the run, which not every one can.
     """
 
     folder: str
@@ -38,6 +39,8 @@ class ClientRun(Record, frozen=True, kw_only=True):
     accuracy_samples: int = 0
     key_variable: str = ""
     workers: int | None = None
+    steady_state: bool = False
+    min_duration_ms: int = 0
 
     @property
     def accuracy(self) -> bool:
@@ -68,13 +71,14 @@ def client_document(run: ClientRun) -> dict[str, Any]:
         "datasets": [_dataset_values(run.dataset, "performance"), *map(_accuracy, run.scored)],
         "settings": {
             "runtime": {
-                "min_duration_ms": 0,
+                "min_duration_ms": run.min_duration_ms,
                 "n_samples_to_issue": run.samples,
                 "scheduler_random_seed": run.seeds.scheduler,
                 "dataloader_random_seed": run.seeds.sample_index,
             },
             "load_pattern": {"type": "max_throughput"} if offline else pattern,
             **({"client": {"num_workers": run.workers}} if run.workers else {}),
+            **({"steady_state": {"enabled": True}} if run.steady_state else {}),
         },
         "endpoint_config": {
             "endpoints": list(run.endpoints),

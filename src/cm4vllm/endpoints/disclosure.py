@@ -18,6 +18,7 @@ from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Regions
 
 #: The word for a point that fills no region, as a dedicated Offline run (rules §8.3, question C7 of the documentation).
@@ -31,11 +32,19 @@ _WORDS = {
 }
 
 
-def point_document(record: PointRecord, curve: Regions, stated: Mapping[str, str], warm_up: str) -> dict[str, Any]:
+def point_document(
+    record: PointRecord,
+    curve: Regions,
+    stated: Mapping[str, str],
+    warm_up: str,
+    *,
+    steps: Sequence[str] = (),
+    more: Mapping[str, Any] = {},
+) -> dict[str, Any]:
     """Return point.yaml of a point of a curve; keys without a value are left out.
 
-    `stated` are the submitter's statements on the whole curve, by the keys of point.yaml; `warm_up` says what the point
-    had before.
+    `stated` are the submitter's statements on the whole curve, by the keys of point.yaml, `more` those on the point;
+    `warm_up` is what the point had before, `steps` what its server did before its first request, both in words.
     """
     run, seeds = record.run, record.run.seeds
     document = {
@@ -44,7 +53,7 @@ def point_document(record: PointRecord, curve: Regions, stated: Mapping[str, str
         "dataset": record.benchmark.dataset,
         "runtime_settings": {
             "load_pattern": "max_throughput" if run.concurrency is None else "concurrency",
-            "min_duration_ms": round(record.terms.least_seconds * 1000),
+            "min_duration_ms": run.min_duration_ms,
             "min_sample_count": run.samples,
             "stream_all_chunks": False,
             "runtime": {
@@ -60,8 +69,10 @@ def point_document(record: PointRecord, curve: Regions, stated: Mapping[str, str
             "requests_completed": 0,
             "data_source": warm_up,
             "concurrency": 0,
+            "initialization_steps": list(steps),
             "logs_retained": True,
         },
+        "concurrency_reached": None if record.in_flight is None else round(record.in_flight, 2),
         "division": stated["division"],
         "max_supported_concurrency": curve.c_max,
         "model_name": record.benchmark.name,
@@ -72,12 +83,34 @@ def point_document(record: PointRecord, curve: Regions, stated: Mapping[str, str
         "dataset_name": stated.get("dataset_name"),
         "dataset_type": "Accuracy + Performance" if run.accuracy else "Performance",
         "dataset_link": stated.get("dataset_link"),
+        "dataset_sha256": record.dataset_sha256,
         "offline": record.offline,
         "seed_set": seeds.name,
         "target_cohort": stated["target_cohort"],
         "steady_state": _steady_state(record.steady_state) if record.steady_state else None,
     }
-    return _given_values(document)
+    return _given_values({**document, **more})
+
+
+def initialization_steps(server: ServerRecord) -> list[str]:
+    """Return in words what a server did before its first request, as far as its record has it (rules §6.3.3)."""
+    if not server.owned:
+        return ["not known: the server was not started by cm4vllm"]
+    if server.simulated is not None:
+        return [f"{server.named} was started; it is a simulated server, without a model"]
+    weights = (
+        "random ones were made" if server.options.get("load-format") == "dummy" else "loaded from the model's folder"
+    )
+    graphs = "no compilation and no capture of graphs, by --enforce-eager"
+    if server.options.get("enforce-eager") is not True:
+        graphs = "its own compilation, and capture of graphs where its device has them, by its options and defaults"
+    ready = f"ready after {server.ready_after_s:,.0f} s" if server.ready_after_s is not None else "ready"
+    return [
+        f"{server.named} was started",
+        f"weights: {weights}",
+        graphs,
+        f"{ready}; then short requests by which cm4vllm finds out what the server can do",
+    ]
 
 
 def region_word(record: PointRecord, curve: Regions) -> str:
@@ -215,6 +248,14 @@ SUBMITTER_TEMPLATE = """\
 #  link_to_model: https://
 #  link_to_model_transformation: https://
 #  model_notes: ""
+#sparsity:                     # approximate sparsity at run time, if there is any (rules, section 2.9.6.4)
+#  method: softmax thresholding
+#  source: https://
+#  threshold: {1: 0.1, 32: 0.2}             # one for all points, or one for each concurrency
+#  calibration: how the threshold was chosen, and with which data
+#  schedule: ""
+#initialization_steps:         # what a server at --api_server did before its first request (rules, section 6.3.3)
+#  - weights loaded
 #dataset:
 #  dataset_name: CNN/DailyMail 3.0.0
 #  dataset_link: https://
@@ -240,6 +281,27 @@ class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     notes: str = ""
 
 
+class Sparsity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Approximate sparsity of the run time (rules §2.9.6.6); the threshold is one, or one for each concurrency."""
+
+    method: str
+    source: str
+    threshold: float | str | dict[int, float]
+    calibration: str
+    schedule: str = ""
+
+    def at(self, concurrency: int) -> dict[str, Any]:
+        """Return what point.yaml of a point states. Raises SubmissionError where no threshold is stated for it."""
+        threshold = self.threshold.get(concurrency) if isinstance(self.threshold, dict) else self.threshold
+        if threshold is None:
+            raise SubmissionError(
+                f"the submitter file has no threshold of the sparsity at concurrency {concurrency}",
+                cause="the rules ask for the value at each point (§2.9.6.6)",
+                remedy="add it to `threshold` of `sparsity`, or state one for all points",
+            )
+        return _given_values({**msgspec.to_builtins(self), "threshold": threshold})
+
+
 class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The statements of the file; empty where it states nothing."""
 
@@ -249,6 +311,20 @@ class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: dict[Literal["model_precision", "link_to_model", "link_to_model_transformation", "model_notes"], str] = {}
     dataset: dict[Literal["dataset_name", "dataset_link"], str] = {}
     power: Power | None = None
+    sparsity: Sparsity | None = None
+    initialization_steps: tuple[str, ...] = ()
+
+    def of_point(self, concurrency: int, nodes: int) -> dict[str, Any]:
+        """Return what the file states of a point, by the keys of point.yaml; each point engages all nodes.
+
+        Raises SubmissionError where a point lacks a value.
+        """
+        power = None if self.power is None else [{"system_node_ensemble_id": 1, "nodes": self.nodes_provisioned(nodes)}]
+        return {"nodes_used": power, "sparsity": self.sparsity.at(concurrency) if self.sparsity else None}
+
+    def nodes_provisioned(self, nodes: int) -> int:
+        """Return the nodes that the stated power is of; `nodes` are those of the system."""
+        return (self.power.nodes_provisioned if self.power else None) or nodes
 
     def power_document(self, system_name: str, nodes: int) -> dict[str, Any] | None:
         """Return system_power.json; None where no power is stated."""
@@ -257,7 +333,7 @@ class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         node_set = {
             "node_set_id": 1,
             "system_node_ensemble_id": 1,
-            "nodes_provisioned": self.power.nodes_provisioned or nodes,
+            "nodes_provisioned": self.nodes_provisioned(nodes),
             "power_method": "component_sum",
             "components": self.power.components,
         }

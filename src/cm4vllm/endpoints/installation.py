@@ -9,26 +9,28 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
+
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import InstallError, SourceUnavailable
+from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import given_path, require_space
-from cm4vllm.common.git.git_source import copy_checkout, fetch_checkout, git_directory
 from cm4vllm.common.programs.environments import install_pinned, make_environment, pip, require_success
 from cm4vllm.common.programs.processes import run
-from cm4vllm.common.progress import step
+from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation
-from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
+from cm4vllm.endpoints.client import ClientAbilities, ClientInstallation, require_unmodified
+from cm4vllm.endpoints.client_source import LOCK, client_checkout, is_tried, missing_lock, wanted_commit
 from cm4vllm.rules import endpoints_rules
 
+_ABILITIES = Path(__file__).with_name("inside") / "client_abilities.py"
 CLIENT_FILE, CHECKER_FILE = "client.json", "checker.json"
 
 #: What the environments take on the disk, and while their packages are unpacked.
 _CLIENT_BYTES, _CHECKER_BYTES = 2 * 2**30, 2**28
 #: Versions of Python for which the client's packages have wheels, the first choice first.
 _PYTHONS = ("python3.12", "python3.13", "python3.14", "python3")
-_SOURCE_REMEDY = "give a checkout or git directory of mlcommons/endpoints with --endpoints_src=FOLDER"
 _CHECKER_VERSION = (
     "import submission_checker, importlib.metadata; print(importlib.metadata.version('endpoints-submission-cli'))"
 )
@@ -39,14 +41,27 @@ class InstallationSettings(Settings, frozen=True, kw_only=True):
     """The inputs of get,mlperf,endpoints."""
 
     part: Annotated[Literal["client", "checker"], Key("CM_MLPERF_ENDPOINTS_PART")] = "client"
+    commit: input_types.EndpointsCommit = ""
     source: input_types.EndpointsSource = ""
     python: input_types.EndpointsPython = ""
 
 
-def require_python(settings: InstallationSettings) -> None:
-    """Raise InstallError where the client is wanted and no Python is new enough for it."""
-    if settings.part == "client":
-        find_python(settings.python)
+def require_installable(settings: InstallationSettings) -> list[str]:
+    """Return notes on the client that is wanted, none for the checker.
+
+    Raises InstallError where no Python is new enough, UsageError or SourceUnavailable for a commit that is missing.
+    """
+    if settings.part == "checker":
+        return []
+    find_python(settings.python)
+    return _notes(wanted_commit(settings.commit, settings.source))
+
+
+def _notes(commit: str) -> list[str]:
+    if is_tried(commit):
+        return []
+    tried = ", ".join(each[:12] for each in endpoints_rules().client.commits)
+    return [f"the reference client at {commit[:12]} was not tried with this version of cm4vllm, but {tried}"]
 
 
 def provide(settings: InstallationSettings, folder: Path, recipe: Path) -> tuple[Path, str]:
@@ -59,23 +74,31 @@ def provide(settings: InstallationSettings, folder: Path, recipe: Path) -> tuple
         write_record(folder / CHECKER_FILE, checker)
         return folder / CHECKER_FILE, checker.version
     source = given_path(settings.source) if settings.source else None
-    client = install_client(folder, recipe / "requirements-client.txt", source, find_python(settings.python))
+    commit = wanted_commit(settings.commit, settings.source)
+    for note in _notes(commit):
+        say(f"note: {note}")
+    beside = recipe / "requirements-client.txt"
+    client = install_client(folder, beside, source, commit, find_python(settings.python))
     write_record(folder / CLIENT_FILE, client)
     return folder / CLIENT_FILE, client.commit[:12]
 
 
-def install_client(folder: Path, lock: Path, source: Path | None, python: Path) -> ClientInstallation:
+def install_client(folder: Path, beside: Path, source: Path | None, commit: str, python: Path) -> ClientInstallation:
     """Install the client into `folder` and return it: `source` is a git directory at hand, None fetches the commit.
 
-    Raises InstallError, SourceUnavailable, DiskFull.
+    `beside` pins what is installed beside the packages that the checkout itself pins. Raises InstallError,
+    SourceUnavailable, DiskFull.
     """
     require_space(folder, _CLIENT_BYTES, "the reference client and what it needs")
-    rules = endpoints_rules().client
-    checkout = client_checkout(folder / "endpoints", source, rules.repository, rules.commit)
+    checkout = client_checkout(folder / "endpoints", source, endpoints_rules().client.repository, commit)
     with step("environment for the reference client"):
         own = make_environment(folder / "venv", python)
         require_success(
-            install_pinned(own, lock, folder / "pip.log"), "the reference client's packages cannot be installed"
+            install_pinned(own, beside, folder / "pip-beside.log"), f"the packages of {beside.name} cannot be installed"
+        )
+        require_success(
+            install_pinned(own, locked_packages(own, checkout, commit), folder / "pip.log"),
+            f"the reference client's packages cannot be installed as its {LOCK} pins them",
         )
         words = ["--no-deps", "--no-build-isolation", "--editable", str(checkout)]
         require_success(pip(own, words, folder / "pip-client.log"), "the reference client cannot be installed")
@@ -83,9 +106,44 @@ def install_client(folder: Path, lock: Path, source: Path | None, python: Path) 
             run([own, "-P", "-m", "inference_endpoint.main", "--version"], log=folder / "proof.log"),
             "the installed reference client cannot be started",
         )
-    client = ClientInstallation(python=str(own), checkout=str(checkout), commit=rules.commit)
+    abilities = abilities_of(own, checkout)
+    client = ClientInstallation(python=str(own), checkout=str(checkout), commit=commit, abilities=abilities)
     require_unmodified(client)
     return client
+
+
+def locked_packages(python: Path, checkout: Path, commit: str) -> Path:
+    """Return a requirements file of the packages that the lock file of a checkout pins, beside the checkout.
+
+    `python` is that of an environment that has uv. Raises SourceUnavailable without a lock file, InstallError for one
+    that cannot be read.
+    """
+    if not (checkout / LOCK).is_file():
+        raise missing_lock(commit)
+    listed = checkout.with_name("requirements-locked.txt")
+    # Nothing is asked of the network, and nothing of the user's own settings: the file alone counts.
+    words = ["--frozen", "--offline", "--no-config", "--no-cache", "--no-default-groups", "--no-emit-project"]
+    words += ["--no-annotate", "--no-header", "--quiet", "--format=requirements-txt", f"--python={python}"]
+    words += [f"--project={checkout}", f"--output-file={listed}"]
+    settings = [name for name in os.environ if name.startswith("UV_")]
+    require_success(
+        run([python.with_name("uv"), "export", *words], cwd=checkout.parent, without=settings),
+        f"the {LOCK} of the reference client at {commit[:12]} cannot be read",
+    )
+    return listed
+
+
+def abilities_of(python: Path, checkout: Path) -> ClientAbilities:
+    """Return the abilities of the client in a checkout, by what its own modules have.
+
+    `python` has the packages that it needs. Raises InstallError.
+    """
+    done = run([python, "-P", _ABILITIES, checkout])
+    require_success(done, "the installed reference client cannot be asked what it can do")
+    try:
+        return msgspec.json.decode(done.tail(1), type=ClientAbilities)
+    except ValueError as error:
+        raise InstallError("the reference client's abilities cannot be read", cause=done.tail(5)) from error
 
 
 def install_checker(folder: Path, lock: Path) -> CheckerInstallation:
@@ -132,12 +190,3 @@ def _version_of(candidate: str) -> tuple[Path, tuple[int, int]] | None:
 def _of_pyenv() -> list[Path]:
     """Return the Pythons that pyenv has installed, whichever of them it selects at present."""
     return sorted(Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser().glob("versions/3.*/bin/python3"))
-
-
-def client_checkout(folder: Path, source: Path | None, url: str, commit: str) -> Path:
-    """Return a checkout of the client at its commit, from a git directory at hand or from its home."""
-    if source is None:
-        return fetch_checkout(folder, url, commit, ["/*"], title="the reference client", remedy=_SOURCE_REMEDY)
-    if (git := git_directory(source)) is None:
-        raise SourceUnavailable(f"{source} is no git checkout", remedy=_SOURCE_REMEDY)
-    return copy_checkout(git, commit, folder, title="the reference client", remedy=_SOURCE_REMEDY)

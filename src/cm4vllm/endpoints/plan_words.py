@@ -1,12 +1,16 @@
 """The plan of a curve in words: regions, points and minutes, one more point, moved ends; and the measured ones."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.records import read_record
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.curve_plan import coverage_words, next_point
-from cm4vllm.endpoints.records import CurveRecord
+from cm4vllm.endpoints.records import CurveRecord, PointRecord, client_change
+from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import EndpointsRules, Regions
 
 _HEAD = ("point", "concurrency", "foreseen, min", "measured, min", "difference")
@@ -71,6 +75,26 @@ def _moved_end_words(rules: EndpointsRules, end: str, points: Sequence[int]) -> 
         return f"{begin} the curve would not be allowed: {error.cause}"
     words = [*map(str, curve.required[1:]), coverage_words(rules, curve, points) or "each region keeps a point"]
     return f"{begin}: {'; '.join(words)}"
+
+
+def remeasured_lines(folder: Path, commit: str) -> Iterator[str]:
+    """Yield a line for each change of the client's commit, with the kept probes and points that are measured again.
+
+    `folder` is that of a job's results, `commit` is the one of its next command.
+    """
+    changed: dict[str, list[str]] = {}
+    for place in kept_runs(folder):
+        with contextlib.suppress(CmError):  # what cannot be read is measured again anyhow
+            if change := client_change(read_record(place / POINT_FILE, PointRecord), commit):
+                changed.setdefault(change, []).append(place.name)
+    for change, names in changed.items():
+        yield f"measured again: {', '.join(names)}; {change}"
+
+
+def kept_runs(folder: Path) -> list[Path]:
+    """Return the run folders of the probes and points below the folder of a job's results, in their order."""
+    files = [*folder.glob(f"curve/probe-*/{POINT_FILE}"), *folder.glob(f"points/point-*/{POINT_FILE}")]
+    return sorted((file.parent for file in files), key=lambda place: (place.parent.name, len(place.name), place.name))
 
 
 def foreseen_table(record: CurveRecord, measured: Mapping[int, float]) -> str:

@@ -2,9 +2,10 @@
 
 import hashlib
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import psutil
@@ -23,11 +24,13 @@ from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.client import EVENTS, ClientInstallation, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
+from cm4vllm.endpoints.client_steady_state import steady_state_of
 from cm4vllm.endpoints.events import read_events
-from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, curve_status
+from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, client_change, curve_status
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
@@ -35,8 +38,8 @@ from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
-from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary
-from cm4vllm.rules import EndpointsBenchmark, RulesInputs, RulesUsed, WindowRules
+from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary, number, part
+from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, PointTerms, RulesInputs, RulesUsed, WindowRules
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: From this number of processors on the client chooses its own number of processes.
@@ -63,6 +66,7 @@ class PointInputs(Settings, frozen=True, kw_only=True):
     offline: Annotated[Literal["none", "elected", "dedicated"], Key("CM_MLPERF_ENDPOINTS_OFFLINE")] = "none"
     c_min: input_types.CurveMin = 0
     c_max: input_types.CurveMax = 0
+    execution_mode: input_types.ExecutionMode = "test"
     cohort: input_types.EndpointsCohort = ""
     benchmark: input_types.EndpointsModel = "llama3_1-8b"
     curve: input_types.EndpointsCurve = ""
@@ -131,17 +135,21 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
             cause="\n".join(impossible[:5]),
             remedy="see the client's log and the server's; the next command makes the run again",
         )
-    record = _point_record(planned, target, started, wall_s, summary["duration_ns"] / _NS)
+    record = _point_record(planned, target, started, wall_s, summary)
     write_record(target / POINT_FILE, record)
     note_finished(target)
     _print_result(record, summary)
     return record, target / POINT_FILE
 
 
-def _point_record(planned: PointSetup, target: Path, started: str, wall_s: float, duration_s: float) -> PointRecord:
-    """Return the record of a run in `target`."""
+def _point_record(
+    planned: PointSetup, target: Path, started: str, wall_s: float, summary: Mapping[str, Any]
+) -> PointRecord:
+    """Return the record of a run in `target`; `summary` is the client's."""
+    duration_s = summary["duration_ns"] / _NS
     return PointRecord(
-        **{name: getattr(planned, name) for name in PointPlan.__struct_fields__},
+        **{name: getattr(planned, name) for name in PointPlan.__struct_fields__}
+        | _dataset_read(planned, target.parent),
         model=planned.model.name,
         model_sha256=planned.model.sha256,
         client_commit=planned.client.commit,
@@ -151,7 +159,8 @@ def _point_record(planned: PointSetup, target: Path, started: str, wall_s: float
         wall_s=wall_s,
         duration_s=duration_s,
         samples_per_second=planned.run.samples / duration_s,
-        steady_state=_steady_state(target, planned),
+        steady_state=_steady_state(target, planned, summary),
+        in_flight=_in_flight(summary, duration_s),
         node=_node(planned),
         rules=planned.rules,
     )
@@ -170,7 +179,7 @@ def earlier_point(inputs: PointInputs) -> tuple[PointRecord | None, str]:
     except CmError as error:
         return None, error.what
     if record.identity != planned.identity:
-        return None, "its inputs have changed"
+        return None, client_change(record, planned.client.commit) or "its inputs have changed"
     if changed := altered_files(target, record.files):
         return None, f"files of it have been changed or removed: {', '.join(changed)}"
     return record, ""
@@ -195,6 +204,9 @@ def point_setup(inputs: PointInputs) -> PointSetup:
     # A run of no curve has the terms of one that ends with it.
     bounds = curve or rules.regions(c_min=1, c_max=max(inputs.concurrency, rules.curve.lowest_c_max))
     terms = rules.point_terms(benchmark, inputs.concurrency, bounds, offline=dedicated)
+    client = read_record(Path(inputs.client), ClientInstallation)
+    if not performance.path:
+        _require_dataset_of(client, performance.name)
     return PointSetup(
         benchmark=benchmark,
         terms=terms,
@@ -216,17 +228,36 @@ def point_setup(inputs: PointInputs) -> PointSetup:
             top_p=benchmark.top_p,
             key_variable=server.access.key_env,
             workers=_workers(),
+            steady_state=client.abilities.steady_state and not dedicated,
+            min_duration_ms=_min_duration_ms(inputs, terms),
         ),
         model=model,
         dataset=dataset,
         dataset_sha256=dataset.sha256 if dataset else sha256_of(given) if given else "",
         dataset_rows=dataset.samples if dataset else parquet_rows(given) if given else 0,
         server=server,
-        client=read_record(Path(inputs.client), ClientInstallation),
+        client=client,
         offline=inputs.offline,
         rules=RulesUsed.of(rules),
         window=rules.window,
     )
+
+
+def _min_duration_ms(inputs: PointInputs, terms: PointTerms) -> int:
+    """Return what the client is given: the seconds of the rules in a valid run, 0 in a rehearsal and in a probe."""
+    is_valid = ExecutionMode.parse(inputs.execution_mode) is ExecutionMode.VALID
+    return round(1000 * terms.least_seconds) if is_valid and not inputs.samples else 0
+
+
+def _require_dataset_of(client: ClientInstallation, name: str) -> None:
+    """Raise UsageError for a dataset that the client is to fetch itself and has no name for."""
+    known = client.abilities.datasets
+    if known and name.partition("::")[0] not in known:
+        raise UsageError(
+            f"the reference client at {client.commit[:12]} has no dataset {name}",
+            cause=f"it has {', '.join(known)}",
+            remedy="choose a commit of the client that has it with --endpoints_commit",
+        )
 
 
 def _of_curve(inputs: PointInputs) -> PointInputs:
@@ -300,10 +331,33 @@ def _workers() -> int | None:
     return None if processors >= _MANY_PROCESSORS else max(1, processors // _PROCESSORS_PER_WORKER)
 
 
-def _steady_state(folder: Path, planned: PointSetup) -> SteadyState | None:
-    """Return the steady state of a point at fixed concurrency; a run of all samples at once has none."""
+def _dataset_read(planned: PointSetup, folder: Path) -> dict[str, str | int]:
+    """Return digest and rows of the dataset that the client fetched itself; nothing of a stored or given one."""
+    place = folder / planned.benchmark.performance.cached
+    if planned.dataset_sha256 or not place.is_file():
+        if not planned.dataset_sha256:
+            say(f"the digest of the dataset is not known: the client has left no file at {place}")
+        return {}
+    return {"dataset_sha256": sha256_of(place), "dataset_rows": parquet_rows(place)}
+
+
+def _in_flight(summary: Mapping[str, Any], duration_s: float) -> float | None:
+    """Return the requests in flight on average, by Little's law; None where the summary has no latency."""
+    latency, samples = number(part(summary, "latency"), "avg"), number(summary, "n_samples_completed")
+    return latency * samples / _NS / duration_s if latency and samples else None
+
+
+def _steady_state(folder: Path, planned: PointSetup, summary: Mapping[str, Any]) -> SteadyState | None:
+    """Return the steady state of a point at fixed concurrency; a run of all samples at once has none.
+
+    It is that of the client where it was to compute it and has.
+    """
     if planned.terms.offline:
         return None
+    if planned.run.steady_state:
+        if (computed := steady_state_of(summary, planned.terms)) is not None:
+            return computed
+        say("the client's summary has no steady state: it is computed from the client's events")
     tokenizer = read_tokenizer(Path(planned.model.path) / "tokenizer.json")
 
     def tokens(text: str) -> int:
@@ -331,4 +385,5 @@ def _print_result(record: PointRecord, summary: dict[str, object]) -> None:
     state = record.steady_state
     window = f"steady state: {state.words}" if state else "no steady state is computed for Offline"
     rate = f"{record.samples_per_second:,.2f} samples/s, {float(str(summary['tps'])):,.0f} tokens/s"
-    say(f"concurrency {record.terms.concurrency}: {rate}; {window}")
+    reached = "" if record.in_flight is None else f"{four_digits(record.in_flight)} in flight on average; "
+    say(f"concurrency {record.terms.concurrency}: {rate}; {reached}{window}")

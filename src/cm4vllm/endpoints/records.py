@@ -23,8 +23,8 @@ CURVE_FILE = "curve.json"
 class PointPlan(Record, frozen=True, kw_only=True):
     """A point as it is to be measured. `curve` is None for a probe, which is of no curve.
 
-    `dataset_rows` and `dataset_sha256` are those of a stored or given dataset, 0 and empty where the client fetched its
-    own.
+    `dataset_rows` and `dataset_sha256` are those of a stored or given dataset, 0 and empty where the client is to fetch
+    its own; the record of the point then has those of the file that it read.
     """
 
     benchmark: EndpointsBenchmark
@@ -42,7 +42,8 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
 
     `identity` is the digest of all that the result depends on. `wall_s` are the seconds from the start of the client to
     its end, `duration_s` those of the performance run in it. `node` has what was detected of the node of a server that
-    this run started, by the checker's keys. `files` has the SHA-256 of each file of the client.
+    this run started, by the checker's keys. `in_flight` are the requests in flight on average. `files` has the SHA-256
+    of each file of the client.
     """
 
     SCHEMA: ClassVar[int] = 4
@@ -58,7 +59,15 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
     samples_per_second: float
     steady_state: SteadyState | None = None
     node: dict[str, int | str] = {}
+    in_flight: float | None = None
     rules: RulesUsed = RulesUsed()
+
+
+def client_change(record: PointRecord, commit: str) -> str:
+    """Return in words that a run was made by the client at another commit than `commit`; empty where it was not."""
+    if record.client_commit == commit:
+        return ""
+    return f"its client is another: {record.client_commit[:12] or 'not known'}, now {commit[:12]}"
 
 
 class Probe(Record, frozen=True, kw_only=True):

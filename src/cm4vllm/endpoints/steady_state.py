@@ -15,7 +15,7 @@ import msgspec
 from cm4vllm.common.number_texts import percent, seconds
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.events import SampleTimes
-from cm4vllm.endpoints.super_passes import (
+from cm4vllm.endpoints.windows.super_passes import (
     LeastDuration,
     SuperPass,
     direction,
@@ -28,7 +28,7 @@ from cm4vllm.endpoints.super_passes import (
     trajectory,
     warm_up,
 )
-from cm4vllm.endpoints.trend import change_point, variation
+from cm4vllm.endpoints.windows.trend import change_point, variation
 from cm4vllm.rules import PointTerms, WindowDuration, WindowRules, endpoints_rules
 
 Status = Literal["windowable", "insufficient_duration", "insufficient_passes", "partial_dataset"]

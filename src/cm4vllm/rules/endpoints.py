@@ -20,10 +20,12 @@ from cm4vllm.rules.vocabulary import Scenario
 
 
 class Client(Record, frozen=True, kw_only=True):
-    """The reference client: its repository, the commit, and the oldest Python that it runs on."""
+    """The reference client: its repository, the commits that were tried, the newest last, and the oldest Python that it
+    runs on.
+    """
 
     repository: str
-    commit: str
+    commits: tuple[str, ...]
     least_python: str
     source: str
 

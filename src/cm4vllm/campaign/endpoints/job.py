@@ -20,11 +20,20 @@ from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_optional, read_record, write_record
 from cm4vllm.endpoints.authoring import BundleInputs
+from cm4vllm.endpoints.client_source import wanted_commit
 from cm4vllm.endpoints.curve_plan import placed_points
 from cm4vllm.endpoints.curve_search import CurveInputs
 from cm4vllm.endpoints.disclosure import missing_of_node, read_submitter_file
 from cm4vllm.endpoints.inspection import EndpointsCheckSettings
-from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines, regions_line
+from cm4vllm.endpoints.plan_words import (
+    foreseen_table,
+    kept_runs,
+    moved_ends,
+    one_more_point,
+    plan_lines,
+    regions_line,
+    remeasured_lines,
+)
 from cm4vllm.endpoints.point import PointInputs
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
@@ -179,7 +188,7 @@ def _bundle(job: EndpointsJob) -> Iterator[Step]:
 def plan_job(asked: EndpointsSettings) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
     job = _checked_job(asked)
-    for note in (*job.notes, *_curve_notes(job)):
+    for note in (*job.notes, *_curve_notes(job), *_remeasured(job)):
         say(f"note: {note}")
     return {"env": environment_of(job).values | _results(job).env(), "steps": planned_steps(job.out, schedule(job))}
 
@@ -270,6 +279,13 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
         *one_more_point(rules, points),
         *moved_ends(rules, points),
     ]
+
+
+def _remeasured(job: EndpointsJob) -> list[str]:
+    """Return what the plan says of kept runs of another client; nothing where no run is kept."""
+    if not kept_runs(job.out):
+        return []
+    return list(remeasured_lines(job.out, wanted_commit(job.settings.endpoints_commit, job.settings.endpoints_src)))
 
 
 def _report(job: EndpointsJob, execution: Execution) -> None:

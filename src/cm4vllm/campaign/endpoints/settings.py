@@ -43,6 +43,7 @@ class EndpointsSettings(JobSettings, frozen=True, kw_only=True):
     cohort: input_types.EndpointsCohort = ""
     offline: input_types.CurveOffline = "elected"
     submitter_file: input_types.SubmitterFile = ""
+    endpoints_commit: input_types.EndpointsCommit = ""
     endpoints_python: input_types.EndpointsPython = ""
     endpoints_src: input_types.EndpointsSource = ""
     rules: RulesInputs = RulesInputs()

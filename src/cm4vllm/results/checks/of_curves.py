@@ -275,9 +275,9 @@ def _declared_seeds(point: Point, expected: SeedSet | None) -> Iterator[Fault]:
     ):
         stated = count(declared, key)
         if point.declared and (stated is None or value not in (None, stated)):
-            what = "a seed is not declared" if stated is None else "another seed is declared than that of the set"
+            wrong = "a seed is not declared" if stated is None else "another seed is declared than that of the set"
             field = f"runtime_settings.runtime.{key}"
-            yield Fault(what, f"{point.name}/point.yaml", field, declared.get(key, "none"), value or "that of the set")
+            yield Fault(wrong, f"{point.name}/point.yaml", field, declared.get(key, "none"), value or "that of the set")
 
 
 def _used_seeds(point: Point, expected: SeedSet | None) -> Iterator[Fault]:
@@ -290,8 +290,8 @@ def _used_seeds(point: Point, expected: SeedSet | None) -> Iterator[Fault]:
     ):
         stated = count(used, key)
         if point.config and (stated is None or value not in (None, stated)):
-            what = "the client's seed is not stated" if stated is None else "the client ran with another seed"
-            yield Fault(what, f"{point.name}/config.yaml", key, used.get(key, "none"), value or "that of the set")
+            wrong = "the client's seed is not stated" if stated is None else "the client ran with another seed"
+            yield Fault(wrong, f"{point.name}/config.yaml", key, used.get(key, "none"), value or "that of the set")
 
 
 @check(

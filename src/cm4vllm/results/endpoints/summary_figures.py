@@ -143,8 +143,8 @@ def _values(summary: Mapping[str, Any], name: str, least: float) -> Iterator[Imp
     lowest = math.floor(least * samples) - (failed if least < 1 else 0)
     if not lowest <= values <= samples:
         expected = f"{samples}" if lowest == samples else f"{max(lowest, 0)} to {samples}"
-        what = "the values of a distribution are not those of the samples"
-        yield ImpossibleValue(what, f"{name}.histogram.counts", values, expected)
+        wrong = "the values of a distribution are not those of the samples"
+        yield ImpossibleValue(wrong, f"{name}.histogram.counts", values, expected)
 
 
 def _sums(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
@@ -160,8 +160,8 @@ def _sums(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValu
         # Two values differ most from their mean; the deviation of a sample divides by one value less.
         most = (largest - least) * math.sqrt(0.5) * (1 + _DIGITS)
         if deviation > max(most, 0.0):
-            what = "a standard deviation is larger than the values allow"
-            yield ImpossibleValue(what, f"{name}.std_dev", deviation, f"{most:.6g} or less")
+            wrong = "a standard deviation is larger than the values allow"
+            yield ImpossibleValue(wrong, f"{name}.std_dev", deviation, f"{most:.6g} or less")
 
 
 def _in_histogram(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
@@ -170,8 +170,8 @@ def _in_histogram(name: str, distribution: Mapping[str, Any]) -> Iterator[Imposs
     if not histogram.get("buckets") and not histogram.get("counts"):
         return
     if (intervals := _intervals(histogram)) is None:
-        what = "a histogram is no list of rising intervals with a count each"
-        yield ImpossibleValue(what, f"{name}.histogram", "another form", "buckets of two numbers, and counts")
+        wrong = "a histogram is no list of rising intervals with a count each"
+        yield ImpossibleValue(wrong, f"{name}.histogram", "another form", "buckets of two numbers, and counts")
         return
     yield from _mean_in(intervals, name, distribution)
     values = sum(size for _, _, size in intervals)
@@ -201,8 +201,8 @@ def _mean_in(
     least = sum(low * size for low, _, size in intervals) / values * (1 - _SUM) - 1
     most = sum(high * size for _, high, size in intervals) / values * (1 + _SUM)
     if not least <= mean <= most:
-        what = "a mean is not that of the histogram"
-        yield ImpossibleValue(what, f"{name}.avg", mean, f"{max(least, 0.0):.6g} to {most:.6g}")
+        wrong = "a mean is not that of the histogram"
+        yield ImpossibleValue(wrong, f"{name}.avg", mean, f"{max(least, 0.0):.6g} to {most:.6g}")
 
 
 def _first_tokens(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:

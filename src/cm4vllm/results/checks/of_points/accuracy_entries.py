@@ -44,8 +44,8 @@ def whole_accuracy_runs(curve: Curve) -> Iterator[Fault]:
 def _absent(point: Point) -> Iterator[Fault]:
     declared = point.declared.get("dataset_type")
     if isinstance(declared, str) and "accuracy" in declared.lower():
-        what = "the declared accuracy run is missing"
-        yield Fault(what, f"{point.name}/point.yaml", "dataset_type", declared, "a file with its scores")
+        wrong = "the declared accuracy run is missing"
+        yield Fault(wrong, f"{point.name}/point.yaml", "dataset_type", declared, "a file with its scores")
 
 
 def _scores(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
@@ -65,8 +65,8 @@ def _answers(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
     """Find runs that call themselves partial, and answers that are empty, missing or not counted."""
     field = f"accuracy_scores.{entry.get('dataset_name', '')}"
     if entry.get("complete", True) is not True:
-        what = "the accuracy run calls itself incomplete"
-        yield Fault(what, point.accuracy_file, f"{field}.complete", entry.get("complete"), True)
+        wrong = "the accuracy run calls itself incomplete"
+        yield Fault(wrong, point.accuracy_file, f"{field}.complete", entry.get("complete"), True)
     counts = part(entry, "response_counts")
     values = {key: count(counts, key) for key in _COUNTS}
     issued = values["issued"]
@@ -77,19 +77,19 @@ def _answers(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
         return
     empty, missing, scored = (values[key] or 0 for key in ("empty", "missing", "scored"))
     if empty or missing:
-        what, value = "answers of the accuracy run are empty or missing", f"{empty:,} empty, {missing:,} missing"
-        yield Fault(what, point.accuracy_file, f"{field}.response_counts", value, "none")
+        wrong, value = "answers of the accuracy run are empty or missing", f"{empty:,} empty, {missing:,} missing"
+        yield Fault(wrong, point.accuracy_file, f"{field}.response_counts", value, "none")
     if not issued or (values["scored"] is not None and scored + empty + missing != issued):
-        what, expected = "the counts of answers do not add up", f"{scored + empty + missing:,}"
-        yield Fault(what, point.accuracy_file, f"{field}.response_counts.issued", f"{issued:,}", expected)
+        wrong, expected = "the counts of answers do not add up", f"{scored + empty + missing:,}"
+        yield Fault(wrong, point.accuracy_file, f"{field}.response_counts.issued", f"{issued:,}", expected)
 
 
 def _dataset(point: Point, entry: Mapping[str, Any], benchmark: EndpointsBenchmark) -> Iterator[Fault]:
     name = entry.get("dataset_name")
     if not isinstance(name, str) or not shares_a_word(name, benchmark):
         expected = ", ".join(dict.fromkeys(dataset.name for dataset in benchmark.scored))
-        what = "the accuracy run is of another dataset"
-        yield Fault(what, point.accuracy_file, "accuracy_scores.dataset_name", name or "none", expected)
+        wrong = "the accuracy run is of another dataset"
+        yield Fault(wrong, point.accuracy_file, "accuracy_scores.dataset_name", name or "none", expected)
 
 
 def _samples(point: Point, benchmark: EndpointsBenchmark) -> Iterator[Fault]:

@@ -56,8 +56,8 @@ def shares_a_word(name: str, benchmark: EndpointsBenchmark) -> bool:
     return any(word in known for word in _WORD.findall(name.lower()))
 
 
-def _fault(point: Point, what: str, field: str, value: object, expected: object) -> Fault:
-    return Fault(what, f"{point.name}/config.yaml", field, "none" if value in (None, "", {}, []) else value, expected)
+def _fault(point: Point, wrong: str, field: str, value: object, expected: object) -> Fault:
+    return Fault(wrong, f"{point.name}/config.yaml", field, "none" if value in (None, "", {}, []) else value, expected)
 
 
 def _load(point: Point) -> Iterator[Fault]:
@@ -102,8 +102,8 @@ def _recorded(point: Point) -> Iterator[Fault]:
     ]
     for field, in_summary, in_file, key in pairs:
         if key in in_summary and in_summary[key] != in_file.get(key):
-            what = "the summary is of another configuration"
-            yield _fault(point, what, f"settings.{field}", in_file.get(key), in_summary[key])
+            wrong = "the summary is of another configuration"
+            yield _fault(point, wrong, f"settings.{field}", in_file.get(key), in_summary[key])
 
 
 _LOAD = ("type", "target_concurrency")
@@ -119,8 +119,8 @@ def _model(point: Point, benchmark: EndpointsBenchmark, rules: EndpointsRules) -
     if not plain or any(_letters(other) in plain for other in others):
         yield _fault(point, "the client asked for another model", "model_params.name", name, benchmark.name)
     elif _letters(benchmark.name) not in plain:
-        what = "the name that the client asked for is not the model's"
-        fault = (what, f"{point.name}/config.yaml", "model_params.name", name, benchmark.name)
+        wrong = "the name that the client asked for is not the model's"
+        fault = (wrong, f"{point.name}/config.yaml", "model_params.name", name, benchmark.name)
         yield Fault(*fault, severity=Severity.WARNING)
 
 
@@ -135,8 +135,8 @@ def _dataset(point: Point, benchmark: EndpointsBenchmark) -> Iterator[Fault]:
             expected = benchmark.performance.name
             yield _fault(point, "the client measured with another dataset", "datasets.name", name, expected)
         if samples is not None and (count(entry, "samples") or 0) < benchmark.samples:
-            what = "the client used a part of the dataset, again and again"
-            yield _fault(point, what, "datasets.samples", samples, f"{benchmark.samples:,}")
+            wrong = "the client used a part of the dataset, again and again"
+            yield _fault(point, wrong, "datasets.samples", samples, f"{benchmark.samples:,}")
 
 
 def _generation(point: Point, benchmark: EndpointsBenchmark) -> Iterator[Fault]:
@@ -147,8 +147,8 @@ def _generation(point: Point, benchmark: EndpointsBenchmark) -> Iterator[Fault]:
         for key, required in _GENERATION.items():
             value = number(used, key)
             if (value is None and (required or used.get(key) is not None)) or value not in (None, expected[key]):
-                what = "answers were made with another parameter"
-                yield _fault(point, what, f"model_params.{key}", used.get(key), expected[key])
+                wrong = "answers were made with another parameter"
+                yield _fault(point, wrong, f"model_params.{key}", used.get(key), expected[key])
 
 
 def _letters(name: str) -> str:

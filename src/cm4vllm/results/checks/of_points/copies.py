@@ -1,4 +1,4 @@
-"""What the points of a curve share and may not, and what they state differently; and our records beside them."""
+"""Facts that the points of a curve share and may not share, facts that they state differently, and our records."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,8 @@ def own_runs(curve: Curve) -> Iterator[Fault]:
         for field, value in _traces(point):
             other = first.setdefault((field, value), point)
             if other is not point:
-                what = f"the same run as {other.name}"
-                yield Fault(what, point.name, field, value, "a value of its own")
+                wrong = f"the same run as {other.name}"
+                yield Fault(wrong, point.name, field, value, "a value of its own")
 
 
 @check(

@@ -42,12 +42,12 @@ def requests_in_flight(curve: Curve) -> Iterator[Fault]:
         # Slots are empty before the first request of each and after the last: at most a latency of the longest run.
         kept = _LEAST_AT_ONCE if pattern == "max_throughput" else _LEAST_PART * issued / (issued + limit)
         if mean > limit * (1 + _ROUNDED):
-            what = "more requests were in flight than the concurrency allows"
-            yield Fault(what, point.name, field, f"{mean:.6g}", f"{limit:,} at most")
+            wrong = "more requests were in flight than the concurrency allows"
+            yield Fault(wrong, point.name, field, f"{mean:.6g}", f"{limit:,} at most")
         elif mean < limit * kept and pattern != "agentic_inference":
-            what = "the declared concurrency was not reached"
+            wrong = "the declared concurrency was not reached"
             expected = f"{limit * kept:.6g} at least of {limit:,}"
-            yield Fault(what, point.name, field, f"{mean:.6g}", expected, severity=Severity.WARNING)
+            yield Fault(wrong, point.name, field, f"{mean:.6g}", expected, severity=Severity.WARNING)
 
 
 @check(
@@ -110,8 +110,8 @@ def _asked_for(point: Point, curve: Curve) -> Iterator[Fault]:
     for key, value in (("total", number(lengths, "total")), ("max", number(lengths, "max"))):
         limit = longest * samples if key == "total" else longest
         if value is not None and value > limit:
-            what = "the answers have more tokens than were asked for"
-            yield Fault(what, point.name, f"output_sequence_lengths.{key}", f"{value:.15g}", f"{limit:.6g} at most")
+            wrong = "the answers have more tokens than were asked for"
+            yield Fault(wrong, point.name, f"output_sequence_lengths.{key}", f"{value:.15g}", f"{limit:.6g} at most")
 
 
 def _in_time(point: Point) -> Iterator[Fault]:
@@ -132,5 +132,5 @@ def _in_time(point: Point) -> Iterator[Fault]:
         expected = f"{time / tokens:.6g} at least, the time after first tokens over all tokens"
         yield Fault("the times per token are shorter than the answers", point.name, "tpot.max", f"{most:.6g}", expected)
     elif mean and after_first and not 1 / _WEIGHT <= time / (mean * after_first) <= _WEIGHT:
-        what, expected = "the mean time per token does not make up the answers' time", f"about {time / after_first:.6g}"
-        yield Fault(what, point.name, "tpot.avg", f"{mean:.6g}", expected, severity=Severity.WARNING)
+        wrong, expected = "the mean time per token does not make up the answers' time", f"about {time / after_first:.6g}"
+        yield Fault(wrong, point.name, "tpot.avg", f"{mean:.6g}", expected, severity=Severity.WARNING)

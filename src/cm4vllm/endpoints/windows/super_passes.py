@@ -11,7 +11,7 @@ from statistics import median
 
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.events import SampleTimes
-from cm4vllm.endpoints.trend import level, relative_change, trend, variation
+from cm4vllm.endpoints.windows.trend import level, relative_change, trend, variation
 from cm4vllm.rules import PointTerms, WindowRules
 
 _NS = 1e9
