@@ -132,5 +132,6 @@ def _in_time(point: Point) -> Iterator[Fault]:
         expected = f"{time / tokens:.6g} at least, the time after first tokens over all tokens"
         yield Fault("the times per token are shorter than the answers", point.name, "tpot.max", f"{most:.6g}", expected)
     elif mean and after_first and not 1 / _WEIGHT <= time / (mean * after_first) <= _WEIGHT:
-        wrong, expected = "the mean time per token does not make up the answers' time", f"about {time / after_first:.6g}"
+        wrong = "the mean time per token does not make up the answers' time"
+        expected = f"about {time / after_first:.6g}"
         yield Fault(wrong, point.name, "tpot.avg", f"{mean:.6g}", expected, severity=Severity.WARNING)
