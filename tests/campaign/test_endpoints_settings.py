@@ -6,8 +6,9 @@ from pyarrow import parquet
 
 from cm4vllm.campaign.endpoints.job import plan_job
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.rules import RulesInputs, endpoints_rules
+from text_server import MODEL, TextServer
 
 pytestmark = pytest.mark.usefixtures("any_day")
 
@@ -114,3 +115,12 @@ def test_a_cohort_that_is_over_is_no_target_of_a_valid_job(tmp_path):
     with pytest.raises(UsageError) as refused:
         EndpointsJob.of(settings(tmp_path, valid=True, cohort="2026-11-C0"))
     assert "the cohort 2026-11-C0 is over: checks had to pass by 2026-11-03" in refused.value.cause
+
+
+def test_a_server_that_does_not_tell_its_longest_request_is_refused_by_the_plan(tmp_path):
+    with TextServer(lists_models=True) as server:
+        given = {"CM_MLPERF_INFERENCE_API_SERVER": server.endpoint, "CM_VLLM_SERVER_MODEL_NAME": MODEL}
+        with pytest.raises(ServerUnsuitable, match="does not report how long a request may be"):
+            plan(tmp_path, **given)
+        assert plan(tmp_path, **given, CM_VLLM_SERVER_MAX_MODEL_LEN="4096")["steps"]
+        assert not server.bodies

@@ -41,6 +41,8 @@ from cm4vllm.records.checker import VERDICT_FILE, CurveVerdict
 from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import POINT_FILE, Curve, read_curves
 from cm4vllm.rules import RULES_FILE, RulesUsed, plain_rules
+from cm4vllm.serving.launch_settings import require_access
+from cm4vllm.serving.probing.server_probe import require_length
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
@@ -232,6 +234,15 @@ def _checked_job(asked: EndpointsSettings) -> EndpointsJob:
     """Return the job that the settings ask for, checked. Raises CmError."""
     job = EndpointsJob.of(asked)
     _require_own_address(job.settings.api_server)
+    servers = job.settings.servers
+    if job.settings.api_server:
+        require_length(
+            job.settings.api_server,
+            job.settings.vllm_model_name,
+            servers.max_model_len or 0,
+            ca_file=servers.api_server_ca,
+            access=require_access(servers),
+        )
     path = job.settings.submitter_file
     stated = read_submitter_file(typed_path(path).absolute() if path else None)
     unstated = missing_of_node(stated.node, ("driver", "filesystem"))
@@ -273,6 +284,7 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
             f"point {n}: concurrency {concurrency:,} ({', '.join(r.name for r in curve.of(concurrency))})"
             for n, concurrency in enumerate(points, 1)
         ),
+        *([] if job.given else ["the points between the two ends may move after the probes, by the server's rates"]),
         "samples and minutes follow from the probes: "
         f"at least {rules.window.passes + rules.window.warm_up.least} passes over the dataset each"
         + ("" if job.rehearsal else f", and {rules.least_seconds(1):,.0f} or {rules.least_seconds(job.c_max):,.0f} s"),
