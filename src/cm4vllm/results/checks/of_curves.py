@@ -1,18 +1,20 @@
 """The checks of a curve of MLPerf Endpoints: what the official checker passes without a finding."""
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.endpoints.curves import Curve, Point
-from cm4vllm.results.endpoints.endpoints_harness import count, impossible_in_summary, part
+from cm4vllm.results.endpoints.endpoints_harness import count, impossible_in_summary, number, part
 from cm4vllm.results.endpoints.summary_figures import contradictions, missing_figures
 from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
 
 _LARGEST_SEED = 2**63 - 1
 #: A stated window may be longer than the run by as much as its figures are rounded.
 _ROUNDING_S = 0.01
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
 @check(
@@ -43,7 +45,7 @@ def known_model(curve: Curve) -> Iterator[Fault]:
 )
 def whole_dataset(curve: Curve) -> Iterator[Fault]:
     """Each point names the dataset of its benchmark and answers each sample of it."""
-    if (benchmark := _benchmark(curve)) is None:
+    if (benchmark := _benchmark(curve)) is None or benchmark.refused:
         return
     for point in curve.points:
         if point.declared.get("dataset") != benchmark.dataset:
@@ -90,6 +92,14 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
             yield Fault("the run ended early", point.name, "n_samples_issued", f"{issued:,}", f"{wanted:,}")
         if issued is not None and completed is not None and completed < issued:
             yield Fault("samples were not answered", point.name, "n_samples_completed", f"{completed:,}", f"{issued:,}")
+        asked = count(part(point.declared, "runtime_settings"), "min_sample_count")
+        if asked is not None and completed is not None and completed < asked:
+            expected = f"{asked:,}, min_sample_count"
+            yield Fault(
+                "fewer samples than are declared", point.name, "n_samples_completed", f"{completed:,}", expected
+            )
+        if point.summary.get("state", "complete") != "complete":
+            yield Fault("the run calls itself incomplete", point.name, "state", point.summary["state"], "complete")
         if failed:
             yield Fault("requests failed", point.name, "n_samples_failed", f"{failed:,}", "0")
         if point.summary and point.summary.get("complete") is not True:
@@ -155,6 +165,15 @@ def claimed_window(curve: Curve) -> Iterator[Fault]:
         samples, size = count(window, "n_samples"), count(window, "super_pass_size")
         completed = count(point.summary, "n_samples_completed")
         official = point.steady_state.get("status") == "windowable"
+        for key in ("n_samples", "super_pass_size", "duration_s") if official else ():
+            if not number(window, key):
+                yield Fault(
+                    "the claimed window is not stated", file, f"window.{key}", window.get(key, "none"), "a number"
+                )
+        if size and benchmark and benchmark.samples not in (0, size):
+            yield Fault(
+                "a pass has another size than the dataset", file, "window.super_pass_size", size, benchmark.samples
+            )
         if samples is not None and completed is not None and samples > completed:
             yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)
         if official and samples is not None and size and samples < least * size:
@@ -208,7 +227,7 @@ def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
 )
 def scores_in_percent(curve: Curve) -> Iterator[Fault]:
     """Scores of an accuracy run are stated in the unit of the benchmark's targets."""
-    if (benchmark := _benchmark(curve)) is None:
+    if (benchmark := _benchmark(curve)) is None or benchmark.refused:
         return
     targets = {target.label.lower(): target for target in endpoints_targets(benchmark)}
     for point in curve.points:
@@ -258,9 +277,9 @@ def _declared_seeds(point: Point, expected: SeedSet | None) -> Iterator[Fault]:
     ):
         stated = count(declared, key)
         if point.declared and (stated is None or value not in (None, stated)):
-            what = "a seed is not declared" if stated is None else "another seed is declared than that of the set"
+            wrong = "a seed is not declared" if stated is None else "another seed is declared than that of the set"
             field = f"runtime_settings.runtime.{key}"
-            yield Fault(what, f"{point.name}/point.yaml", field, declared.get(key, "none"), value or "that of the set")
+            yield Fault(wrong, f"{point.name}/point.yaml", field, declared.get(key, "none"), value or "that of the set")
 
 
 def _used_seeds(point: Point, expected: SeedSet | None) -> Iterator[Fault]:
@@ -273,8 +292,8 @@ def _used_seeds(point: Point, expected: SeedSet | None) -> Iterator[Fault]:
     ):
         stated = count(used, key)
         if point.config and (stated is None or value not in (None, stated)):
-            what = "the client's seed is not stated" if stated is None else "the client ran with another seed"
-            yield Fault(what, f"{point.name}/config.yaml", key, used.get(key, "none"), value or "that of the set")
+            wrong = "the client's seed is not stated" if stated is None else "the client ran with another seed"
+            yield Fault(wrong, f"{point.name}/config.yaml", key, used.get(key, "none"), value or "that of the set")
 
 
 @check(
@@ -305,9 +324,9 @@ def one_software(curve: Curve) -> Iterator[Fault]:
 def known_client(curve: Curve) -> Iterator[Fault]:
     """Each run was made by the reference client from a checkout, so that its commit is recorded."""
     return (
-        Fault("the commit of the client is not recorded", point.name, "git_sha", "none", "a commit")
+        Fault("the commit of the client is not recorded", point.name, "git_sha", stated or "none", "a commit")
         for point in curve.points
-        if point.summary and not point.summary.get("git_sha")
+        if point.summary and not _COMMIT.fullmatch(str(stated := point.summary.get("git_sha")))
     )
 
 

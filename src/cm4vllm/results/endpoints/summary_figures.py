@@ -32,7 +32,7 @@ _DISTRIBUTIONS = {
 }
 #: Fields without which no figure of a point can be computed; `/` leads into an object.
 _REQUIRED = ("duration_ns", "n_samples_issued", "n_samples_completed", "output_sequence_lengths/total", "latency/avg")
-_STREAMED = ("ttft/percentiles", "tpot/percentiles")
+_STREAMED = ("ttft", "tpot")
 _NINETIETH = ("90.0", "90")
 _SAMPLES = ("n_samples_issued", "n_samples_completed", "n_samples_failed")
 _STATISTICS = ("total", "min", "max", "median", "avg", "std_dev")
@@ -43,16 +43,15 @@ def missing_figures(summary: Mapping[str, Any], *, streamed: bool) -> Iterator[s
 
     One of a `streamed` run has first tokens and times per output token.
     """
-    for field in _REQUIRED:
+    fields = (*_REQUIRED, *(f"{name}/{key}" for name in _STREAMED for key in ("avg", "max") if streamed))
+    for field in fields:
         *parents, key = field.split("/")
         holder = part(summary, parents[0]) if parents else summary
         if not (count(holder, key) if key in _SAMPLES else number(holder, key)):
             yield field.replace("/", ".")
-    for field in _STREAMED if streamed else ():
-        name, _, kind = field.partition("/")
-        percentiles = part(part(summary, name), kind)
-        if not any(number(percentiles, key) for key in _NINETIETH):
-            yield f"{name}.{kind}.90"
+    for name in _STREAMED if streamed else ():
+        if not _percentile(part(summary, name), *_NINETIETH):
+            yield f"{name}.percentiles.90"
 
 
 def contradictions(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
@@ -67,6 +66,7 @@ def contradictions(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
         yield from _unusable(percentiles, f"{name}.percentiles.", tuple(percentiles))
         yield from _values(summary, name, least)
         yield from _sums(name, distribution)
+        yield from _mean_by_percentiles(name, distribution)
         yield from _in_histogram(name, distribution)
     yield from _first_tokens(summary)
     longest, duration = number(part(summary, "latency"), "max"), number(summary, "duration_ns")
@@ -143,8 +143,8 @@ def _values(summary: Mapping[str, Any], name: str, least: float) -> Iterator[Imp
     lowest = math.floor(least * samples) - (failed if least < 1 else 0)
     if not lowest <= values <= samples:
         expected = f"{samples}" if lowest == samples else f"{max(lowest, 0)} to {samples}"
-        what = "the values of a distribution are not those of the samples"
-        yield ImpossibleValue(what, f"{name}.histogram.counts", values, expected)
+        wrong = "the values of a distribution are not those of the samples"
+        yield ImpossibleValue(wrong, f"{name}.histogram.counts", values, expected)
 
 
 def _sums(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
@@ -160,8 +160,26 @@ def _sums(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValu
         # Two values differ most from their mean; the deviation of a sample divides by one value less.
         most = (largest - least) * math.sqrt(0.5) * (1 + _DIGITS)
         if deviation > max(most, 0.0):
-            what = "a standard deviation is larger than the values allow"
-            yield ImpossibleValue(what, f"{name}.std_dev", deviation, f"{most:.6g} or less")
+            wrong = "a standard deviation is larger than the values allow"
+            yield ImpossibleValue(wrong, f"{name}.std_dev", deviation, f"{most:.6g} or less")
+
+
+def _mean_by_percentiles(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
+    """Compare the mean with the least and the largest one that the percentiles allow."""
+    values, mean = values_of(distribution), number(distribution, "avg")
+    ends = number(distribution, "min"), number(distribution, "max")
+    if not values or mean is None or ends[0] is None or ends[1] is None:
+        return
+    listed = part(distribution, "percentiles")
+    stated = [(percent, number(listed, key)) for key in listed if (percent := _percent(key)) is not None]
+    # The client's percentile is the value at this place in the order of all values.
+    places = sorted((math.floor(percent / 100 * (values - 1)), value) for percent, value in stated if value is not None)
+    steps = list(pairwise([(0, ends[0]), *places, (values - 1, ends[1])]))
+    least = ends[1] + sum((high - low) * value for (low, value), (high, _) in steps)
+    most = ends[0] + sum((high - low) * value for (low, _), (high, value) in steps)
+    if not least * (1 - _DIGITS) <= mean * values <= most * (1 + _DIGITS):
+        expected = f"{least / values:.6g} to {most / values:.6g}"
+        yield ImpossibleValue("a mean is not that of the percentiles", f"{name}.avg", mean, expected)
 
 
 def _in_histogram(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
@@ -170,8 +188,8 @@ def _in_histogram(name: str, distribution: Mapping[str, Any]) -> Iterator[Imposs
     if not histogram.get("buckets") and not histogram.get("counts"):
         return
     if (intervals := _intervals(histogram)) is None:
-        what = "a histogram is no list of rising intervals with a count each"
-        yield ImpossibleValue(what, f"{name}.histogram", "another form", "buckets of two numbers, and counts")
+        wrong = "a histogram is no list of rising intervals with a count each"
+        yield ImpossibleValue(wrong, f"{name}.histogram", "another form", "buckets of two numbers, and counts")
         return
     yield from _mean_in(intervals, name, distribution)
     values = sum(size for _, _, size in intervals)
@@ -201,8 +219,8 @@ def _mean_in(
     least = sum(low * size for low, _, size in intervals) / values * (1 - _SUM) - 1
     most = sum(high * size for _, high, size in intervals) / values * (1 + _SUM)
     if not least <= mean <= most:
-        what = "a mean is not that of the histogram"
-        yield ImpossibleValue(what, f"{name}.avg", mean, f"{max(least, 0.0):.6g} to {most:.6g}")
+        wrong = "a mean is not that of the histogram"
+        yield ImpossibleValue(wrong, f"{name}.avg", mean, f"{max(least, 0.0):.6g} to {most:.6g}")
 
 
 def _first_tokens(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:

@@ -10,9 +10,11 @@ from cm4vllm.results.checks.of_points.configurations import benchmark_of, shares
 from cm4vllm.results.endpoints.curves import Curve, Point, samples_of, stated_scores
 from cm4vllm.results.endpoints.endpoints_harness import count, part
 from cm4vllm.results.log_folders import SCORE_UNITS
-from cm4vllm.rules import EndpointsBenchmark
+from cm4vllm.rules import EndpointsBenchmark, endpoints_targets
 
 _MOST = 100.0
+#: ROUGE scores of pairs of words and of common sequences, which are a part of the words that both texts have.
+_WORDS, _OF_WORDS = "rouge1", ("rouge2", "rougeL", "rougeLsum")
 _COUNTS = ("issued", "scored", "empty", "missing")
 
 
@@ -37,6 +39,8 @@ def whole_accuracy_runs(curve: Curve) -> Iterator[Fault]:
             yield from _answers(point, entry)
             if benchmark is not None:
                 yield from _dataset(point, entry, benchmark)
+                yield from _labels(point, entry, benchmark)
+        yield from _undeclared(point)
         if benchmark is not None and point.accuracy:
             yield from _samples(point, benchmark)
 
@@ -44,8 +48,8 @@ def whole_accuracy_runs(curve: Curve) -> Iterator[Fault]:
 def _absent(point: Point) -> Iterator[Fault]:
     declared = point.declared.get("dataset_type")
     if isinstance(declared, str) and "accuracy" in declared.lower():
-        what = "the declared accuracy run is missing"
-        yield Fault(what, f"{point.name}/point.yaml", "dataset_type", declared, "a file with its scores")
+        fault = ("the declared accuracy run is missing", f"{point.name}/point.yaml", "dataset_type", declared)
+        yield Fault(*fault, "a file with its scores", severity=Severity.WARNING)
 
 
 def _scores(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
@@ -61,12 +65,34 @@ def _scores(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault("no run has such a score", point.accuracy_file, f"{field}.{metric}", stated, expected)
 
 
+def _labels(point: Point, entry: Mapping[str, Any], benchmark: EndpointsBenchmark) -> Iterator[Fault]:
+    """Compare scores by name with the benchmark's targets: the official checker leaves out one that is missing."""
+    field, scores = f"accuracy_scores.{entry.get('dataset_name', '')}.score", stated_scores(entry)
+    named = () if set(scores) <= {"score"} else endpoints_targets(benchmark)
+    labels = [target.label for target in named if target.lower is not None]
+    for label in (label for label in labels if label not in scores):
+        yield Fault("a score of the benchmark is missing", point.accuracy_file, f"{field}.{label}", "none", "a score")
+    words = _number(scores.get(_WORDS))
+    for metric in _OF_WORDS if words is not None else ():
+        value = _number(scores.get(metric))
+        if value is not None and words is not None and value > words:
+            expected = f"{words:g} at most, {_WORDS}"
+            yield Fault("no run has such a score", point.accuracy_file, f"{field}.{metric}", f"{value:g}", expected)
+
+
+def _undeclared(point: Point) -> Iterator[Fault]:
+    declared = point.declared.get("dataset_type")
+    if point.accuracy and isinstance(declared, str) and "accuracy" not in declared.lower():
+        fault = ("the accuracy run is not declared", f"{point.name}/point.yaml", "dataset_type", declared)
+        yield Fault(*fault, "Accuracy + Performance", severity=Severity.WARNING)
+
+
 def _answers(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
     """Find runs that call themselves partial, and answers that are empty, missing or not counted."""
     field = f"accuracy_scores.{entry.get('dataset_name', '')}"
     if entry.get("complete", True) is not True:
-        what = "the accuracy run calls itself incomplete"
-        yield Fault(what, point.accuracy_file, f"{field}.complete", entry.get("complete"), True)
+        wrong = "the accuracy run calls itself incomplete"
+        yield Fault(wrong, point.accuracy_file, f"{field}.complete", entry.get("complete"), True)
     counts = part(entry, "response_counts")
     values = {key: count(counts, key) for key in _COUNTS}
     issued = values["issued"]
@@ -77,19 +103,19 @@ def _answers(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
         return
     empty, missing, scored = (values[key] or 0 for key in ("empty", "missing", "scored"))
     if empty or missing:
-        what, value = "answers of the accuracy run are empty or missing", f"{empty:,} empty, {missing:,} missing"
-        yield Fault(what, point.accuracy_file, f"{field}.response_counts", value, "none")
+        wrong, value = "answers of the accuracy run are empty or missing", f"{empty:,} empty, {missing:,} missing"
+        yield Fault(wrong, point.accuracy_file, f"{field}.response_counts", value, "none")
     if not issued or (values["scored"] is not None and scored + empty + missing != issued):
-        what, expected = "the counts of answers do not add up", f"{scored + empty + missing:,}"
-        yield Fault(what, point.accuracy_file, f"{field}.response_counts.issued", f"{issued:,}", expected)
+        wrong, expected = "the counts of answers do not add up", f"{scored + empty + missing:,}"
+        yield Fault(wrong, point.accuracy_file, f"{field}.response_counts.issued", f"{issued:,}", expected)
 
 
 def _dataset(point: Point, entry: Mapping[str, Any], benchmark: EndpointsBenchmark) -> Iterator[Fault]:
     name = entry.get("dataset_name")
     if not isinstance(name, str) or not shares_a_word(name, benchmark):
         expected = ", ".join(dict.fromkeys(dataset.name for dataset in benchmark.scored))
-        what = "the accuracy run is of another dataset"
-        yield Fault(what, point.accuracy_file, "accuracy_scores.dataset_name", name or "none", expected)
+        wrong = "the accuracy run is of another dataset"
+        yield Fault(wrong, point.accuracy_file, "accuracy_scores.dataset_name", name or "none", expected)
 
 
 def _samples(point: Point, benchmark: EndpointsBenchmark) -> Iterator[Fault]:
