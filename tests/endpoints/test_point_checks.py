@@ -270,6 +270,15 @@ MUTATIONS = {
         lambda points: [times_of(3, "output_sequence_lengths")(points), summary(points, 14, tps=3 * 4456.0)],
         {"POINT-TOKENS", "CURVE-LENGTHS"},
     ),
+    "many empty answers": (
+        lambda points: [
+            times_of(0.5, "output_sequence_lengths")(points),
+            of_histogram("output_sequence_lengths", [32000, 0, 8104])(points),
+            summary(points, 14, tps=4456.0 / 2),
+            summary_part(points, 14, "output_sequence_lengths", avg=100.0),
+        ],
+        {"POINT-IMPOSSIBLE", "POINT-TOKENS"},
+    ),
     "shorter times per token": (times_of(0.25, "tpot"), {"POINT-TOKENS"}),
     "half the times per token": (times_of(0.5, "tpot"), {"POINT-TOKENS"}),
     "more tokens than their time allows": (times_of(4, "tpot"), {"POINT-TOKENS"}),

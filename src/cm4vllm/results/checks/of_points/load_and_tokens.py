@@ -13,6 +13,7 @@ from cm4vllm.results.checks.of_points.configurations import benchmark_of
 from cm4vllm.results.endpoints.curves import Curve, Point
 from cm4vllm.results.endpoints.endpoints_harness import count, number, part
 from cm4vllm.results.endpoints.summary_figures import sum_of, values_of
+from cm4vllm.rules import EndpointsBenchmark
 
 _SOURCE = "Little's law, and metrics_table.py of the reference client; not checked officially"
 _AGAIN = "publish the summary as the client wrote it, or measure the point again"
@@ -29,6 +30,8 @@ _LEAST_AT_ONCE = 0.1
 #: The part by which the client's count of tokens may be above the server's, and tokens that a template adds: it counts
 #: the tokens of the text, with the words around parts of it.
 _COUNTED_AGAIN, _TEMPLATE = 1.1, 16
+#: The part of all samples whose answer has tokens.
+_ANSWERED = 0.9
 #: The part by which times per token may differ from the answers' time, since the mean of answers weighs each alike; up
 #: to the larger part it is doubtful, as first pieces may hold several tokens.
 _PIECES, _WEIGHT = 1.5, 1.6
@@ -66,9 +69,10 @@ def requests_in_flight(curve: Curve) -> Iterator[Fault]:
 )
 def possible_tokens(curve: Curve) -> Iterator[Fault]:
     """The answers have no more output tokens than were asked for, and than times per token and latencies allow."""
+    benchmark = benchmark_of(curve)
     for point in curve.points:
-        yield from _asked_for(point, curve)
-        yield from _in_time(point)
+        yield from _asked_for(point, benchmark) if benchmark else ()
+        yield from _in_time(point, doubtful=benchmark is not None)
 
 
 @check(
@@ -117,43 +121,44 @@ def _pattern(point: Point) -> str:
     return next((value for value in (used, declared) if isinstance(value, str)), "")
 
 
-def _asked_for(point: Point, curve: Curve) -> Iterator[Fault]:
-    """Compare output tokens with the most that each request asks for."""
-    benchmark = benchmark_of(curve)
-    stated = count(part(point.config, "model_params"), "max_new_tokens")
-    most = benchmark.max_tokens if benchmark and benchmark.max_tokens else stated
-    lengths, samples = part(point.summary, "output_sequence_lengths"), count(point.summary, "n_samples_completed")
-    if not most or not samples:
-        return
-    longest = most * _COUNTED_AGAIN + _TEMPLATE
-    for key, value in (("total", number(lengths, "total")), ("max", number(lengths, "max"))):
-        limit = longest * samples if key == "total" else longest
-        if value is not None and value > limit:
+def _asked_for(point: Point, benchmark: EndpointsBenchmark) -> Iterator[Fault]:
+    """Compare output tokens with the most that each request asks for, and find answers without any."""
+    lengths, samples = part(point.summary, "output_sequence_lengths"), count(point.summary, "n_samples_completed") or 0
+    longest = benchmark.max_tokens * _COUNTED_AGAIN + _TEMPLATE
+    for key, limit in (("total", longest * samples), ("max", longest)):
+        value = number(lengths, key)
+        if value is not None and samples and value > limit:
             wrong = "the answers have more tokens than were asked for"
             yield Fault(wrong, point.name, f"output_sequence_lengths.{key}", f"{value:.15g}", f"{limit:.6g} at most")
+    answers, least = values_of(lengths), _ANSWERED * samples - (count(point.summary, "n_samples_failed") or 0)
+    if answers is not None and answers < least:
+        expected = f"{least:.0f} at least, of {samples}"
+        yield Fault("many answers are empty", point.name, "output_sequence_lengths.histogram", answers, expected)
 
 
-def _in_time(point: Point) -> Iterator[Fault]:
-    """Compare the time after the first pieces of all answers with the times per token and the tokens in it."""
+def _in_time(point: Point, *, doubtful: bool) -> Iterator[Fault]:
+    """Compare the time after the first pieces of all answers with the times per token and the tokens in it.
+
+    It is known where each answer has a first piece. A mean that is only `doubtful` is a fault where that is asked for.
+    """
     tpot, lengths = part(point.summary, "tpot"), part(point.summary, "output_sequence_lengths")
     tokens, answers = number(lengths, "total"), values_of(lengths)
     whole_time, first = sum_of(point.summary, "latency"), sum_of(point.summary, "ttft")
     least, mean, most = (number(tpot, key) for key in ("min", "avg", "max"))
-    if not tokens or not whole_time or first is None or not answers or count(point.summary, "n_samples_failed"):
+    samples = {values_of(part(point.summary, name)) for name in ("latency", "ttft")}
+    if not tokens or not whole_time or first is None or not answers or len(samples) > 1:
         return
-    time, field = whole_time - first, "output_sequence_lengths.total"
+    time, field = max(whole_time - first, 0.0), "output_sequence_lengths.total"
     after_first = max(tokens - answers, 0.0)  # each answer has a token in its first piece
-    if least and after_first * least > _PIECES * max(time, 0.0):
-        expected = f"{_PIECES * max(time, 0.0) / least + answers:.6g} at most"
-        yield Fault(
-            "the answers have more tokens than their time allows", point.name, field, f"{tokens:.15g}", expected
+    if least and after_first * least > _PIECES * time:
+        wrong, expected = (
+            "the answers have more tokens than their time allows",
+            f"{_PIECES * time / least + answers:.6g}",
         )
+        yield Fault(wrong, point.name, field, f"{tokens:.15g}", f"{expected} at most")
     elif most and time > _COUNTED_AGAIN * most * tokens:
         expected = f"{time / tokens:.6g} at least, the time after first tokens over all tokens"
         yield Fault("the times per token are shorter than the answers", point.name, "tpot.max", f"{most:.6g}", expected)
-    elif mean and after_first and not 1 / _WEIGHT <= time / (mean * after_first) <= _WEIGHT:
-        wrong, expected = (
-            "the mean time per token does not make up the answers' time",
-            f"about {time / after_first:.6g}",
-        )
-        yield Fault(wrong, point.name, "tpot.avg", f"{mean:.6g}", expected, severity=Severity.WARNING)
+    elif doubtful and mean and after_first and not 1 / _WEIGHT <= time / (mean * after_first) <= _WEIGHT:
+        fault = ("the mean time per token does not make up the answers' time", point.name, "tpot.avg", f"{mean:.6g}")
+        yield Fault(*fault, f"about {time / after_first:.6g}", severity=Severity.WARNING)
