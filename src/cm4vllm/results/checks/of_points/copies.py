@@ -1,4 +1,4 @@
-"""Facts that the points of a curve share and may not share, facts that they state differently, and our records."""
+"""Parts that the points of a curve share and may not, what they state differently, and our records beside them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +15,17 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OF_RESULT = ("config.yaml", "performance/", "accuracy/")
 #: The part by which a recorded time may differ from the client's: it is rounded to ms.
 _ROUNDED = 1e-3
+#: What point.yaml states of the whole curve; the model's name has a check of its own.
+_DECLARED = (
+    "division",
+    "target_cohort",
+    "seed_set",
+    "model_precision",
+    "link_to_model",
+    "link_to_model_transformation",
+    "dataset_name",
+    "dataset_link",
+)
 _DISTRIBUTIONS = ("latency", "ttft", "tpot")
 
 
@@ -59,6 +70,24 @@ def one_maximum(curve: Curve) -> Iterator[Fault]:
                 first = value
             elif value != first:
                 yield Fault("another C_max is stated than before", file, key, value, first)
+
+
+@check(
+    "CURVE-DECLARED",
+    source="§4.3, §8.3: a curve is of one model, one dataset and one submission; the official checker compares a part",
+    remedy="state the same in point.yaml of all points",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def one_declaration(curve: Curve) -> Iterator[Fault]:
+    """All points declare the same division, cohort, seed set, model and dataset."""
+    declared = [point for point in curve.points if point.declared]
+    yield from (
+        Fault(f"{declared[0].name} declares another", f"{point.name}/point.yaml", key, value or "none", first or "none")
+        for point in declared[1:]
+        for key in _DECLARED
+        if (value := point.declared.get(key)) != (first := declared[0].declared.get(key))
+    )
 
 
 @check(
