@@ -469,6 +469,24 @@ def test_files_of_the_user_beside_a_point_are_kept(site, capsys):
     assert "kept" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("TimeoutError: Ready check failed: 1/2 signals received within 30.0s", RunIncomplete),
+        ("Failed to connect to endpoint: Workers failed to initialize within 40.0s", RunIncomplete),
+        ("Failed to connect to endpoint: no route", RunFailed),
+    ],
+)
+def test_a_client_that_is_not_ready_in_time_is_one_attempt_of_its_step(site, monkeypatch, said, error):
+    """RunIncomplete is made again by the job, as often as --attempts has it; RunFailed ends it."""
+    monkeypatch.setenv("SMALL_FAILS", f"Traceback\n{said}\n")
+    with pytest.raises(error) as failed:
+        measure_point(site.inputs())
+    assert said in failed.value.cause
+    monkeypatch.delenv("SMALL_FAILS")
+    measure_point(site.inputs())
+
+
 # --- the abilities of the client
 
 
