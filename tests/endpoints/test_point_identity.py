@@ -401,9 +401,10 @@ def test_a_dataset_of_an_earlier_command_is_not_read_by_a_later_one_that_gives_n
 
 
 KILLED = """
-import json, sys
+import sys
+import msgspec
 from cm4vllm.endpoints.point import PointInputs, measure_point
-measure_point(PointInputs(**json.loads(sys.argv[1])))
+measure_point(msgspec.json.decode(sys.argv[1], type=PointInputs))
 """
 
 
