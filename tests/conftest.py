@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from cm4vllm.common import clock
 from cm4vllm.common.errors import InstallError
 from cm4vllm.power.programs import require_python
 from cm4vllm.rules import round_names, round_terms
@@ -204,6 +206,18 @@ def power_dev():
     except InstallError as error:
         pytest.skip(error.what)
     return beside_checkout("upstream/power-dev.git", "mlcommons/power-dev")
+
+
+@pytest.fixture(params=["today", "2027-03-01"])
+def any_day(request, monkeypatch):
+    """Run a test on the day of the clock, and on a day on which the cohorts of the shipped rules are over."""
+    if request.param != "today":
+        noon = datetime.fromisoformat(f"{request.param}T12:00:00+00:00")
+        asked = clock.present
+        for name, module in list(sys.modules.items()):
+            if name.startswith("cm4vllm.") and getattr(module, "present", None) is asked:
+                monkeypatch.setattr(module, "present", lambda: noon)
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -217,6 +217,23 @@ def test_no_module_compares_the_name_of_a_round():
 MOST_MODULES = 20
 
 
+def dates_of_the_clock(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the calls of a module that ask the clock for a date."""
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id="datetime" | "date"), attr="now" | "utcnow" | "today"):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+            case ast.Attribute(value=ast.Name(id="time"), attr="gmtime" | "localtime" | "ctime" | "strftime"):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def test_the_clock_is_asked_for_a_date_in_one_module():
+    asked = {name: list(dates_of_the_clock(nodes_of(path))) for name, path in MODULES.items()}
+    assert [name for name, lines in asked.items() if lines] == ["common.clock"]
+    written = "from datetime import date\nimport time\nday = date.today()\ntext = time.strftime('%Y')\n"
+    assert list(dates_of_the_clock(ast.walk(ast.parse(written)))) == ["3: date.today", "4: time.strftime"]
+
+
 def test_a_folder_holds_few_modules():
     folders = Counter(path.parent.relative_to(SRC) for path in SRC.rglob("*.py"))
     assert {str(folder): count for folder, count in folders.items() if count > MOST_MODULES} == {}

@@ -3,17 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
-from cm4vllm.campaign.endpoints.job import plan_job
-from cm4vllm.campaign.endpoints.settings import EndpointsSettings
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys, parts_of
-from cm4vllm.rules import ExecutionMode, Mode, Scenario, endpoints_rules
+from cm4vllm.rules import ExecutionMode, Mode, Scenario
 
 
 def job(**fields):
@@ -172,62 +168,3 @@ def test_a_division_with_lengths_of_its_own_names_both_sources_and_what_decides(
     assert "2 to 20,000 new tokens, by the policy" in note and "decides in the closed division" in note
     assert note.endswith("SUT_VLLM.py gen_kwargs has 1 to 2,000")
     assert not any("new tokens" in note for note in job(**fields).notes)
-
-
-# --- a job of MLPerf Endpoints: what its plan refuses
-
-
-def plan(tmp_path, **given):
-    stated = tmp_path / "submitter.yaml"
-    stated.write_text("node: {driver: none, filesystem: ext4, host_processor_vcpu_count: 4}\n")
-    env = {
-        "OUTPUT_BASE_DIR": str(tmp_path / "out"),
-        "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated),
-        "CM_VLLM_SERVER_MODEL_NAME": "meta-llama/Llama-3.1-8B-Instruct",
-        **given,
-    }
-    return plan_job(EndpointsSettings.of(env))
-
-
-def test_a_server_of_this_machine_is_measured(tmp_path):
-    assert plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER="localhost:8000,http://[::1]:8001")["steps"]
-
-
-def test_what_the_bundle_needs_of_a_node_of_a_given_server_is_asked_for_by_the_plan(tmp_path):
-    given = {"CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:8000", "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": ""}
-    needed = "driver and filesystem and host_processor_core_count or host_processor_vcpu_count"
-    with pytest.raises(UsageError, match=f"does not state {needed} of a node"):
-        plan(tmp_path, **given)
-    stated = tmp_path / "without.yaml"
-    stated.write_text("node: {driver: none, filesystem: ext4}\n")
-    with pytest.raises(UsageError, match="does not state host_processor_core_count or host_processor_vcpu_count"):
-        plan(tmp_path, **{**given, "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated)})
-
-
-def test_an_address_that_would_be_published_is_refused_by_the_plan(tmp_path):
-    with pytest.raises(UsageError, match="is no address of this machine") as raised:
-        plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER="http://127.0.0.1:8000,203.0.113.7:8000")
-    assert "config.yaml" in raised.value.cause
-
-
-def test_models_whose_requests_are_an_agents_are_refused_with_the_reason(tmp_path):
-    refused = [entry for entry in endpoints_rules().benchmarks if entry.refused]
-    assert {entry.name for entry in refused} == {"kimi-k3", "qwen3_6-35b-a3b", "deepseek-v4_1-flash"}
-    for entry in refused:
-        with pytest.raises(UsageError, match=f"does not run {entry.name}") as raised:
-            plan(tmp_path, CM_MLPERF_ENDPOINTS_MODEL=entry.name)
-        assert "conversations of an agent with tools" in raised.value.cause
-
-
-def test_the_other_models_are_planned_with_random_weights_and_a_dataset_file(tmp_path):
-    model = "deepseek-r1"
-    given = {"CM_MLPERF_ENDPOINTS_MODEL": model, "CM_ML_MODEL_SOURCE": f"_dummy.{model}"}
-    given |= {"CM_VLLM_SERVER_MODEL_NAME": ""}
-    with pytest.raises(UsageError, match=f"the dataset of {model} is needed as a file"):
-        plan(tmp_path, **given)
-    rows = pyarrow.table({"prompt": ["a"] * endpoints_rules().benchmark(model).samples})
-    parquet.write_table(rows, tmp_path / "set.parquet")
-    steps = plan(tmp_path, **given, CM_DATASET_FILE=str(tmp_path / "set.parquet"))["steps"]
-    assert f"get,ml-model,_dummy.{model}" in [step["tags"] for step in steps]
-    assert sum(step["tags"] == "run,mlperf,endpoints,point" for step in steps) == 7
-    assert not any(step["tags"].startswith("get,dataset") for step in steps)

@@ -6,8 +6,10 @@ from made_points import BENCHMARK, PASSES, change_json, change_yaml
 from cm4vllm.common.checking.checks import Stage
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoints_checks
-from cm4vllm.results.checks import CHECKS, findings_at
+from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import read_curves
+
+pytestmark = pytest.mark.usefixtures("any_day")
 
 
 def codes(points):
@@ -145,6 +147,12 @@ def test_a_request_of_the_accuracy_run_that_failed_has_a_finding(points):
     assert "POINT-WHOLE" in codes(points)
 
 
+def test_a_window_of_four_passes_whose_last_one_is_a_part_has_no_finding(points):
+    samples = 3 * BENCHMARK.samples + 1
+    steady_state(points, 14, lambda block: block["window"].update(super_pass_end=4, n_samples=samples))
+    assert codes(points) == []
+
+
 FAULTS = {
     "samples of the accuracy run were not answered": accuracy_ended_early,
     "requests failed": lambda points: summary(points, 8, n_samples_failed=6),
@@ -156,6 +164,15 @@ FAULTS = {
         points, 14, lambda block: block["window"].update(n_samples=3 * BENCHMARK.samples)
     ),
     "the run has fewer passes than a window needs": fewer_passes,
+    "the window has more samples than its passes": lambda points: steady_state(
+        points, 14, lambda block: block["window"].update(super_pass_end=4)
+    ),
+    "the window is shorter than its status says": lambda points: steady_state(
+        points, 54, lambda block: block["window"].update(duration_s=1100.0)
+    ),
+    "a window that was not found is official": lambda points: steady_state(
+        points, 54, lambda block: block.update(verdict="not found")
+    ),
 }
 
 
@@ -190,12 +207,6 @@ def test_a_figure_that_no_run_has_is_named(points, name, fields, words):
     (curve,), _ = read_curves(points[8].parent)
     findings = [finding for finding in findings_at(Stage.CURVE, curve) if finding.code == "POINT-IMPOSSIBLE"]
     assert words in [finding.field for finding in findings] and {finding.file for finding in findings} == {"point-14"}
-
-
-def test_each_check_is_shown_by_a_hole():
-    assert {code for _, code in HOLES.values()} == {
-        check.code for check in CHECKS.values() if check.stage is Stage.CURVE
-    }
 
 
 def test_a_file_that_cannot_be_read_is_a_finding_and_the_rest_is_checked(points):

@@ -12,6 +12,8 @@ from cm4vllm.report.curve_bounds import bounds
 from cm4vllm.report.curve_page import changes, curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import read_curves
 
+pytestmark = pytest.mark.usefixtures("any_day")
+
 
 def curve_of(points):
     (curve,), problems = read_curves(points[8].parent)
@@ -124,7 +126,20 @@ def test_a_point_without_a_window_says_by_how_much_tpot_varies(page, points):
     text = page()
     rows = {row[0]: row for row in cells(text, "Windows of the steady state")}
     assert rows["14"][1:5] == ["insufficient passes", "not found", "varies by 18.0% at least", "none"]
-    assert "A point with insufficient passes has blocks" in text
+    assert "A point with insufficient passes has too few, or TPOT varies more" in text
+
+
+def test_a_window_that_is_too_short_says_what_it_takes(page, points):
+    change_yaml(
+        points[14] / "point.yaml", lambda content: content["steady_state"].update(status="insufficient_duration")
+    )
+    assert {row[0]: row for row in cells(page(), "Windows of the steady state")}["14"][6] == "1,500.0 s (25.0 min)"
+    least = {"floor_s": 600.0, "latencies_s": 2000.0, "precision_s": 0.0, "region_s": 600.0}
+    write_json(points[14] / "point.json", {"steady_state": {"least": least}})
+    text = page()
+    row = {row[0]: row for row in cells(text, "Windows of the steady state")}["14"]
+    assert row[6] == "1,500.0 s (25.0 min) of 2,000.0 s (33.3 min) at least"
+    assert "A point of insufficient duration is steady over its window" in text
 
 
 def test_a_score_below_its_target_is_not_met(page, points):
@@ -141,8 +156,8 @@ def test_a_score_below_its_target_is_not_met(page, points):
 def test_each_point_has_the_distributions_of_its_latencies(page):
     text = page()
     assert text.count("<b>TTFT at concurrency ") == text.count("<b>TPOT at concurrency ") == 7
-    assert "<title>25.0 to 50.0 ms: 400 samples</title>" in text
-    assert ["p99", "75.0"] in cells(text, "TTFT at concurrency 54")
+    assert "<title>24.6 to 26.3 ms: 72,188 samples</title>" in text
+    assert ["p99", "29.6"] in cells(text, "TTFT at concurrency 54")
 
 
 def test_the_line_follows_the_concurrency(page, points):

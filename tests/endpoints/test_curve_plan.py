@@ -20,6 +20,8 @@ from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import endpoints_rules
 
+pytestmark = pytest.mark.usefixtures("any_day")
+
 RULES = endpoints_rules()
 BENCHMARK = RULES.benchmark("llama3_1-8b")
 RATES = {1: 2.0, 512: 80.0}
@@ -38,10 +40,21 @@ def test_the_planned_window_has_the_passes_and_the_seconds_of_the_rules_after_wh
         rates = {1: draw.uniform(0.1, 9), 4096: draw.uniform(10, 900)}
         plan = plan_curve(RULES, BENCHMARK, rates, c_min=draw.randint(1, 8), c_max=draw.randint(200, 4096))
         for point in plan.points:
-            in_window = point.passes - window.left_out
+            in_window = point.passes - window.warm_up.least
             assert in_window >= window.passes
             seconds = in_window * BENCHMARK.samples / rate_at(rates, point.concurrency)
             assert seconds >= 1.1 * point.terms.least_seconds
+
+
+def test_answers_that_take_long_make_the_window_longer_but_not_that_of_a_run_of_all_at_once():
+    """At 0.5 samples/s and 300 requests in flight an answer takes 600 s, of which a window takes five."""
+    few = replace(BENCHMARK, samples=100)
+    plan = plan_curve(RULES, few, {1: 0.5, 300: 0.5}, c_min=1, c_max=300, elected_offline=False)
+    *points, offline = plan.points
+    assert points[0].passes == 1 + 4
+    # Beside the 1.1 * 3,000 s of the window, three passes until the first answers are there.
+    assert points[-1].passes == 3 + 17
+    assert offline.passes == 7
 
 
 def test_a_rehearsal_leaves_the_seconds_out_and_keeps_the_passes():

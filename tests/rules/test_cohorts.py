@@ -8,6 +8,8 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import endpoints_rules
 from cm4vllm.rules.cohorts import CohortCalendar, cohort_name, cohort_number
 
+pytestmark = pytest.mark.usefixtures("any_day")
+
 CALENDAR = CohortCalendar(weekday=2, weeks=(1, 3), business_days=1, source="submission rules §4.2, §4.3")
 
 

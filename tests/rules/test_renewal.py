@@ -2,11 +2,13 @@
 
 import pytest
 import yaml
-from msgspec import to_builtins
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import json_text, write_text
 from cm4vllm.rules import endpoints_rules
-from cm4vllm.rules.renewal import read_rules, rules_digest, with_drafters, with_seed_sets
+from cm4vllm.rules.renewal import plain_rules, read_rules, rules_digest, with_drafters, with_seed_sets
+
+pytestmark = pytest.mark.usefixtures("any_day")
 
 SEEDS = {"scheduler_rng_seed": 2**64 - 1, "sample_index_rng_seed": 7, "model_seed": 9}
 PUBLISHED = {"cohort": {"version": 1.0, "cohort-id": "2026-12-C1", "seed_sets": [{"id": "B", **SEEDS}]}}
@@ -55,7 +57,8 @@ def test_approved_drafters_replace_those_known(tmp_path):
 
 def test_rules_are_read_as_they_were_written_and_their_digest_is_of_what_they_say(tmp_path):
     rules = with_seed_sets(endpoints_rules(), file_of(tmp_path, PUBLISHED))
-    path = file_of(tmp_path, to_builtins(rules))
+    path = tmp_path / "rules.json"
+    write_text(path, json_text(plain_rules(rules)))
     assert read_rules(path) == rules
     assert rules_digest(rules) == rules_digest(read_rules(path)) != rules_digest(endpoints_rules())
     with pytest.raises(UsageError, match="cannot read the rules of MLPerf Endpoints"):

@@ -16,12 +16,16 @@ from cm4vllm.campaign.asset_sources import AssetInputs, sources
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored_metrics
 from cm4vllm.common import input_types
 from cm4vllm.common.checking.findings import Finding
+from cm4vllm.common.clock import present
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
 from cm4vllm.common.files import free_bytes
 from cm4vllm.common.programs.containers import engine_version, engines, installed_engines, missing_hook, require_ready
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import size_text
+from cm4vllm.endpoints.installation import CHECKER_FILE
+from cm4vllm.endpoints.rules_source import known_rules
+from cm4vllm.engine.cache.entries import cache_root, finished_entries
 from cm4vllm.engine.tools.doctor import diagnose
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.gpus.gpu import detect_gpus, gpus_to_plan, least_memory, silent_gpus
@@ -146,7 +150,7 @@ def report_machine(settings: MachineSettings, home: Path, installed: Iterable[Fi
     containers, unusable = usable_containers(devices)
     wanted = downloads([row for row in rows if row.fits], home, os.environ)
     missing = [*lacking, *unusable, *wanted, *installed, *unready(load=load_sample())]
-    for line in _page(round_.name, devices, containers, rows, missing):
+    for line in _page(round_.name, devices, containers, rows, missing, _endpoints(home)):
         say_text(line)
     return {
         "round": round_.name,
@@ -271,6 +275,7 @@ def _page(
     containers: Sequence[str],
     rows: Sequence[Row],
     missing: Sequence[Finding],
+    endpoints: Sequence[str],
 ) -> Iterator[str]:
     host = detect_host()
     yield "This machine"
@@ -298,10 +303,21 @@ def _page(
         "tokens of prompt (an assumption). Whether it is fast enough for a scenario's latency limits is measured.",
         "  ",
     )
+    yield "\nMLPerf Endpoints"
+    for line in endpoints:
+        yield from _wrap(line, "  ")
     yield f"\nWhat is missing: {'nothing was found' if not missing else len(missing)}"
     for lack in missing:
         yield from _wrap(f"{lack.field}: {lack.what}", "  ")
         yield from _wrap(lack.remedy, "      ")
+
+
+def _endpoints(home: Path) -> list[str]:
+    """Return the rules of MLPerf Endpoints that are known in a CM home, and the official checkers installed there."""
+    entries = finished_entries(cache_root(home))
+    checkers = sorted({entry.version for entry in entries if (Path(entry.folder) / CHECKER_FILE).is_file()})
+    installed = f"official checker installed: {', '.join(checkers) or 'none; the first job installs it'}"
+    return [*known_rules(home, present().date()), installed]
 
 
 def _wrap(text: str, indent: str, ending: str = "") -> list[str]:

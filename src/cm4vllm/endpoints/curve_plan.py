@@ -140,11 +140,13 @@ def _planned_point(
     """Return a point as it is planned: the blocks before the window, and the window."""
     terms, window = rules.point_terms(benchmark, concurrency, curve, offline=offline), rules.window
     rate, size = rate_at(rates, concurrency), terms.samples_of_a_pass
-    least_seconds = _MARGIN * terms.least_seconds if at_full_length else _REHEARSAL_S
-    of_the_seconds = math.ceil(least_seconds * rate / size)
-    # A block of the steady state has as many passes as are in flight.
-    block = math.ceil(concurrency / size)
-    passes = window.left_out * block + max(window.passes * block, of_the_seconds)
+    least_seconds = terms.least_seconds
+    if not offline:  # the window takes several latencies; their mean is that of Little's law
+        least_seconds = max(least_seconds, window.duration.latencies * concurrency / rate)
+    of_the_seconds = math.ceil((_MARGIN * least_seconds if at_full_length else _REHEARSAL_S) * rate / size)
+    # While the first requests in flight are answered, the server is not yet steady.
+    before = max(window.warm_up.least, math.ceil(concurrency / size))
+    passes = before + max(window.passes, of_the_seconds)
     if offline:
         passes = max(1, of_the_seconds) if at_full_length else 1
     samples = passes * size

@@ -217,8 +217,8 @@ def _accelerators(description: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _steady_state(steady_state: SteadyState) -> dict[str, Any]:
-    own = ("figures", "blocks", "least_variation")
-    return _given_values({key: value for key, value in msgspec.to_builtins(steady_state).items() if key not in own})
+    content = msgspec.to_builtins(steady_state)
+    return _given_values({key: content[key] for key in ("status", "verdict", "window", "state", "anomaly")})
 
 
 def _given_values(values: Mapping[str, Any]) -> dict[str, Any]:

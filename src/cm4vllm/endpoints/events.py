@@ -38,6 +38,11 @@ class SampleTimes:
         return None if self.first_ns is None else self.first_ns - self.issued_ns
 
     @property
+    def latency_ns(self) -> int | None:
+        """Time from the issue to the end of the answer; None where there was none."""
+        return None if self.complete_ns is None else self.complete_ns - self.issued_ns
+
+    @property
     def tpot_ns(self) -> float | None:
         """Time per output token after the first chunk; None without a first chunk, or without a token after it."""
         if self.first_ns is None or self.complete_ns is None or self.tokens_after_first <= 0:
@@ -56,23 +61,32 @@ class _Event(msgspec.Struct):
 def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTimes]:
     """Return the samples that were issued between the start and the stop of the performance run, in their order.
 
-    `count_tokens` is the tokenizer of the model. A line that was cut off at the end of the log is passed over. Raises
-    CmError for a log that cannot be read, or whose other lines are no events.
+    `count_tokens` is the tokenizer of the model. A sample that is issued again before its answer is complete stays at
+    its place, and the last issue before its first chunk counts. A line that was cut off at the end of the log is passed
+    over. Raises CmError for a log that cannot be read, or whose other lines are no events.
     """
-    samples, measured = dict[str, SampleTimes](), False
+    samples, under_way, measured = list[SampleTimes](), dict[str, SampleTimes](), False
     for event, content in _events(path):
-        sample = samples.get(event.sample_uuid)
+        sample = under_way.get(event.sample_uuid)
         if event.event_type in (_START, _STOP):
             measured = event.event_type == _START
-        elif event.event_type == _ISSUED and measured:
-            samples[event.sample_uuid] = SampleTimes(event.timestamp_ns)
-        elif sample and event.event_type == _FIRST:
+        elif event.event_type == _ISSUED and measured and event.sample_uuid:
+            if sample is None:
+                under_way[event.sample_uuid] = SampleTimes(event.timestamp_ns)
+                samples.append(under_way[event.sample_uuid])
+            elif sample.first_ns is None:
+                sample.issued_ns = event.timestamp_ns
+        elif sample and sample.first_ns is None and event.event_type == _FIRST:
             sample.first_ns = event.timestamp_ns
-        elif sample and event.event_type == _COMPLETE and (chunks := _answer(content)) is not None:
-            sample.complete_ns = event.timestamp_ns
-            sample.tokens = count_tokens("".join(chunks))
-            sample.tokens_after_first = count_tokens("".join(chunks[1:]))
-    return list(samples.values())
+        elif sample and event.event_type == _COMPLETE:
+            _complete(under_way.pop(event.sample_uuid), event.timestamp_ns, _answer(content) or [], count_tokens)
+    return samples
+
+
+def _complete(sample: SampleTimes, at_ns: int, chunks: list[str], count_tokens: Callable[[str], int]) -> None:
+    sample.complete_ns = at_ns
+    sample.tokens = count_tokens("".join(chunks))
+    sample.tokens_after_first = count_tokens("".join(chunks[1:]))
 
 
 def failed_samples(path: Path) -> dict[str, str]:

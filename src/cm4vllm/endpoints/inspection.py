@@ -2,6 +2,7 @@
 
 import tempfile
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,12 +10,14 @@ from typing import Annotated, Any
 from cm4vllm.common import input_types
 from cm4vllm.common.checking.checks import Stage
 from cm4vllm.common.checking.findings import Finding, Severity
+from cm4vllm.common.clock import now
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.progress import say_text
-from cm4vllm.common.records import read_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, official_report
+from cm4vllm.records.checker import CurveVerdict
 from cm4vllm.results.check_command.check_summary import as_objects, order_findings, summary
 from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import Curve, read_curves
@@ -30,6 +33,7 @@ class EndpointsCheckSettings(Settings, frozen=True, kw_only=True):
     folder: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKED")] = ""
     checker: input_types.EndpointsChecker = ""
     allowed: Annotated[str, Key("CM_MLPERF_ENDPOINTS_ALLOWED_ERRORS")] = ""
+    verdict_file: Annotated[str, Key("CM_MLPERF_ENDPOINTS_VERDICT")] = ""
     rules: RulesInputs = RulesInputs()
 
 
@@ -56,9 +60,13 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
     official = None if unreadable else _official(root, settings.checker, rules)
     why_not = "as it was switched off" if bundle_root(root) else _NO_BUNDLE
     why_not = "as a file above cannot be read" if unreadable else why_not
-    for line in _lines(curves, findings, official, why_not):
+    allowed = tuple(filter(None, (part.strip() for part in settings.allowed.split(","))))
+    verdict = _verdict(findings, official, allowed)
+    if settings.verdict_file:
+        write_record(Path(settings.verdict_file), verdict)
+    for line in _lines(curves, findings, official, why_not, verdict):
         say_text(line)
-    _require_none(findings, official, root, {part.strip() for part in settings.allowed.split(",")})
+    _require_none(verdict, root)
     return {"findings": as_objects(findings), "summary": summary(findings), "official": _as_data(official)}
 
 
@@ -79,38 +87,56 @@ def _official(root: Path, record: str, rules: EndpointsRules) -> OfficialReport 
 
 
 def _lines(
-    curves: tuple[Curve, ...], findings: list[Finding], official: OfficialReport | None, why_not: str
+    curves: tuple[Curve, ...],
+    findings: list[Finding],
+    official: OfficialReport | None,
+    why_not: str,
+    verdict: CurveVerdict,
 ) -> Iterator[str]:
     points = sum(len(curve.points) for curve in curves)
     yield f"{len(curves):,} curve{'s' * (len(curves) != 1)}, {points:,} points: {summary(findings)}"
     for finding in findings:
         yield from _wrap(str(finding))
     if official is None:
-        yield f"official checker: not run, {why_not}"
+        yield f"official checker: {verdict.official_words}, {why_not}"
         return
     for severity in ("error", "warning"):
         messages = {each.rule: each.message for each in reversed(official.results) if each.severity == severity}
         for rule, count in official.counts(severity).items():
             yield from _wrap(f"official {severity} {rule} ({count}): {messages[rule]}")
-    errors, warnings = (official.counts(severity).total() for severity in ("error", "warning"))
-    verdict = "passed" if official.passed else "failed"
-    yield f"official checker {official.version}: {verdict}, {errors} errors, {warnings} warnings"
+    yield f"official checker {official.version}: {verdict.official_words}"
 
 
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _require_none(findings: list[Finding], official: OfficialReport | None, root: Path, allowed: set[str]) -> None:
+def _verdict(findings: list[Finding], official: OfficialReport | None, allowed: tuple[str, ...]) -> CurveVerdict:
+    """Return how often each rule has an error or a warning."""
+
+    def own(severity: Severity) -> dict[str, int]:
+        return dict(Counter(finding.code for finding in findings if finding.severity is severity))
+
+    def official_counts(severity: str) -> dict[str, int]:
+        return dict(official.counts(severity)) if official else {}
+
+    return CurveVerdict(
+        checked_at=now(),
+        errors=own(Severity.ERROR),
+        warnings=own(Severity.WARNING),
+        official_version=official.version if official else "",
+        official_errors=official_counts("error"),
+        official_warnings=official_counts("warning"),
+        allowed=allowed,
+    )
+
+
+def _require_none(verdict: CurveVerdict, root: Path) -> None:
     """Raise SubmissionError where one of the checks has an error of a rule that is not allowed to have one."""
-    own = {finding.code: None for finding in findings if finding.severity is Severity.ERROR}
-    rules = official.counts("error") if official else {}
-    errors = [f"our check: {name}" for name in own if name not in allowed]
-    errors += [f"the official checker: {name}" for name in rules if name not in allowed]
+    errors = [f"our check: {name}" for name in verdict.errors if name not in verdict.allowed]
+    errors += [f"the official checker: {name}" for name in verdict.official_errors if name not in verdict.allowed]
     if errors:
         raise SubmissionError(f"{root} has errors", cause="; ".join(errors), remedy="each is named above")
-    for name in sorted(allowed & {*own, *rules}):
-        say_text(f"allowed: the errors of {name}")
 
 
 def _as_data(official: OfficialReport | None) -> dict[str, Any] | None:

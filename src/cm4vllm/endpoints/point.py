@@ -39,7 +39,7 @@ from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, impossible_in_summary, number, part
-from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, PointTerms, RulesInputs, RulesUsed
+from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, PointTerms, RulesInputs, RulesUsed, WindowRules
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
 #: From this number of processors on the client chooses its own number of processes.
@@ -87,6 +87,7 @@ class PointSetup(PointPlan, frozen=True, kw_only=True):
     dataset: DatasetRecord | None
     client: ClientInstallation
     rules: RulesUsed
+    window: WindowRules
 
     @property
     def identity(self) -> str:
@@ -238,6 +239,7 @@ def point_setup(inputs: PointInputs) -> PointSetup:
         client=client,
         offline=inputs.offline,
         rules=RulesUsed.of(rules),
+        window=rules.window,
     )
 
 
@@ -353,7 +355,7 @@ def _steady_state(folder: Path, planned: PointSetup, summary: Mapping[str, Any])
     if planned.terms.offline:
         return None
     if planned.run.steady_state:
-        if (computed := steady_state_of(summary, planned.terms)) is not None:
+        if (computed := steady_state_of(summary, planned.terms, planned.window)) is not None:
             return computed
         say("the client's summary has no steady state: it is computed from the client's events")
     tokenizer = read_tokenizer(Path(planned.model.path) / "tokenizer.json")
@@ -361,7 +363,7 @@ def _steady_state(folder: Path, planned: PointSetup, summary: Mapping[str, Any])
     def tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids) if text else 0
 
-    return steady_state(read_events(folder / EVENTS, tokens), planned.terms)
+    return steady_state(read_events(folder / EVENTS, tokens), planned.terms, planned.window)
 
 
 def _node(planned: PointSetup) -> dict[str, int | str]:

@@ -46,7 +46,7 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
     of each file of the client.
     """
 
-    SCHEMA: ClassVar[int] = 3
+    SCHEMA: ClassVar[int] = 4
 
     model: str
     model_sha256: str

@@ -7,7 +7,7 @@ files. Nothing is fetched but the release that was asked for, from the package i
 import sys
 import zipfile
 from collections.abc import Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -25,6 +25,7 @@ from cm4vllm.rules import (
     RulesInputs,
     endpoints_rules,
     plain_rules,
+    read_rules,
     rules_digest,
     with_drafters,
     with_seed_sets,
@@ -36,7 +37,7 @@ _DATA = {
     "submission_checker/data/approved_drafters.yaml": with_drafters,
 }
 #: The folder of renewed rules in a CM home.
-_FOLDER = Path("local") / "mlperf-rules"
+_FOLDER = "mlperf-rules"
 #: A data file is a few thousand characters.
 _LARGEST = 2**20
 
@@ -70,6 +71,19 @@ def renew_rules(settings: RenewalSettings, home: Path) -> Path:
 def last_renewal(home: Path) -> Path | None:
     """Return the file that get,mlperf,rules wrote last in a CM home; None where it wrote none."""
     return max((home / _FOLDER).glob("rules-*.json"), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def known_rules(home: Path, day: date) -> Iterator[str]:
+    """Yield the rules that come with cm4vllm, and those of the last renewal in a CM home. Raises UsageError."""
+    yield from rules_lines(endpoints_rules(), day)
+    if (path := last_renewal(home)) is None:
+        yield "not renewed here: get,mlperf,rules renews them"
+        return
+    renewed = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
+    first, *others = rules_lines(read_rules(path), day)
+    yield f"last renewal of {renewed}: {first}"
+    yield from others
+    yield f"--rules={path}"
 
 
 def with_release(rules: EndpointsRules, wheel: Path, scratch: Path) -> EndpointsRules:

@@ -1,36 +1,48 @@
 """The steady state of a point, from the client's event log: the block that point.yaml reports (rules §4.4).
 
-The rules name the test for a trend in a short series (§4.4; scripts/steady_state_diagnostics.md of the reference
-client): Mann and Kendall's, corrected for autocorrelation by Hamed and Rao (1998). Its statistic is S = the sum of
-sign(x_j - x_i) over i < j; its variance is that of independent values, with ties, times a factor from the significant
-autocorrelations of the ranks of the series without its slope.
+Windows and figures are those of the official detector (metrics/steady_state_diagnostics.py of the reference client).
+Its words for the outcome are of the rules: `status` says whether the window is long enough to be official, `verdict`
+what the detector found over the run.
 """
 
-import math
-from collections import Counter
 from collections.abc import Sequence
-from statistics import NormalDist
+from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import msgspec
-import numpy as np
 
+from cm4vllm.common.number_texts import percent, seconds
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.events import SampleTimes
-from cm4vllm.rules import PointTerms, WindowRules, endpoints_rules
+from cm4vllm.endpoints.windows.super_passes import (
+    LeastDuration,
+    SuperPass,
+    direction,
+    issue_seconds,
+    least_duration,
+    percentile,
+    plateaus,
+    pooled_tpot,
+    super_passes,
+    trajectory,
+    warm_up,
+)
+from cm4vllm.endpoints.windows.trend import change_point, variation
+from cm4vllm.rules import PointTerms, WindowDuration, WindowRules, endpoints_rules
 
 Status = Literal["windowable", "insufficient_duration", "insufficient_passes", "partial_dataset"]
 Verdict = Literal["STEADY STATE", "drifting_up", "drifting_down", "anomaly", "not found"]
 State = Literal["Plateau", "Drifting Up", "Drifting Down"]
-_NS, _NS_OF_MS = 1e9, 1e6
-#: With fewer values no trend is significant.
-_LEAST_VALUES = 4
-#: Autocorrelations outside of the 95 % range of independent values count.
-_SIGNIFICANT = NormalDist().inv_cdf(0.975)
+_STATES: dict[int, State] = {0: "Plateau", 1: "Drifting Up", -1: "Drifting Down"}
+_NS_OF_MS = 1e6
 
 
 class Window(Record, frozen=True, kw_only=True):
-    """Blocks of whole passes, counted from 0 over the run, both ends included; seconds from first to last issue."""
+    """Blocks of one pass each, counted from 0 over the run, both ends included.
+
+    `n_samples` are those with a first chunk, `duration_s` the seconds from the first issue to the last.
+    """
 
     super_pass_start: int
     super_pass_end: int
@@ -40,14 +52,20 @@ class Window(Record, frozen=True, kw_only=True):
 
 
 class Anomaly(Record, frozen=True, kw_only=True):
-    """A second steady part after the first: the block that it begins with, and the change of TPOT p50 in percent."""
+    """A second level of TPOT after the window: the block that it begins with, counted from 0 over the run.
+
+    `change_percent` is by how much the mean TPOT of a later plateau differs from that of the window.
+    """
 
     super_pass: int
     change_percent: float
 
 
 class WindowFigures(Record, frozen=True, kw_only=True):
-    """The figures over the window: output tokens/s over its seconds of issue, 90th percentiles in ms of its samples."""
+    """The figures over the window: output tokens/s over its seconds of issue, 90th percentiles in ms of its samples.
+
+    The tokens are those after the first chunk of each answer, as the official detector counts.
+    """
 
     system_tps: float
     ttft_p90_ms: float
@@ -57,8 +75,11 @@ class WindowFigures(Record, frozen=True, kw_only=True):
 class SteadyState(Record, frozen=True, kw_only=True):
     """The block that point.yaml reports: `windowable` alone makes the figures of the window the official ones.
 
-    `blocks` are all of the run after those left out. `least_variation` is the least, over as many successive blocks as
-    a window takes at least, that the gating metric which varies most comes to; None where there are too few blocks.
+    Where all plateaus are too short, the window is the longest one. `blocks` are those of the run after the `warm_up`
+    ones at its start. `drift` has the watched metrics with a trend from the start of the window (without a window, of
+    the blocks) to the end of the run. `skipped` are plateaus before the window that are too short. `least_variation` is
+    the least, over as many successive blocks as a window takes at least, that the gating metric which varies most comes
+    to; None where there are too few blocks. `rules` are those that the window follows, None in an older record.
     """
 
     status: Status
@@ -67,180 +88,221 @@ class SteadyState(Record, frozen=True, kw_only=True):
     state: dict[str, State] = {}
     anomaly: Anomaly | None = None
     figures: WindowFigures | None = None
+    warm_up: int = 0
     blocks: int = 0
+    drift: dict[str, State] = {}
+    skipped: int = 0
+    least: LeastDuration | None = None
     least_variation: float | None = None
+    rules: WindowRules | None = None
 
     @property
     def words(self) -> str:
-        """The status and the verdict; without a window, the reason for that."""
-        rules = endpoints_rules().window
-        begin = f"{self.status}, {self.verdict}"
-        if self.window is not None or self.status == "partial_dataset":
-            return begin
-        if self.least_variation is None:
-            return f"{begin}: {self.blocks} passes after the first, and a window takes {rules.passes}"
+        """The status and the verdict, with the reason where the window is not official or not the whole truth."""
+        reason = self._why_short() or self._why_none() or self._after_the_window()
+        return f"{self.status}, {self.verdict}" + (f": {reason}" if reason else "")
+
+    def _why_short(self) -> str:
+        """Return why the window is too short; empty for a window that is long enough, and without one."""
+        if self.status != "insufficient_duration" or self.window is None or self.least is None:
+            return ""
         return (
-            f"{begin}: over {rules.passes} of the {self.blocks} passes after the first, TPOT varies by "
-            f"{self.least_variation:.0%} at least; {rules.variation:.0%} are allowed, without a trend"
+            f"TPOT is steady over {self.window.super_pass_end - self.window.super_pass_start + 1} passes, but their "
+            f"{seconds(self.window.duration_s)} are too short: a window takes at least {seconds(self.least.all_s)}, "
+            f"{_why_so_long(self.least, (self.rules or endpoints_rules().window).duration)}"
         )
 
+    def _why_none(self) -> str:
+        """Return why there is no window; empty with one."""
+        if self.window is not None:
+            return ""
+        rules = self.rules or endpoints_rules().window
+        if self.status == "partial_dataset":
+            return "the run has fewer samples than one pass over the dataset"
+        after = f"after the warm-up of {self.warm_up}"
+        if self.blocks < rules.passes:
+            return f"{self.blocks} passes {after}, and a window takes {rules.passes}"
+        if self.least_variation is None:
+            return f"no {rules.passes} successive passes {after} have a TPOT"
+        # Over so few passes no trend is significant: all that could be a window vary too much.
+        return (
+            f"over any {rules.passes} of the {self.blocks} passes {after}, TPOT varies by "
+            f"{percent(self.least_variation)} or more; {rules.variation:.0%} are allowed"
+        )
 
-def steady_state(samples: Sequence[SampleTimes], terms: PointTerms) -> SteadyState:
+    def _after_the_window(self) -> str:
+        """Return what the run has beside its window; empty where it has nothing."""
+        words = [f"plateaus before the window that are too short: {self.skipped}"] if self.skipped else []
+        if self.anomaly:
+            change = f"{self.anomaly.change_percent:+.0f}%"
+            words.append(f"from about pass {self.anomaly.super_pass} on, TPOT changes by {change}")
+        elif self.verdict in ("drifting_up", "drifting_down"):
+            state, way = ("Drifting Up", "rise") if self.verdict == "drifting_up" else ("Drifting Down", "fall")
+            names = ", ".join(name for name, drift in self.drift.items() if drift == state)
+            words.append(f"from the window's start to the end of the run, {names} {way}")
+        return "; ".join(words)
+
+
+def _why_so_long(least: LeastDuration, terms: WindowDuration) -> str:
+    reasons = {
+        "of a point at this concurrency by the rules": least.region_s,
+        "as any window of the official detector": least.floor_s,
+        f"{terms.latencies:g} times the 90th percentile of the latency": least.latencies_s,
+        f"for a mean TPOT that is known to {terms.precision:.0%}": least.precision_s,
+    }
+    return max(reasons, key=lambda reason: reasons[reason])
+
+
+@dataclass(frozen=True)
+class _Detected:
+    """The window as the detector reports it: the plateau number `place` among the blocks after the warm-up.
+
+    It has the blocks `inside`, from block `start` on. `after` are all blocks from there to the end of the run, `later`
+    the plateaus after it.
+    """
+
+    place: int
+    start: int
+    inside: Sequence[SuperPass]
+    after: Sequence[SuperPass]
+    later: Sequence[Sequence[SuperPass]]
+    least: LeastDuration
+
+    @property
+    def is_steady(self) -> bool:
+        """Return True if the window is long enough for the detector."""
+        return issue_seconds(self.inside) >= self.least.detected_s
+
+
+def steady_state(samples: Sequence[SampleTimes], terms: PointTerms, rules: WindowRules) -> SteadyState:
     """Return the steady state of a point, from its samples in the order in which they were issued.
 
-    The window is the first run of blocks over which every gating metric is a plateau, as long as it stays one.
+    The window is the first plateau of the gating metrics that is long enough, else the longest one.
     """
-    rules = endpoints_rules().window
-    size = terms.samples_of_a_pass * math.ceil(terms.concurrency / terms.samples_of_a_pass)
-    blocks = [samples[start : start + size] for start in range(0, len(samples) - size + 1, size)]
-    if not blocks:
-        return SteadyState(status="partial_dataset", verdict="not found")
-    series = [_gating_metrics(block) for block in blocks]
-    if (plateau := _first_plateau(series, rules)) is None:
-        return SteadyState(
-            status="insufficient_passes",
-            verdict=_shape(series[rules.left_out :], rules, "not found"),
-            state=_states(series, rules),
-            blocks=len(series) - rules.left_out,
-            least_variation=_least_variation(series, rules),
-        )
-    first, last = plateau
-    inside = [sample for block in blocks[first : last + 1] for sample in block]
-    seconds = (inside[-1].issued_ns - inside[0].issued_ns) / _NS
-    later = _later_plateau(series, plateau, rules)
-    return SteadyState(
-        status="windowable" if seconds >= terms.least_seconds else "insufficient_duration",
-        verdict="anomaly" if later else _shape(series[first:], rules, "STEADY STATE"),
+    size = terms.samples_of_a_pass
+    if len(samples) < size:
+        return SteadyState(status="partial_dataset", verdict="not found", rules=rules)
+    run = super_passes(samples, size)
+    left_out = warm_up(run, rules)
+    blocks = run[left_out:]
+    detected = _detected(blocks, rules, terms)
+    ways = _ways(detected.after if detected else blocks, rules)
+    state = SteadyState(
+        status="insufficient_passes",
+        verdict="not found",
+        state=_states(blocks, rules),
+        warm_up=left_out,
+        blocks=len(blocks),
+        drift={name: _STATES[way] for name, way in ways.items() if way},
+        least_variation=_least_variation(blocks, rules),
+        rules=rules,
+    )
+    return _with_window(state, blocks, detected, ways, terms, rules) if detected else state
+
+
+def _ways(blocks: Sequence[SuperPass], rules: WindowRules) -> dict[str, int]:
+    """Return for each watched metric whether it rises (1) or falls (-1) over these blocks."""
+    return {name: direction(trajectory(blocks, name), rules) for name in rules.watched}
+
+
+def _with_window(
+    state: SteadyState,
+    blocks: Sequence[SuperPass],
+    detected: _Detected,
+    ways: dict[str, int],
+    terms: PointTerms,
+    rules: WindowRules,
+) -> SteadyState:
+    """Return the state with the detected window; `ways` are those of the watched metrics from its start on."""
+    duration_s = issue_seconds(detected.inside)
+    shift, start = _level_shift(blocks, detected, rules), state.warm_up + detected.start
+    return msgspec.structs.replace(
+        state,
+        status="windowable" if duration_s >= detected.least.all_s else "insufficient_duration",
+        verdict=_verdict(detected, shift, ways, rules),
         window=Window(
-            super_pass_start=first, super_pass_end=last, super_pass_size=size, n_samples=len(inside), duration_s=seconds
+            super_pass_start=start,
+            super_pass_end=start + len(detected.inside) - 1,
+            super_pass_size=terms.samples_of_a_pass,
+            n_samples=sum(len(block.ttft_ns) for block in detected.inside),
+            duration_s=duration_s,
         ),
-        state=_states(series[first : last + 1], rules),
-        anomaly=later,
-        figures=_figures(inside, seconds),
-        blocks=len(series) - rules.left_out,
-        least_variation=_least_variation(series, rules),
+        # A trend that the detector takes for none is none here too.
+        state=dict.fromkeys(rules.gating, "Plateau"),
+        anomaly=Anomaly(super_pass=state.warm_up + shift[0], change_percent=100 * shift[1]) if shift else None,
+        figures=_figures(detected.inside, duration_s),
+        skipped=detected.place,
+        least=detected.least,
     )
 
 
-def _gating_metrics(block: Sequence[SampleTimes]) -> dict[str, float]:
-    """Return the gating metrics of a block in ns; NaN where no answer has a token after its first chunk."""
-    tpot = [value for sample in block if (value := sample.tpot_ns) is not None] or [math.nan]
-    return {"tpot_p50": _percentile(tpot, 50), "tpot_p90": _percentile(tpot, 90)}
+def _detected(blocks: Sequence[SuperPass], rules: WindowRules, terms: PointTerms) -> _Detected | None:
+    """Return the first plateau that is long enough for the detector, else the longest one; None without any."""
+    ends = plateaus(blocks, rules)
+    parts = [blocks[start:end] for start, end in ends]
+    candidates = [
+        _Detected(place, start, part, blocks[start:], parts[place + 1 :], least_duration(part, rules, terms))
+        for place, ((start, _), part) in enumerate(zip(ends, parts, strict=True))
+    ]
+    longest = max(candidates, key=lambda candidate: issue_seconds(candidate.inside), default=None)
+    return next((candidate for candidate in candidates if candidate.is_steady), longest)
 
 
-def _percentile(values: Sequence[float], percent: int) -> float:
-    """Return the lower of the two values beside the percentile, as the client does."""
-    return float(np.percentile(values, percent, method="lower"))
+def _level_shift(blocks: Sequence[SuperPass], detected: _Detected, rules: WindowRules) -> tuple[int, float] | None:
+    """Return the block from which on TPOT has another level, and its change over the window's; None without one.
 
-
-def _figures(samples: Sequence[SampleTimes], seconds: float) -> WindowFigures:
-    return WindowFigures(
-        system_tps=sum(sample.tokens for sample in samples) / seconds,
-        ttft_p90_ms=_percentile([value for sample in samples if (value := sample.ttft_ns) is not None], 90) / _NS_OF_MS,
-        tpot_p90_ms=_percentile([tpot for sample in samples if (tpot := sample.tpot_ns) is not None], 90) / _NS_OF_MS,
-    )
-
-
-def _first_plateau(series: Sequence[dict[str, float]], rules: WindowRules) -> tuple[int, int] | None:
-    """Return the first and the last block of the earliest plateau, grown as long as it stays one; None without one."""
-    for first in range(rules.left_out, len(series) - rules.passes + 1):
-        last = first + rules.passes - 1
-        if not _is_plateau(series[first : last + 1], rules):
-            continue
-        while last + 1 < len(series) and _is_plateau(series[first : last + 2], rules):
-            last += 1
-        return first, last
+    It takes a later plateau whose mean TPOT differs, and a significant change in the means of all blocks.
+    """
+    before = _mean_tpot(detected.inside)
+    for part in detected.later if before > 0 else ():
+        change = (_mean_tpot(part) - before) / before
+        if abs(change) > rules.level_shift:
+            place = change_point([block.mean_tpot_ns for block in blocks], alpha=rules.alpha)
+            return None if place is None else (place, change)
     return None
 
 
-def _is_plateau(series: Sequence[dict[str, float]], rules: WindowRules) -> bool:
-    return all(state == "Plateau" for state in _states(series, rules).values()) and all(
-        _variation([metrics[name] for metrics in series]) <= rules.variation for name in rules.gating
-    )
+def _verdict(detected: _Detected, shift: tuple[int, float] | None, ways: dict[str, int], rules: WindowRules) -> Verdict:
+    """Return the shape of a run with a plateau.
 
-
-def _states(series: Sequence[dict[str, float]], rules: WindowRules) -> dict[str, State]:
-    """Return the state of each gating metric over these blocks; empty where they are too few for a test."""
-    states: dict[str, State] = {}
-    for name in rules.gating if len(series) >= _LEAST_VALUES else ():
-        p, slope = _trend([metrics[name] for metrics in series])
-        states[name] = "Plateau" if not p < rules.alpha else "Drifting Up" if slope > 0 else "Drifting Down"
-    return states
-
-
-def _trend(values: Sequence[float]) -> tuple[float, float]:
-    """Return whether the values rise or fall: the p value of both directions together, and the median slope per value
-    (Theil and Sen).
+    A fall is one of the gating metrics (rules §4.4); the detector also warns of a rise of the others that it watches.
     """
-    series, count = np.asarray(values, dtype=float), len(values)
-    first, later = np.triu_indices(count, k=1)
-    rises = series[later] - series[first]
-    slope = float(np.median(rises / (later - first)))
-    score = int(np.count_nonzero(rises > 0) - np.count_nonzero(rises < 0))
-    ties = sum(size * (size - 1) * (2 * size + 5) for size in Counter(values).values())
-    variance = (count * (count - 1) * (2 * count + 5) - ties) / 18
-    factor = _autocorrelation_factor(series - slope * np.arange(1, count + 1))
-    if variance == 0 or score == 0:
-        return 1.0, slope
-    if factor > 0:  # in a short series that alternates it can be negative: then nothing is corrected
-        variance *= factor
-    z = (score - math.copysign(1, score)) / math.sqrt(variance)
-    return 2 * (1 - NormalDist().cdf(abs(z))), slope
-
-
-def _autocorrelation_factor(detrended: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """Return by how much the autocorrelation of a series without its slope raises or lowers the variance of S."""
-    count, ordered = len(detrended), np.sort(detrended)
-    # From 1 on; equal values share the mean of their ranks.
-    ranks = (np.searchsorted(ordered, detrended) + np.searchsorted(ordered, detrended, "right") + 1) / 2
-    centred = ranks - ranks.mean()
-    if (total := float(centred @ centred)) == 0:
-        return 1.0
-    factor = 0.0
-    for lag in range(1, count):
-        correlation = float(centred[lag:] @ centred[: count - lag]) / total
-        if abs(correlation) > _SIGNIFICANT / math.sqrt(count):
-            factor += (count - lag) * (count - lag - 1) * (count - lag - 2) * correlation
-    return 1 + 2 / (count * (count - 1) * (count - 2)) * factor
-
-
-def _variation(values: Sequence[float]) -> float:
-    """Return the standard deviation over the mean; infinite where a value is missing or the mean is not positive."""
-    mean = float(np.mean(values))
-    return float(np.std(values, ddof=1)) / mean if mean > 0 else math.inf
-
-
-def _least_variation(series: Sequence[dict[str, float]], rules: WindowRules) -> float | None:
-    """Return the least variation that a window could have, by its worst gating metric; None without room for one."""
-    worst = [
-        max(_variation([metrics[name] for metrics in series[first : first + rules.passes]]) for name in rules.gating)
-        for first in range(rules.left_out, len(series) - rules.passes + 1)
-    ]
-    return min((value for value in worst if math.isfinite(value)), default=None)
-
-
-def _later_plateau(series: Sequence[dict[str, float]], plateau: tuple[int, int], rules: WindowRules) -> Anomaly | None:
-    """Return a second plateau that differs from the first by more than the bound of variation; None without one.
-
-    A run that goes on rising or falling after it has a drift, not a second plateau.
-    """
-    first, last = plateau
-    rest = series[last + 1 :]
-    later = _first_plateau(rest, msgspec.structs.replace(rules, left_out=0))
-    if later is None or any(state != "Plateau" for state in _states(rest[later[0] :], rules).values()):
-        return None
-    before, after = (
-        float(np.mean([metrics[rules.gating[0]] for metrics in part]))
-        for part in (series[first : last + 1], rest[later[0] : later[1] + 1])
-    )
-    if abs(change := after / before - 1) <= rules.variation:
-        return None
-    return Anomaly(super_pass=last + 1 + later[0], change_percent=100 * change)
-
-
-def _shape(series: Sequence[dict[str, float]], rules: WindowRules, without_drift: Verdict) -> Verdict:
-    """Return the direction in which a metric drifts over these blocks, `without_drift` where none does."""
-    states = _states(series, rules).values()
-    if "Drifting Up" in states:
+    if not detected.is_steady:
+        return "not found"
+    if shift:
+        return "anomaly"
+    if 1 in ways.values():
         return "drifting_up"
-    return "drifting_down" if "Drifting Down" in states else without_drift
+    return "drifting_down" if any(ways[name] < 0 for name in rules.gating) else "STEADY STATE"
+
+
+def _states(blocks: Sequence[SuperPass], rules: WindowRules) -> dict[str, State]:
+    """Return the trend of each gating metric over these blocks; empty where they are too few for a test."""
+    series = {name: trajectory(blocks, name) for name in rules.gating}
+    return {name: _STATES[direction(values, rules)] for name, values in series.items() if len(values) >= rules.passes}
+
+
+def _figures(blocks: Sequence[SuperPass], duration_s: float) -> WindowFigures:
+    ttft = sorted(chain.from_iterable(block.ttft_ns for block in blocks))
+    return WindowFigures(
+        system_tps=sum(block.tokens for block in blocks) / duration_s if duration_s > 0 else 0.0,
+        ttft_p90_ms=percentile(ttft, 90) / _NS_OF_MS,
+        tpot_p90_ms=percentile(pooled_tpot(blocks), 90) / _NS_OF_MS,
+    )
+
+
+def _least_variation(blocks: Sequence[SuperPass], rules: WindowRules) -> float | None:
+    """Return the least variation that a window could have, by its worst gating metric; None without room for one."""
+    series = [[block.metric(name) for block in blocks] for name in rules.gating]
+    places = range(len(blocks) - rules.passes + 1)
+    cut = [[values[place : place + rules.passes] for values in series] for place in places]
+    complete = [[[value for value in part if value is not None] for part in parts] for parts in cut]
+    worst = [
+        max(variation(part) for part in parts) for parts in complete if all(len(part) == rules.passes for part in parts)
+    ]
+    return min(worst, default=None)
+
+
+def _mean_tpot(blocks: Sequence[SuperPass]) -> float:
+    values = pooled_tpot(blocks)
+    return sum(values) / len(values)

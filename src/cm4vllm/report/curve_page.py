@@ -4,6 +4,7 @@ Two curves are compared: by the points at a concurrency of both, as text, as dat
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ _HEAD = (
 #: Figures of a point.
 _TPS, _PER_KW = "system_tps", "tps_per_kw"
 _EFFICIENCY = "tokens/s per kW"
+#: The status of a window whose figures are the official ones.
+_OFFICIAL = "windowable"
 _WINDOW_HEAD = (
     "concurrency",
     "status",
@@ -93,13 +96,17 @@ def compare_curves(curves: Sequence[Curve], page: Path) -> dict[str, Any]:
     return {"comparison": {"sides": sides, "points": points}, "page": str(page)}
 
 
-def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[str] = ()) -> Path:
+def write_curve_page(
+    curves: Sequence[Curve], path: Path, *, notices: Sequence[str] = (), facts: Sequence[tuple[str, str]] = ()
+) -> Path:
     """Write the page of these curves and return its path; `notices` are the marks that stand above all.
 
-    With two curves, the second is compared with the first.
+    `facts` are names and words on how the curves were measured and judged. With two curves, the second is compared with
+    the first.
     """
     page = page_template("curve.html.j2").render(
         notices=list(notices),
+        facts=list(facts),
         pictures=list(_pictures(curves)),
         changes_head=_CHANGES_HEAD,
         changes=changes(*curves) if len(curves) == 2 else None,
@@ -251,7 +258,7 @@ def _window(point: Point) -> Row:
     declared = point.steady_state
     window, states = part(declared, "window"), part(declared, "state")
     begin, end = count(window, "super_pass_start"), count(window, "super_pass_end")
-    samples, length = count(window, "n_samples"), number_of(window, "duration_s")
+    samples = count(window, "n_samples")
     tpot = [f"{name.removeprefix('tpot_')} {state}".lower() for name, state in states.items()]
     if not window and (variation := number_of(part(point.record, "steady_state"), "least_variation")) is not None:
         tpot.append(f"varies by {percent(variation)} at least")
@@ -262,8 +269,18 @@ def _window(point: Point) -> Row:
         ", ".join(tpot),
         f"{begin} to {end}" if begin is not None and end is not None else "none",
         number(samples) if samples is not None else "",
-        seconds(length) if length is not None else "",
+        _length(point),
     )
+
+
+def _length(point: Point) -> str:
+    """Return the seconds of the window of a point, and where they are too few those that it takes at least."""
+    length = number_of(part(point.steady_state, "window"), "duration_s")
+    if length is None or point.steady_state.get("status") == _OFFICIAL:
+        return "" if length is None else seconds(length)
+    least = part(part(point.record, "steady_state"), "least")
+    needed = max((value for name in least if (value := number_of(least, name)) is not None), default=None)
+    return seconds(length) if needed is None else f"{seconds(length)} of {seconds(needed)} at least"
 
 
 def _window_figures(point: Point) -> Iterator[str]:
@@ -275,17 +292,22 @@ def _window_figures(point: Point) -> Iterator[str]:
 
 def _window_words(curve: Curve) -> str:
     """Return what a window takes, and why points have none, where some have none."""
-    rules = curve.rules.window
+    rules, statuses = curve.rules.window, {str(point.steady_state.get("status")) for point in curve.points}
     words = (
-        f"A window takes at least {rules.passes} successive blocks over which the 50th and the 90th percentile of TPOT "
-        f"have no trend and vary by at most {percent(rules.variation)} (standard deviation over mean of the blocks)."
+        f"A window takes at least {rules.passes} successive passes over which the 50th and the 90th percentile of TPOT "
+        f"vary by at most {percent(rules.variation)} (standard deviation over mean of the passes) and have no trend by "
+        f"which they change by {percent(rules.drift)} or more. It takes at least {seconds(rules.duration.seconds)}, "
+        f"{rules.duration.latencies:g} times the 90th percentile of the latency, and what the rules ask for at the "
+        "point's concurrency."
     )
-    if any(str(point.steady_state.get("status")) == "insufficient_passes" for point in curve.points):
+    if "insufficient_passes" in statuses:
         words += (
-            " A point with insufficient passes has blocks, and TPOT varies more, or drifts, over any of them that "
-            "could be a window: more passes help only where the server becomes steady. The shorter a block, the more "
-            "a short disturbance of the machine moves its percentiles."
+            " A point with insufficient passes has too few, or TPOT varies more over any of them that could be a "
+            "window: more passes help only where the server becomes steady. The shorter a pass, the more a short "
+            "disturbance of the machine moves its percentiles."
         )
+    if "insufficient_duration" in statuses:
+        words += " A point of insufficient duration is steady over its window, which is too short to be official."
     return words
 
 
@@ -309,22 +331,30 @@ def _pictures(curves: Sequence[Curve]) -> Iterator[Picture]:
 
 
 def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, source: str) -> Iterator[Picture]:
-    """Yield the picture of one figure over tokens/s per user, a line for each curve, from point to next point."""
+    """Yield the picture of one figure over tokens/s per user, a step function for each curve."""
     lines = [
         (name, line) for curve, name in zip(curves, _names(curves), strict=True) if (line := list(_line(curve, figure)))
     ][:_LINES]
     if not lines:
         return
-    canvas = Canvas.over([x for _, line in lines for _, x, _ in line], [y for _, line in lines for _, _, y in line])
+    ceilings = [value for curve in curves for value in _ceilings(curve, figure)] if len(curves) == 1 else []
+    canvas = Canvas.over(
+        [x for _, line in lines for _, x, _ in line],
+        [*(y for _, line in lines for _, _, y in line), *ceilings],
+        rows=len(ceilings),
+    )
     canvas.axes("tokens/s per user", unit)
+    for value in ceilings:
+        canvas.level(value, "mark-p99", f"Offline {rate(value)}")
     for place, (_, line) in enumerate(lines, 1):
-        canvas.line([(x, y) for _, x, y in line], f"line-{place}")
+        canvas.line(_steps([(x, y) for _, x, y in line]), f"line-{place}")
         canvas.dots([(x, y) for _, x, y in line], f"bar-{place}")
         for concurrency, x, y_value in line:
             canvas.word(concurrency, x, y_value)
     yield Picture(
         title=title,
-        words="Each dot is a point, beside it its requests in flight; tokens/s per user are 1000 over TPOT p90 in ms.",
+        words="Each dot is a point, beside it its requests in flight; between points the curve holds the value of the "
+        "point with fewer in flight (rules §5.2). Tokens/s per user are 1000 over TPOT p90 in ms.",
         shapes=tuple(canvas.shapes),
         tables=tuple(
             Table(("concurrency", "tokens/s per user", unit), tuple((of, rate(x), rate(y)) for of, x, y in line))
@@ -333,6 +363,21 @@ def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, 
         source=source,
         legend=tuple((f"line-{place}", name) for place, (name, _) in enumerate(lines, 1)),
     )
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the corners of the step function through points: each holds its value up to the next."""
+    corners = list(points[:1])
+    for (_, before), (x, y) in pairwise(points):
+        corners += [(x, before), (x, y)]
+    return corners
+
+
+def _ceilings(curve: Curve, figure: str) -> Iterator[float]:
+    """Yield the figure of a dedicated Offline run: the highest throughput, which is no step of the curve."""
+    for point in curve.points:
+        if point.offline == "dedicated" and (value := point.figures.value(figure)) is not None:
+            yield value
 
 
 def _line(curve: Curve, figure: str) -> Iterator[tuple[str, float, float]]:

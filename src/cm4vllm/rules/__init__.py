@@ -29,6 +29,7 @@ from cm4vllm.rules.endpoints import (
     PointTerms,
     Region,
     Regions,
+    WindowDuration,
     WindowRules,
     endpoints_rules,
 )
@@ -136,6 +137,7 @@ __all__ = [
     "TreeLayout",
     "VerifiedFigure",
     "VerifiedFile",
+    "WindowDuration",
     "WindowRules",
     "accuracy_targets",
     "audit",

@@ -61,18 +61,49 @@ class DurationRule(Record, frozen=True, kw_only=True):
     up_to: int | None = None
 
 
-class WindowRules(Record, frozen=True, kw_only=True):
-    """The window of the steady state, in blocks of whole passes over the dataset.
+class WarmUpRules(Record, frozen=True, kw_only=True):
+    """The blocks that are left out at the start: those whose `metric` is more than `band` away from its later level.
 
-    It follows `left_out` blocks and spans at least `passes`; over them the `gating` metrics have no trend at level
-    `alpha`, and their standard deviation is at most `variation` of their mean.
+    They are `least` blocks at least, and at most the fraction `most` of all.
+    """
+
+    metric: str
+    band: float
+    least: int
+    most: float
+
+
+class WindowDuration(Record, frozen=True, kw_only=True):
+    """The shortest time of a window, the largest of three.
+
+    These are `seconds`, so many `latencies` (their 90th percentile), and the blocks after which the mean TPOT is known
+    to the fraction `precision`.
+    """
+
+    seconds: float
+    latencies: float
+    precision: float
+
+
+class WindowRules(Record, frozen=True, kw_only=True):
+    """The window of the steady state, in blocks of one pass over the dataset.
+
+    It spans at least `passes` blocks. Over them each of the `gating` metrics has a standard deviation of at most
+    `variation` of its mean, and no significant trend (level `alpha`) or one that changes it by less than `drift`.
+    `quantile` is that of the normal distribution for autocorrelations and means. A second level of TPOT differs by more
+    than `level_shift`; `watched` are the metrics whose rise after the start of the window is disclosed.
     """
 
     passes: int
-    left_out: int
     gating: tuple[str, ...]
+    watched: tuple[str, ...]
     alpha: float
+    quantile: float
+    drift: float
     variation: float
+    warm_up: WarmUpRules
+    duration: WindowDuration
+    level_shift: float
     source: str
 
 

@@ -186,7 +186,8 @@ def plain_rules(rules: EndpointsRules) -> dict[str, Any]:
 
 def rules_digest(rules: EndpointsRules) -> str:
     """Return the SHA-256 of rules: by all that they say, not by how a file is written."""
-    return hashlib.sha256(msgspec.json.encode(rules, order="deterministic")).hexdigest()
+    read = msgspec.convert(plain_rules(rules), EndpointsRules)  # a default of a number may be a whole one
+    return hashlib.sha256(msgspec.json.encode(read, order="deterministic")).hexdigest()
 
 
 def _seed_set(entry: _OfficialSet, published: str, adopted_cohorts: int, source: str, path: Path) -> SeedSet:

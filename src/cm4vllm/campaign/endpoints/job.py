@@ -1,6 +1,6 @@
 """A job of MLPerf Endpoints: planned and executed as a job of Inference is, by its schedule and with a ledger."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.common.programs.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say, say_text
-from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.records import read_optional, read_record, write_record
 from cm4vllm.endpoints.authoring import BundleInputs
 from cm4vllm.endpoints.bundle import CheckerInstallation
 from cm4vllm.endpoints.client_source import wanted_commit
@@ -40,9 +40,12 @@ from cm4vllm.endpoints.point import PointInputs
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.registration import confirmed, register_points, require_terminal
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
+from cm4vllm.records.checker import VERDICT_FILE, CurveVerdict
 from cm4vllm.report.curve_page import curve_table, write_curve_page
-from cm4vllm.results.endpoints.curves import POINT_FILE, read_curves
-from cm4vllm.rules import RULES_FILE, plain_rules
+from cm4vllm.results.endpoints.curves import POINT_FILE, Curve, read_curves
+from cm4vllm.rules import RULES_FILE, RulesUsed, plain_rules
+from cm4vllm.serving.launch_settings import require_access
+from cm4vllm.serving.probing.server_probe import require_length
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
@@ -181,6 +184,7 @@ def _bundle(job: EndpointsJob) -> Iterator[Step]:
             folder=str(job.out / "bundle"),
             # The stand-in has a name of its own, which no checker knows.
             allowed="CURVE-MODEL,model-name-valid" if job.is_stand_in else "",
+            verdict_file=str(job.out / VERDICT_FILE),
         ),
         report_first=True,
     )
@@ -247,6 +251,15 @@ def _checked_job(asked: EndpointsSettings) -> EndpointsJob:
     """Return the job that the settings ask for, checked. Raises CmError."""
     job = EndpointsJob.of(asked)
     _require_own_address(job.settings.api_server)
+    servers = job.settings.servers
+    if job.settings.api_server:
+        require_length(
+            job.settings.api_server,
+            job.settings.vllm_model_name,
+            servers.max_model_len or 0,
+            ca_file=servers.api_server_ca,
+            access=require_access(servers),
+        )
     path = job.settings.submitter_file
     stated = read_submitter_file(typed_path(path).absolute() if path else None)
     unstated = missing_of_node(stated.node, ("driver", "filesystem"))
@@ -288,8 +301,9 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
             f"point {n}: concurrency {concurrency:,} ({', '.join(r.name for r in curve.of(concurrency))})"
             for n, concurrency in enumerate(points, 1)
         ),
+        *([] if job.given else ["the points between the two ends may move after the probes, by the server's rates"]),
         "samples and minutes follow from the probes: "
-        f"at least {rules.window.passes + rules.window.left_out} passes over the dataset each"
+        f"at least {rules.window.passes + rules.window.warm_up.least} passes over the dataset each"
         + ("" if job.rehearsal else f", and {rules.least_seconds(1):,.0f} or {rules.least_seconds(job.c_max):,.0f} s"),
         *one_more_point(rules, points),
         *moved_ends(rules, points),
@@ -306,7 +320,7 @@ def _remeasured(job: EndpointsJob) -> list[str]:
 def _report(job: EndpointsJob, execution: Execution) -> None:
     """Write the page and print the table; then raise what the checks found."""
     curves, _ = read_curves(job.out / "points", job.rules)
-    page = write_curve_page(curves, job.out / "curve.html", notices=job.notices)
+    page = write_curve_page(curves, job.out / "curve.html", notices=job.notices, facts=_facts(job, curves))
     if curves:
         write_capsule(job.out / CAPSULE_FILE, capsule_of_results(job.out))
     print(curve_table(curves), flush=True)
@@ -314,6 +328,39 @@ def _report(job: EndpointsJob, execution: Execution) -> None:
     say(f"report: {page}")
     if execution.failure is not None:
         raise execution.failure
+    say(f"next: {_next_step(job)}")
+
+
+def _facts(job: EndpointsJob, curves: Sequence[Curve]) -> list[tuple[str, str]]:
+    """Return what the page says of the job: verdicts, date, machine, client, rules, cohort and command."""
+    verdict = read_optional(job.out / VERDICT_FILE, CurveVerdict)
+    command = read_optional(job.out / COMMAND_FILE, CommandRecord)
+    points = [point for curve in curves for point in curve.points]
+    commits = sorted({str(point.record.get("client_commit") or "not known") for point in points})
+    systems = sorted({str(point.system.get("system_name") or "not stated") for point in points})
+    days = sorted({str(point.record.get("started_at") or "")[:10] for point in points} - {""})
+    rules = RulesUsed.of(job.rules)
+    return [
+        ("official checker", f"{verdict.official_version}: {verdict.official_words}" if verdict else "not run"),
+        ("checks of cm4vllm", verdict.own_words if verdict else "not made"),
+        ("measured", " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "not known"),
+        ("system", ", ".join(systems)),
+        ("reference client", f"mlcommons/endpoints at {', '.join(commits)}"),
+        ("rules", f"{job.rules.title}, SHA-256 {rules.sha256}"),
+        ("cohort", f"{job.target.cohort}, seed set {job.target.seeds.name}" + "; over" * bool(job.target.over)),
+        ("command", command.command if command else "not known"),
+    ]
+
+
+def _next_step(job: EndpointsJob) -> str:
+    """Return what to do after a job without errors."""
+    if job.is_stand_in:
+        return (
+            "name a model (--vllm_model_name=ORGANISATION/MODEL) or a server (--api_server=URL); --plan shows the job"
+        )
+    if job.rehearsal:
+        return "measure the curve at full length with --execution_mode=valid; --plan shows its minutes"
+    return f"the bundle can be submitted for cohort {job.target.cohort}: {job.out / 'bundle'}"
 
 
 def _minutes_table(job: EndpointsJob) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cm4vllm.common.checking.findings import Severity
+from cm4vllm.common.host_addresses import is_address, is_loopback
 from cm4vllm.common.secrets.secret_forms import keys_in, without_forms
 
 
@@ -102,6 +103,31 @@ FORMS = (
         ),
     ),
 )
+#: The value of a key that names a machine, and one that names its address, in YAML, JSON or a command line.
+_MACHINE = re.compile(
+    r"\b(?:hostname|host_name|node_name|machine_name)[\"']?\s*[:=]\s*[\"']?([A-Za-z][\w.-]+)", re.IGNORECASE | re.ASCII
+)
+_IPV4 = re.compile(
+    r"(?:host|addr|address|ip|server|endpoint|node)[\"']?\s*[:=]\s*[\"']?(\d{1,3}(?:\.\d{1,3}){3})(?![\w.])",
+    re.IGNORECASE | re.ASCII,
+)
+#: Groups of hexadecimal digits, the first with all four of them: others are times, or names in C++.
+_IPV6 = re.compile(r"(?<![\w:.])([0-9a-f]{4}:(?:[0-9a-f]{0,4}:){1,6}[0-9a-f]{0,4})(?![\w:])", re.IGNORECASE | re.ASCII)
+_NO_MACHINE = frozenset({"none", "null", "true", "false"})
+
+
+def _machines(text: str) -> Iterator[str]:
+    names = (match[1] for match in _MACHINE.finditer(text))
+    return (name for name in names if not is_loopback(name) and name.lower() not in _NO_MACHINE)
+
+
+def _addresses(text: str) -> Iterator[str]:
+    words = (match[1] for pattern in (_IPV4, _IPV6) for match in pattern.finditer(text))
+    return (word for word in words if is_address(word) and not is_loopback(word))
+
+
+#: What is searched for in documents that state what was measured, too: descriptions and configurations.
+DOCUMENT_FORMS = (*FORMS, Private("the name of a machine", _machines), Private(_ADDRESS, _addresses))
 
 
 def found_in(text: str, kinds: Iterable[Private]) -> Iterator[tuple[Private, str]]:

@@ -100,6 +100,11 @@ class Damaged(Exception):
     """A file of an entry is gone or altered; its text is the path."""
 
 
+def cache_root(home: str | os.PathLike[str]) -> str:
+    """Return the folder of the cache in a CM home."""
+    return os.path.join(home, "repos", "local", "cache")
+
+
 def finished_entries(root: str, beginning: str = "") -> Iterator[Entry]:
     """Yield the finished entries in the cache's folder whose names have this beginning, in the order of their names."""
     for name in sorted(os.listdir(root)) if os.path.isdir(root) else ():
@@ -151,7 +156,7 @@ class Cache:
 
     def __init__(self, cmind: Any) -> None:
         self._cmind = cmind
-        self.root = os.path.join(cmind.repos_path, "repos", "local", "cache")
+        self.root = cache_root(cmind.repos_path)
         self._held: set[str] = set()
 
     def find(self, key: str, wanted: Wanted) -> Entry | None:

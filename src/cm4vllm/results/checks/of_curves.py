@@ -1,13 +1,14 @@
 """The checks of a curve of MLPerf Endpoints: what the official checker passes without a finding."""
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.endpoints.curves import Curve, Point
-from cm4vllm.results.endpoints.endpoints_harness import count, impossible_in_summary, part
-from cm4vllm.rules import SeedSet
+from cm4vllm.results.endpoints.endpoints_harness import count, impossible_in_summary, number, part
+from cm4vllm.results.endpoints.summary_figures import contradictions, missing_figures
+from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, SeedSet
 
 _LARGEST_SEED = 2**63 - 1
 #: A stated window may be longer than the run by as much as its figures are rounded.
@@ -114,11 +115,28 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
     each=whole,
 )
 def possible_figures(curve: Curve) -> Iterator[Fault]:
-    """The client's figures are those of a run: above 0, and each distribution in the order of its percentiles."""
+    """The client's figures are those of one run: above 0, each distribution in order, and none contradicts another."""
     return (
         Fault(value.what, point.name, value.key, value.value, value.expected)
         for point in curve.points
-        for value in impossible_in_summary(point.summary)
+        for value in chain(impossible_in_summary(point.summary), contradictions(point.summary))
+    )
+
+
+@check(
+    "POINT-FIGURES",
+    source="§4.1, §8.3; the official checker takes most of them for 0",
+    remedy="publish the summary as the client wrote it, of a run with streaming",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def stated_figures(curve: Curve) -> Iterator[Fault]:
+    """The client's summary has the figures of a point: samples, time, tokens, latency, and of streams TTFT and TPOT."""
+    return (
+        Fault("a figure is missing", point.name, field, "none", "a number above 0")
+        for point in curve.points
+        if point.summary
+        for field in missing_figures(point.summary, streamed=point.offline != "dedicated")
     )
 
 
@@ -131,29 +149,46 @@ def possible_figures(curve: Curve) -> Iterator[Fault]:
 )
 def claimed_window(curve: Curve) -> Iterator[Fault]:
     """A claimed window of the steady state has the passes, samples and seconds that its run has."""
-    least, benchmark = curve.rules.window.passes, curve.benchmark
     for point in curve.concurrency_points:
-        window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
-        samples, size = count(window, "n_samples"), count(window, "super_pass_size")
-        completed = count(point.summary, "n_samples_completed")
-        official = point.steady_state.get("status") == "windowable"
-        if samples is not None and completed is not None and samples > completed:
-            yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)
-        if official and samples is not None and size and samples < least * size:
-            yield Fault("the window is too short for its status", file, "window.n_samples", samples, least * size)
-        if official and benchmark and completed is not None and completed < least * benchmark.samples:
-            yield Fault(
-                "the run has fewer passes than a window needs",
-                file,
-                "status",
-                f"{completed:,} samples",
-                f"{least * benchmark.samples:,} at least",
-            )
-        seconds, duration = window.get("duration_s"), point.figures.value("duration")
-        if isinstance(seconds, int | float) and duration is not None and seconds > duration + _ROUNDING_S:
-            yield Fault(
-                "the window is longer than its run", file, "window.duration_s", seconds, f"{duration:.1f} at most"
-            )
+        yield from _window_beyond_its_run(point)
+        if point.steady_state.get("status") == "windowable":
+            yield from _unofficial_window(point, curve.rules, curve.benchmark)
+
+
+def _window_beyond_its_run(point: Point) -> Iterator[Fault]:
+    """Yield where a window has more samples or seconds than its run, or more samples than its passes."""
+    window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
+    samples, size = count(window, "n_samples"), count(window, "super_pass_size")
+    begin, end = count(window, "super_pass_start"), count(window, "super_pass_end")
+    completed = count(point.summary, "n_samples_completed")
+    if samples is not None and completed is not None and samples > completed:
+        yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)
+    if samples is not None and size and begin is not None and end is not None and samples > (end - begin + 1) * size:
+        most = (end - begin + 1) * size
+        yield Fault("the window has more samples than its passes", file, "window.n_samples", samples, most)
+    seconds, duration = number(window, "duration_s"), point.figures.value("duration")
+    if seconds is not None and duration is not None and seconds > duration + _ROUNDING_S:
+        yield Fault("the window is longer than its run", file, "window.duration_s", seconds, f"{duration:.1f} at most")
+
+
+def _unofficial_window(point: Point, rules: EndpointsRules, benchmark: EndpointsBenchmark | None) -> Iterator[Fault]:
+    """Yield why a window whose figures are claimed as official ones is none; the last of its passes may be a part."""
+    window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
+    least, verdict = rules.window.passes, str(point.steady_state.get("verdict", ""))
+    samples, size = count(window, "n_samples"), count(window, "super_pass_size")
+    completed, seconds = count(point.summary, "n_samples_completed"), number(window, "duration_s")
+    if samples is not None and size and samples <= (least - 1) * size:
+        yield Fault("the window is too short for its status", file, "window.n_samples", samples, f"{least} passes")
+    # The blocks that are left out at the start come before those of the window.
+    passes = least - 1 + rules.window.warm_up.least
+    if benchmark and completed is not None and completed <= passes * benchmark.samples:
+        expected = f"more than {passes * benchmark.samples:,}"
+        yield Fault("the run has fewer passes than a window needs", file, "status", f"{completed:,} samples", expected)
+    needed = rules.least_seconds(point.concurrency or 1)
+    if seconds is not None and seconds < needed - _ROUNDING_S:
+        yield Fault("the window is shorter than its status says", file, "window.duration_s", seconds, f"{needed:g}")
+    if verdict == "not found":
+        yield Fault("a window that was not found is official", file, "verdict", verdict, "another status")
 
 
 @check(
@@ -214,22 +249,49 @@ def scores_in_percent(curve: Curve) -> Iterator[Fault]:
     each=whole,
 )
 def seeds(curve: Curve) -> Iterator[Fault]:
-    """The client ran with the seeds that the point declares, and no seed is too large for a server."""
+    """Each point declares a seed set and its seeds, the client ran with them, and none is too large for a server."""
     sets: Mapping[str, SeedSet] = {entry.name: entry for entry in curve.rules.seed_sets}
     for point in curve.points:
-        file, runtime = f"{point.name}/config.yaml", part(part(point.config, "settings"), "runtime")
-        expected = sets.get(str(point.declared.get("seed_set", "")))
-        yield from (
-            Fault("the client ran with another seed", file, key, runtime.get(key, "none"), value)
-            for key, value in (
-                ("scheduler_random_seed", expected.scheduler if expected else None),
-                ("dataloader_random_seed", expected.sample_index if expected else None),
+        file, name = f"{point.name}/config.yaml", point.declared.get("seed_set")
+        expected = sets.get(name) if isinstance(name, str) else None
+        if point.declared and not (isinstance(name, str) and name.strip()):
+            yield Fault(
+                "no seed set is declared", f"{point.name}/point.yaml", "seed_set", name or "none", ", ".join(sets)
             )
-            if value is not None and runtime and runtime.get(key) != value
-        )
+        yield from _declared_seeds(point, expected)
+        yield from _used_seeds(point, expected)
         model_seed = part(point.config, "model_params").get("seed")
         if isinstance(model_seed, int) and model_seed > _LARGEST_SEED:
             yield Fault("the seed is too large for a server", file, "model_params.seed", model_seed, _LARGEST_SEED)
+
+
+def _declared_seeds(point: Point, expected: SeedSet | None) -> Iterator[Fault]:
+    """Compare the seeds in point.yaml with those of the set; of an unknown set they are only there."""
+    declared = part(part(point.declared, "runtime_settings"), "runtime")
+    for key, value in (
+        ("scheduler_rng_seed", expected.scheduler if expected else None),
+        ("sample_index_rng_seed", expected.sample_index if expected else None),
+        ("model_seed", expected.model if expected else None),
+    ):
+        stated = count(declared, key)
+        if point.declared and (stated is None or value not in (None, stated)):
+            wrong = "a seed is not declared" if stated is None else "another seed is declared than that of the set"
+            field = f"runtime_settings.runtime.{key}"
+            yield Fault(wrong, f"{point.name}/point.yaml", field, declared.get(key, "none"), value or "that of the set")
+
+
+def _used_seeds(point: Point, expected: SeedSet | None) -> Iterator[Fault]:
+    """Compare the client's seeds with those of the set; of an unknown set, or of none, with the declared ones."""
+    declared = part(part(point.declared, "runtime_settings"), "runtime")
+    used = part(part(point.config, "settings"), "runtime")
+    for key, value in (
+        ("scheduler_random_seed", expected.scheduler if expected else count(declared, "scheduler_rng_seed")),
+        ("dataloader_random_seed", expected.sample_index if expected else count(declared, "sample_index_rng_seed")),
+    ):
+        stated = count(used, key)
+        if point.config and (stated is None or value not in (None, stated)):
+            wrong = "the client's seed is not stated" if stated is None else "the client ran with another seed"
+            yield Fault(wrong, f"{point.name}/config.yaml", key, used.get(key, "none"), value or "that of the set")
 
 
 @check(

@@ -7,7 +7,7 @@ None and empty stand for what is not known.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -65,6 +65,7 @@ class Point:
 
     `figures` are the client's over the whole run: system_tps, samples, duration, and in ms the percentiles (ttft_p90),
     ends and means of ttft, tpot and latency; PER_USER. `tps_per_kw` is the official checker's, where it was computed.
+    `accuracy` are the entries of its accuracy runs, None without the file, whose name is `accuracy_file`.
     `record` is point.json, empty in a bundle; `window_figures` are those that it has over the window of the steady
     state: system_tps, ttft_p90 and tpot_p90.
     """
@@ -80,6 +81,8 @@ class Point:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
     window_figures: Figures = field(default_factory=Figures)
+    accuracy: tuple[Mapping[str, Any], ...] | None = None
+    accuracy_file: str = ""
 
     @property
     def concurrency(self) -> int | None:
@@ -196,6 +199,9 @@ def _read_point(reader: Reader, folder: Path) -> Point:
     if summary_path is None:
         reader.problem("FILE-MISSING", "result_summary.json is missing", folder / _SUMMARIES[0])
     record = reader.json(folder / POINT_FILE) if (folder / POINT_FILE).is_file() else {}
+    scores_path = _first(folder, _SCORES)
+    accuracy = tuple(_entries(reader.json(scores_path))) if scores_path else None
+    accuracy_file = reader.name(scores_path) if scores_path else ""
     return Point(
         folder=folder,
         name=reader.name(folder),
@@ -206,10 +212,12 @@ def _read_point(reader: Reader, folder: Path) -> Point:
         figures=Figures(
             [*_figures(summary, reader.name(summary_path) if summary_path else ""), *_efficiency(reader, folder)]
         ),
-        scores=tuple(_scores(reader, folder)),
+        scores=tuple(_scores(accuracy or (), accuracy_file)),
         histograms={name: histogram for name in ("ttft", "tpot") if (histogram := _histogram(part(summary, name)))},
         record=record,
         window_figures=Figures(_window_figures(record, reader.name(folder / POINT_FILE))),
+        accuracy=accuracy,
+        accuracy_file=accuracy_file,
     )
 
 
@@ -273,31 +281,49 @@ def _efficiency(reader: Reader, folder: Path) -> Iterator[Figure]:
         )
 
 
-def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
-    if (path := _first(folder, _SCORES)) is None:
-        return
-    entries = reader.json(path).get("accuracy_scores")
-    for entry in entries if isinstance(entries, list) else []:
-        if not isinstance(entry, dict) or entry.get("dataset_type") == _INLINE:
-            continue
-        dataset, score = str(entry.get("dataset_name", "")), entry.get("score")
-        samples = (count(entry, "unit_samples") or 0) * (count(entry, "num_repeats") or 1)
+def _entries(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of the accuracy runs in a file: those of a list, or by their datasets, as in older files."""
+    listed = content.get("accuracy_scores", content)
+    named = listed.items() if isinstance(listed, Mapping) else (("", entry) for entry in _listed(listed))
+    for name, entry in named:
+        if isinstance(entry, dict) and entry.get("dataset_type", name) != _INLINE:
+            yield {"dataset_name": name, **entry} if name else entry
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _scores(entries: Iterable[Mapping[str, Any]], file: str) -> Iterator[Score]:
+    for entry in entries:
+        dataset = str(entry.get("dataset_name", ""))
+        samples = samples_of(entry)
         responses = part(entry, "response_counts")
         issued, missing = count(responses, "issued"), count(responses, "missing")
         empty = count(responses, "empty") or 0  # a request that failed has an empty answer
         answered = None if issued is None or missing is None else issued - missing - empty
         yield from (
-            Score(
-                dataset,
-                str(metric),
-                read,
-                samples,
-                Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}"),
-                answered,
-            )
-            for metric, value in (score if isinstance(score, dict) else {"score": score}).items()
+            Score(dataset, metric, read, samples, Source(file, f"accuracy_scores.{dataset}.score.{metric}"), answered)
+            for metric, value in stated_scores(entry).items()
             if (read := _score(value)) is not None
         )
+
+
+def samples_of(entry: Mapping[str, Any]) -> int:
+    """Return the samples of an accuracy run, those of all its passes; 0 where its entry does not state them."""
+    once, passes = (
+        next((value for name in names if (value := count(entry, name)) is not None), None)
+        for names in (("unit_samples", "num_samples"), ("num_repeats", "n_repeats"))
+    )
+    return (once or 0) * (passes or 1)
+
+
+def stated_scores(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the scores of an entry as its file states them, by their metrics; empty where it states none."""
+    score = entry.get("score")
+    if isinstance(score, dict):
+        return {str(metric): value for metric, value in score.items()}
+    return {} if score is None else {"score": score}
 
 
 def _power(reader: Reader, parent: Path, points: list[Path]) -> Mapping[str, Any]:

@@ -29,7 +29,13 @@ _STATISTICS = {"min": "min", "max": "max", "mean": "avg"}
 _POSITIVE = ("n_samples_completed", "duration_ns", "qps", "tps")
 #: The distributions of a summary, and the percentile from which on values are above 0: the least time per output token
 #: is 0 where an answer came in one piece, and many answers may be empty.
-_DISTRIBUTIONS = {"ttft": 0.0, "latency": 0.0, "tpot": 50.0, "output_sequence_lengths": 100.0}
+_DISTRIBUTIONS = {
+    "ttft": 0.0,
+    "latency": 0.0,
+    "tpot": 50.0,
+    "output_sequence_lengths": 100.0,
+    "input_sequence_lengths": 100.0,
+}
 #: The part by which a mean of equal values may differ from them.
 _ROUNDED = 1e-9
 _PERCENTILES = (50, 90, 95, 97, 99, 99.9)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.assets.tiny.stand_ins import stand_in_named
-from cm4vllm.common.errors import ServerUnsuitable, nearest
+from cm4vllm.common.errors import CmError, ServerUnsuitable, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.records.access import NO_ACCESS, Access
@@ -100,6 +100,31 @@ def probe(
     )
 
 
+def require_length(api_server: str, model_name: str, max_model_len: int, *, ca_file: str, access: Access) -> None:
+    """Raise ServerUnsuitable where servers do not tell how long a request may be and `max_model_len` is 0.
+
+    Nothing is asked for tokens; a server that does not answer is left to `probe`.
+    """
+    for url in base_urls(api_server):
+        site = Site(url, ca_file, access)
+        try:
+            model = _chosen_model(url, model_name, served_models(site))
+        except CmError:
+            continue
+        _known_length(site, model, max_model_len)
+
+
+def _known_length(site: Site, model: Model, max_model_len: int) -> int:
+    """Return the tokens that a request may have. Raises ServerUnsuitable where they are not known."""
+    if length := model.max_model_len or max_model_len:
+        return length
+    raise ServerUnsuitable(
+        f"the server at {site.endpoint} does not report how long a request may be",
+        cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
+        remedy="give it with --max_model_len=N",
+    )
+
+
 def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: bool) -> ServerRecord:
     """Return the record of one server."""
     model, unlisted = _model(site, model_name, text=text)
@@ -111,12 +136,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             error.cause = f"{unlisted}\n{error.cause}"
             error.remedy = f"check the path before /v1 in --api_server\n{error.remedy}"
         raise
-    if not (length := model.max_model_len or max_model_len):
-        raise ServerUnsuitable(
-            f"the server at {site.endpoint} does not report how long a request may be",
-            cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
-            remedy="give it with --max_model_len=N",
-        )
+    length = _known_length(site, model, max_model_len)
     names = list(dict.fromkeys(name for each in stated for name in map(printable_beginning, each.models)))
     if len(names) > 1:
         raise ServerUnsuitable(

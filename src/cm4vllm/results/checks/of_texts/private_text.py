@@ -64,13 +64,14 @@ class TextFiles:
                 if name.startswith("mlperf_log_"):
                     continue
                 path = f"{folder}{os.sep}{name}"
-                content = self._content(path)
+                content = self.text_at(path)
                 if content is not None:
                     yield TextFile(
                         path, content, f".{name.rpartition('.')[2]}" in _SUFFIXES and (not part or part in _PARTS)
                     )
 
-    def _content(self, path: str) -> bytes | None:
+    def text_at(self, path: str) -> bytes | None:
+        """Return the first bytes of a text; None for a link, a folder, or a file that is no text."""
         try:
             if not stat.S_ISREG(os.lstat(path).st_mode):
                 return None  # a link or a pipe

@@ -1,0 +1,1 @@
+"""Checks of the points of a curve: configuration, load, accuracy runs, copies, and texts."""
