@@ -17,5 +17,6 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.execution import recipes_of
 
     settings, recipes = EndpointsSettings.of(i["env"]), recipes_of(i["automation"].run)
-    i["env"].update(run_job(settings, recipes, command_line(i["input"]), typed_env(i["input"])).env())
+    line, quiet = command_line(i["input"]), bool(i["input"].get("quiet"))
+    i["env"].update(run_job(settings, recipes, line, typed_env(i["input"]), quiet=quiet).env())
     return {"return": 0}

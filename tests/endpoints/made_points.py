@@ -8,11 +8,13 @@ import msgspec
 import yaml
 
 from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.records import write_record
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, Window
 from cm4vllm.records.server import ServerRecord
+from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import ClientDataset, endpoints_rules
 
 BENCHMARK = endpoints_rules().benchmark("llama3_1-8b")
@@ -142,6 +144,17 @@ def write_points(folder, benchmark=BENCHMARK):
     return {
         concurrency: _write_point(folder / f"point-{concurrency}", concurrency, benchmark) for concurrency in POINTS
     }
+
+
+def measured_points(folder, concurrencies):
+    """Write run folders of the curve with their records, as after a job, and return their folder."""
+    for concurrency in concurrencies:
+        path = _write_point(folder / f"point-{concurrency}", concurrency, BENCHMARK)
+        record = point_record(
+            endpoints_rules().point_terms(BENCHMARK, concurrency, CURVE), samples=1, identity=f"i{concurrency}"
+        )
+        write_record(path / POINT_FILE, record)
+    return folder
 
 
 def renamed(bundle, target, name):

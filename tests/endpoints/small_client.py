@@ -6,7 +6,7 @@ requests that count as completed, with an error and no answer in the event log, 
 files that call themselves complete, or 1 where it has an accuracy run to score and no answer to it. With
 SMALL_INTERRUPTED=FILE it gets a SIGINT after the first answer of an accuracy run, once. With SMALL_HELD=FOLDER a run of
 which FOLDER has a file stays at its first answer, until a signal ends it. SMALL_FIGURES=JSON takes the place of figures
-in its summary.
+in its summary. With SMALL_FAILS=TEXT it prints the text and ends with 1 before its run.
 """
 
 import http.client
@@ -110,6 +110,8 @@ def interrupt_once():
 
 
 def main():
+    if text := os.environ.get("SMALL_FAILS"):
+        sys.exit(text)
     config = yaml.safe_load(Path(CONFIG).read_text())
     folder = Path(config["report_dir"])
     shared = Path(tempfile.mkdtemp(prefix="benchmark_small_", dir="/dev/shm"))

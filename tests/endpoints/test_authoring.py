@@ -89,6 +89,7 @@ def test_files_of_the_user_beside_and_in_the_points_are_kept(tmp_path, monkeypat
         return target
 
     monkeypatch.setattr(authoring, "build_bundle", build)
+    monkeypatch.setattr(authoring, "write_payloads", lambda checker, runs, target: target)
     paths = {f"{name}_record": str(tmp_path / f"{name[0]}.json") for name in ("model",)}
     inputs = BundleInputs(
         points=str(points), description=str(tmp_path / "d.json"), checker=str(tmp_path / "c.json"), **paths

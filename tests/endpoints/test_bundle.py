@@ -18,13 +18,14 @@ from made_points import (
     write_points,
 )
 from msgspec.structs import replace
+from submission_site import Site
 
 from cm4vllm.common.checking.private_words import private_words
 from cm4vllm.common.errors import ResultsDiffer, SubmissionError, UsageError
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.programs.processes import run
 from cm4vllm.common.records import write_record
-from cm4vllm.endpoints.bundle import build_bundle, official_report
+from cm4vllm.endpoints.bundle import build_bundle, official_report, write_payloads
 from cm4vllm.endpoints.disclosure import (
     initialization_steps,
     point_document,
@@ -127,12 +128,27 @@ def test_a_rehearsal_under_the_name_of_the_benchmark_fails_in_accuracy_alone(che
     assert set(report.counts("error")) == {"accuracy-gate", "accuracy-sample-count"}
 
 
-def test_the_official_program_takes_each_run_folder(checker, stand_in_points):
-    for folder in stand_in_points.values():
-        done = run([program(checker, "endpoints-submission-cli"), "runs", "create", "--dry-run", "--path", folder])
-        assert done.ok, done.tail(5)
-    (folder / "point.yaml").unlink()
-    assert not run([program(checker, "endpoints-submission-cli"), "runs", "create", "--dry-run", "--path", folder]).ok
+def test_what_a_registration_would_send_is_written_and_a_refusal_has_the_words_of_the_program(
+    checker, stand_in_points, tmp_path, monkeypatch
+):
+    """Nothing is asked of the network, also where the program itself would ask for its newest version."""
+    runs = {folder.name: folder for folder in stand_in_points.values()}
+    with Site() as site:
+        for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, site.address)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        target = write_payloads(checker, runs, tmp_path / "bundle-payloads")
+        assert site.asked == []
+        run([program(checker, "endpoints-submission-cli"), "runs", "create", "--dry-run", "--path", runs["point-8"]])
+        assert site.asked == ["CONNECT pypi.org:443"]
+    payload = json.loads((target / "point-8.json").read_text())
+    assert sorted(path.name for path in target.iterdir()) == sorted(f"{name}.json" for name in runs)
+    assert payload["point_config"]["concurrency"] == 8 and payload["system_power"]["derived"]
+    (runs["point-54"] / "config.yaml").unlink()
+    with pytest.raises(SubmissionError, match="refuses to register a run folder") as refused:
+        write_payloads(checker, runs, target)
+    assert "config.yaml" in refused.value.cause and "point-54" in refused.value.cause
+    assert json.loads((target / "point-8.json").read_text()) == payload
 
 
 def test_the_official_viewer_has_no_warning(checker, build, stand_in_points, tmp_path):

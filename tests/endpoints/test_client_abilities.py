@@ -19,7 +19,8 @@ from cm4vllm.endpoints.client_source import client_checkout, wanted_commit
 from cm4vllm.endpoints.client_steady_state import steady_state_of
 from cm4vllm.endpoints.installation import abilities_of
 from cm4vllm.endpoints.steady_state import Anomaly, Window, WindowFigures
-from cm4vllm.rules import endpoints_rules, point_terms
+from cm4vllm.endpoints.windows.super_passes import LeastDuration
+from cm4vllm.rules import endpoints_rules
 
 PYTHON = Path(sys.executable)
 #: A client with all that is asked for, by its files below src/inference_endpoint.
@@ -122,7 +123,8 @@ def test_a_later_client_is_asked_and_takes_its_configuration(reference_client, l
 
 # --- the steady state in a summary of the client
 
-TERMS = point_terms(BENCHMARK, 14, CURVE)
+TERMS = endpoints_rules().point_terms(BENCHMARK, 14, CURVE)
+WINDOW = endpoints_rules().window
 #: As the client writes it, without what is not read.
 BLOCK = {
     "found": True,
@@ -130,19 +132,25 @@ BLOCK = {
     "superpass_size": 13368,
     "n_super_passes": 9,
     "warmup": 2,
-    "window": {"sp_lo": 1, "sp_hi": 6, "n_super_passes": 5, "n_samples": 66840},
+    "window": {"sp_lo": 1, "sp_hi": 6, "n_super_passes": 5, "n_samples": 66840, "skipped_short": 1},
     "ttft": {"p50": 4e7, "p90": 6e7},
     "tpot": {"p50": 3e6, "p90": 3.5e6},
     "tps": {"per_user": 300.0, "system": 4100.5},
     "anomaly": {"detected": False, "change_point_sp": None, "delta_pct": 0.0},
-    "short_window": {"is_short": False, "window_duration_s": 700.0, "min_duration_s": 600.0},
+    "short_window": {
+        "is_short": False,
+        "window_duration_s": 700.0,
+        "t_floor_s": 600.0,
+        "t_relaxation_s": 80.0,
+        "t_precision_s": 0.0,
+    },
     "global_trend": {"ttft_p90": "up", "tpot_p50": "steady", "tpot_p90": "steady"},
     "drifting_up": ["ttft_p90"],
 }
 
 
 def with_changes(**changes):
-    return steady_state_of({"steady_state": {**BLOCK, **changes}}, TERMS)
+    return steady_state_of({"steady_state": {**BLOCK, **changes}}, TERMS, WINDOW)
 
 
 def test_the_clients_window_is_that_of_the_point():
@@ -150,7 +158,12 @@ def test_the_clients_window_is_that_of_the_point():
     assert state.window == Window(
         super_pass_start=3, super_pass_end=7, super_pass_size=13368, n_samples=66840, duration_s=700.0
     )
-    assert (state.status, state.verdict, state.anomaly) == ("windowable", "STEADY STATE", None)
+    assert (state.status, state.verdict, state.anomaly) == ("windowable", "drifting_up", None)
+    assert (state.drift, state.warm_up, state.skipped) == ({"ttft_p90": "Drifting Up"}, 2, 1)
+    assert state.least == LeastDuration(floor_s=600.0, latencies_s=80.0, precision_s=0.0, region_s=600.0)
+    assert with_changes(global_trend={"tpot_p90": "steady"}).verdict == "STEADY STATE"
+    assert with_changes(global_trend={"tpot_p90": "down", "ttft_p50": "down"}).verdict == "drifting_down"
+    assert with_changes(global_trend={"ttft_p50": "down"}).verdict == "STEADY STATE"
     assert state.figures == WindowFigures(system_tps=4100.5, ttft_p90_ms=60.0, tpot_p90_ms=3.5)
     assert state.state == {"tpot_p50": "Plateau", "tpot_p90": "Plateau"}
 
@@ -159,22 +172,21 @@ def test_times_with_a_unit_in_their_names_are_read_too():
     """As a commit wrote them in which the summary had the headline alone, and the passes after the warm-up."""
     block = {key: value for key, value in BLOCK.items() if key != "warmup"}
     block |= {"n_post_warmup": 7, "ttft": {"p90_ns": 6e7}, "tpot": {"p90_ns": 3.5e6}}
-    assert steady_state_of({"steady_state": block}, TERMS) == with_changes()
+    assert steady_state_of({"steady_state": block}, TERMS, WINDOW) == with_changes()
 
 
 def test_a_window_that_is_shorter_than_the_rules_ask_for_is_not_the_official_one():
     above = replace(TERMS, least_seconds=1200.0)
-    assert steady_state_of({"steady_state": BLOCK}, above).status == "insufficient_duration"
+    assert steady_state_of({"steady_state": BLOCK}, above, WINDOW).status == "insufficient_duration"
     short = with_changes(found=False, short_window={"is_short": True, "window_duration_s": 650.0})
-    assert (short.status, short.window.duration_s) == ("insufficient_duration", 650.0)
+    assert (short.status, short.verdict, short.window.duration_s) == ("insufficient_duration", "not found", 650.0)
 
 
-def test_a_run_without_a_window_has_the_direction_in_which_it_drifts():
+def test_a_run_without_a_window_has_the_trends_of_its_metrics():
     trend = {"tpot_p50": "down", "tpot_p90": "up"}
     state = with_changes(found=False, window=None, short_window=None, global_trend=trend, tps=None)
-    assert (state.status, state.verdict, state.blocks) == ("insufficient_passes", "drifting_up", 7)
-    assert state.state == {"tpot_p50": "Drifting Down", "tpot_p90": "Drifting Up"}
-    assert with_changes(window=None, global_trend={}).verdict == "not found"
+    assert (state.status, state.verdict, state.blocks) == ("insufficient_passes", "not found", 7)
+    assert state.state == state.drift == {"tpot_p50": "Drifting Down", "tpot_p90": "Drifting Up"}
     assert with_changes(window=None, n_super_passes=0, warmup=0).status == "partial_dataset"
 
 
@@ -184,10 +196,10 @@ def test_a_later_level_is_an_anomaly():
 
 
 def test_a_summary_that_has_anything_else_has_no_steady_state_of_the_client():
-    assert steady_state_of({}, TERMS) is None and steady_state_of({"steady_state": None}, TERMS) is None
+    assert steady_state_of({}, TERMS, WINDOW) is None and steady_state_of({"steady_state": None}, TERMS, WINDOW) is None
     draw, odd = random.Random(3), (None, "x", -1, 1e400, float("nan"), 10**30, [], {}, [{}], True, {"p90": "x"})
     for _ in range(2000):
         block = copy.deepcopy(BLOCK)
         part = draw.choice([block, *(value for value in block.values() if isinstance(value, dict))])
         part[draw.choice(list(part))] = draw.choice(odd)
-        steady_state_of({"steady_state": block}, TERMS)
+        steady_state_of({"steady_state": block}, TERMS, WINDOW)

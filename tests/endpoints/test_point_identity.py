@@ -401,9 +401,10 @@ def test_a_dataset_of_an_earlier_command_is_not_read_by_a_later_one_that_gives_n
 
 
 KILLED = """
-import json, sys
+import sys
+import msgspec
 from cm4vllm.endpoints.point import PointInputs, measure_point
-measure_point(PointInputs(**json.loads(sys.argv[1])))
+measure_point(msgspec.json.decode(sys.argv[1], type=PointInputs))
 """
 
 
@@ -467,6 +468,24 @@ def test_files_of_the_user_beside_a_point_are_kept(site, capsys):
     assert not (points / "tokenizer" / "special_tokens_map.json").exists()
     measure_point(site.inputs("point-2"))
     assert "kept" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("TimeoutError: Ready check failed: 1/2 signals received within 30.0s", RunIncomplete),
+        ("Failed to connect to endpoint: Workers failed to initialize within 40.0s", RunIncomplete),
+        ("Failed to connect to endpoint: no route", RunFailed),
+    ],
+)
+def test_a_client_that_is_not_ready_in_time_is_one_attempt_of_its_step(site, monkeypatch, said, error):
+    """RunIncomplete is made again by the job, as often as --attempts has it; RunFailed ends it."""
+    monkeypatch.setenv("SMALL_FAILS", f"Traceback\n{said}\n")
+    with pytest.raises(error) as failed:
+        measure_point(site.inputs())
+    assert said in failed.value.cause
+    monkeypatch.delenv("SMALL_FAILS")
+    measure_point(site.inputs())
 
 
 # --- the abilities of the client

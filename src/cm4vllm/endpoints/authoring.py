@@ -23,7 +23,7 @@ from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.secrets.command_lines import published_words, shell_line
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.terminal_text import whole_number
-from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
+from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle, write_payloads
 from cm4vllm.endpoints.disclosure import (
     SUBMITTER_TEMPLATE,
     SubmitterFile,
@@ -95,11 +95,12 @@ def author_and_build(inputs: BundleInputs) -> Path:
         )
     if stated.power is None:
         say(f"no power is stated: {folder / _TEMPLATE_FILE} asks for it, and --submitter_file gives it")
+    checker, folders = read_record(Path(inputs.checker), CheckerInstallation), {path.name: path for path, _ in points}
     with scratch_folder() as shared:
         _write_sources(shared, points, model)
         bundle = build_bundle(
-            read_record(Path(inputs.checker), CheckerInstallation),
-            {path.name: path for path, _ in points},
+            checker,
+            folders,
             _target(inputs),
             division=stated.division.lower(),
             availability=str(stated.system.get("system_availability_status", "RDI")).lower(),
@@ -112,6 +113,8 @@ def author_and_build(inputs: BundleInputs) -> Path:
             ),
         )
         write_noted(folder / POWER_FILE, text_of(shared / POWER_FILE))
+    payloads = write_payloads(checker, folders, _target(inputs).with_name(f"{_target(inputs).name}-payloads"))
+    say(f"the official program takes each run folder; what a registration would send is in {payloads}")
     return bundle
 
 

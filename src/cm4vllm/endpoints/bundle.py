@@ -13,7 +13,7 @@ from cm4vllm.common.errors import CheckerFailed, SubmissionError
 from cm4vllm.common.files import bytes_of, json_text, write_text
 from cm4vllm.common.folders.owned_folders import discard, staged_folder
 from cm4vllm.common.folders.ownership_notes import Kind
-from cm4vllm.common.programs.processes import run
+from cm4vllm.common.programs.processes import Completed, run
 from cm4vllm.common.records import Record
 from cm4vllm.rules import EndpointsRules, official_drafters, official_seed_sets
 from cm4vllm.submission.privacy_check import refuse_private
@@ -21,6 +21,8 @@ from cm4vllm.submission.privacy_check import refuse_private
 _INSIDE = Path(__file__).with_name("inside")
 #: Bundles of 32 points are built and checked in seconds.
 _TIMEOUT_S = 600.0
+#: An archive of a run folder is uploaded within this time.
+_UPLOAD_TIMEOUT_S = 3600.0
 
 
 #: The folder of a bundle, as an earlier version left it: the points of an organisation.
@@ -92,6 +94,24 @@ def build_bundle(
         refuse_private(staging, private)
         organisation = Path(done.output.strip().splitlines()[-1]).name
     return target / organisation
+
+
+def write_payloads(checker: CheckerInstallation, runs: Mapping[str, Path], target: Path) -> Path:
+    """Write what a registration would send of each run folder as `target`, a file each, and send nothing.
+
+    Raises SubmissionError with the words of the official program where it refuses a run folder.
+    """
+    with staged_folder(target) as staging:
+        words = [str(word) for name, folder in runs.items() for word in (folder, staging / f"{name}.json")]
+        done = run_official(checker, "payloads", *words)
+        if not done.ok:
+            raise SubmissionError("the official program refuses to register a run folder", cause=done.tail(12))
+    return target
+
+
+def run_official(checker: CheckerInstallation, *words: str) -> Completed:
+    """Run inside/runs_create.py in the environment of the checker, and return what it printed."""
+    return run([checker.python, "-P", _INSIDE / "runs_create.py", *words], timeout_s=_UPLOAD_TIMEOUT_S)
 
 
 def official_report(checker: CheckerInstallation, bundle: Path, report: Path, rules: EndpointsRules) -> OfficialReport:

@@ -36,6 +36,8 @@ _INTERRUPTED = 130
 _AGAIN = "run the same command again: it repeats this run"
 #: Reasons of failed requests that are named, the most frequent ones first.
 _REASONS = 3
+#: What the client prints where its services or workers do not start in time, as on a machine with other load.
+_NOT_READY = re.compile(r"^.*(?:signals received within|failed to initialize within) .*$", re.MULTILINE)
 #: The progress bar of the client: samples of all.
 _PROGRESS = re.compile(rb"(\d+)/(\d+) \[")
 
@@ -89,7 +91,7 @@ def run_client(
     What an interrupted run left there is replaced, what a killed one left is kept under a new name. `alive` returns why
     the server has ended, None while it runs; `facts` what a view shows of samples done, all samples, and the seconds
     since the start. Raises ServerDied, RunFailed where the client fails, RunIncomplete where it was killed, ends before
-    all samples were answered or has requests that failed, which its exit status does not say.
+    all samples were answered, is not ready in time, or has requests that failed, which its exit status does not say.
     """
     require_unmodified(client)
     end_orphans()
@@ -104,7 +106,7 @@ def run_client(
     if (faults or status != 0) and (reason := awaited_reason(alive, _NOTICED_S)) is not None:
         raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
     if not _was_cut_short(target, wanted):
-        _require_status(status, log)
+        _require_status(status, log, started=(target / SUMMARY).exists())
     if faults:
         raise RunIncomplete(
             f"the run in {target} is not whole", cause="; ".join(faults), remedy=f"{_AGAIN}; the client's log is {log}"
@@ -228,11 +230,19 @@ def _was_cut_short(folder: Path, wanted: ClientRun) -> bool:
     )
 
 
-def _require_status(status: int | None, log: Path) -> None:
-    """Raise RunFailed where the client ended with an error, RunIncomplete where it or its supervisor was killed."""
+def _require_status(status: int | None, log: Path, *, started: bool) -> None:
+    """Raise RunFailed where the client ended with an error, RunIncomplete where it or its supervisor was killed, and
+    where it ended before its run, as its own processes were not ready in time.
+    """
     if status == 0:
         return
     how = "its supervisor was killed" if status is None else exit_in_words(status)
     if status is None or status < 0 or status == _INTERRUPTED:
         raise RunIncomplete(f"the reference client ended early: {how}", remedy=f"{_AGAIN}; the client's log is {log}")
+    if not started and (late := _NOT_READY.search(last_lines(log, 50))):
+        raise RunIncomplete(
+            "the reference client was not ready in time",
+            cause=late[0],
+            remedy=f"{_AGAIN}, best while the machine has no other load; the client's log is {log}",
+        )
     raise RunFailed(f"the reference client failed: {how}", cause=last_lines(log, 15), remedy=f"its whole log is {log}")

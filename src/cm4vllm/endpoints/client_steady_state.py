@@ -8,9 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from cm4vllm.endpoints.steady_state import Anomaly, State, SteadyState, Verdict, Window, WindowFigures
+from cm4vllm.endpoints.windows.super_passes import LeastDuration
 from cm4vllm.results.endpoints.endpoints_harness import count, number, part
-from cm4vllm.rules import PointTerms, endpoints_rules
+from cm4vllm.rules import PointTerms, WindowRules
 
 _NS_OF_MS = 1e6
 #: The client's words for the trend of a metric from the window to the end of the run.
@@ -18,38 +21,56 @@ _STATES: Mapping[object, State] = {"steady": "Plateau", "up": "Drifting Up", "do
 _PLATEAU: State = "Plateau"
 
 
-def steady_state_of(summary: Mapping[str, Any], terms: PointTerms) -> SteadyState | None:
+def steady_state_of(summary: Mapping[str, Any], terms: PointTerms, rules: WindowRules) -> SteadyState | None:
     """Return the steady state in the client's summary of a run; None where the summary has none that can be read.
 
-    The client rejects a window that is shorter than 600 s, or than it takes for a precise figure; the rules ask for
-    more seconds at a high concurrency (`terms`), which count here, too.
+    `terms` have the seconds that the rules ask for at the point's concurrency, which the client does not know.
     """
     block = part(summary, "steady_state")
-    size, passes, warm_up = (count(block, name) for name in ("superpass_size", "n_super_passes", "warmup"))
-    if warm_up is None and passes is not None and (kept := count(block, "n_post_warmup")) is not None:
-        warm_up = passes - kept
-    if not isinstance(block.get("found"), bool) or size is None or passes is None or warm_up is None:
+    size, passes, left_out = (count(block, name) for name in ("superpass_size", "n_super_passes", "warmup"))
+    if left_out is None and passes is not None and (kept := count(block, "n_post_warmup")) is not None:
+        left_out = passes - kept
+    if not isinstance(block.get("found"), bool) or size is None or passes is None or left_out is None:
         return None
-    window, trends = _window(block, size, warm_up), _trends(block)
-    if window is None:
-        return SteadyState(
-            status="insufficient_passes" if passes else "partial_dataset",
-            verdict=_direction(trends, "not found"),
-            state=trends,
-            blocks=max(0, passes - warm_up),
-        )
+    trends, window = _trends(block, rules), _window(block, size, left_out)
+    state = SteadyState(
+        status="insufficient_passes" if passes else "partial_dataset",
+        verdict="not found",
+        state={name: trends[name] for name in rules.gating if name in trends},
+        warm_up=left_out,
+        blocks=max(0, passes - left_out),
+        drift={name: trend for name, trend in trends.items() if trend != _PLATEAU},
+        rules=rules,
+    )
+    return _with_window(state, window, block, terms, rules) if window else state
+
+
+def _with_window(
+    state: SteadyState, window: Window, block: Mapping[str, Any], terms: PointTerms, rules: WindowRules
+) -> SteadyState:
     long_enough = block["found"] and window.duration_s >= terms.least_seconds
-    anomaly = _anomaly(block, warm_up)
-    return SteadyState(
+    anomaly = _anomaly(block, state.warm_up)
+    return replace(
+        state,
         status="windowable" if long_enough else "insufficient_duration",
-        verdict="anomaly" if anomaly else _direction(trends, "STEADY STATE"),
+        verdict=_verdict(anomaly, state.drift, rules) if block["found"] else "not found",
         window=window,
         # The client takes no window in which a gating metric has a trend; its trends are those after the window.
-        state=dict.fromkeys(endpoints_rules().window.gating, _PLATEAU),
+        state=dict.fromkeys(rules.gating, _PLATEAU),
         anomaly=anomaly,
         figures=_figures(block),
-        blocks=max(0, passes - warm_up),
+        skipped=count(part(block, "window"), "skipped_short") or 0,
+        least=_least(block, terms),
     )
+
+
+def _least(block: Mapping[str, Any], terms: PointTerms) -> LeastDuration | None:
+    """Return the seconds that the window takes at least; None where the client does not state what asks for them."""
+    short = part(block, "short_window")
+    floor, latencies, precision = (number(short, f"t_{name}_s") for name in ("floor", "relaxation", "precision"))
+    if floor is None or latencies is None or precision is None:
+        return None
+    return LeastDuration(floor_s=floor, latencies_s=latencies, precision_s=precision, region_s=terms.least_seconds)
 
 
 def _window(block: Mapping[str, Any], size: int, warm_up: int) -> Window | None:
@@ -68,17 +89,20 @@ def _window(block: Mapping[str, Any], size: int, warm_up: int) -> Window | None:
     )
 
 
-def _trends(block: Mapping[str, Any]) -> dict[str, State]:
-    """Return the state of each gating metric that the client states a trend of."""
+def _trends(block: Mapping[str, Any], rules: WindowRules) -> dict[str, State]:
+    """Return the state of each watched metric that the client states a trend of."""
     trends = part(block, "global_trend")
-    known = {name: _STATES.get(str(trends.get(name))) for name in endpoints_rules().window.gating}
+    known = {name: _STATES.get(str(trends.get(name))) for name in rules.watched}
     return {name: state for name, state in known.items() if state}
 
 
-def _direction(trends: Mapping[str, State], without: Verdict) -> Verdict:
-    if "Drifting Up" in trends.values():
+def _verdict(anomaly: Anomaly | None, drift: Mapping[str, State], rules: WindowRules) -> Verdict:
+    """Return the shape of a run with a steady window, as that of a state which is computed here."""
+    if anomaly:
+        return "anomaly"
+    if "Drifting Up" in drift.values():
         return "drifting_up"
-    return "drifting_down" if "Drifting Down" in trends.values() else without
+    return "drifting_down" if any(name in drift for name in rules.gating) else "STEADY STATE"
 
 
 def _anomaly(block: Mapping[str, Any], warm_up: int) -> Anomaly | None:

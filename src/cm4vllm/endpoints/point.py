@@ -355,7 +355,7 @@ def _steady_state(folder: Path, planned: PointSetup, summary: Mapping[str, Any])
     if planned.terms.offline:
         return None
     if planned.run.steady_state:
-        if (computed := steady_state_of(summary, planned.terms)) is not None:
+        if (computed := steady_state_of(summary, planned.terms, planned.window)) is not None:
             return computed
         say("the client's summary has no steady state: it is computed from the client's events")
     tokenizer = read_tokenizer(Path(planned.model.path) / "tokenizer.json")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from cm4vllm import __version__
@@ -17,9 +18,10 @@ from cm4vllm.common.files import json_text, typed_path
 from cm4vllm.common.folders.owned_folders import write_noted
 from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.common.programs.own_program import commit_of_this_repository
-from cm4vllm.common.progress import say
+from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import read_optional, read_record, write_record
 from cm4vllm.endpoints.authoring import BundleInputs
+from cm4vllm.endpoints.bundle import CheckerInstallation
 from cm4vllm.endpoints.client_source import wanted_commit
 from cm4vllm.endpoints.curve_plan import placed_points
 from cm4vllm.endpoints.curve_search import CurveInputs
@@ -36,6 +38,7 @@ from cm4vllm.endpoints.plan_words import (
 )
 from cm4vllm.endpoints.point import PointInputs
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, PointRecord
+from cm4vllm.endpoints.registration import confirmed, register_points, require_terminal
 from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.records.checker import VERDICT_FILE, CurveVerdict
 from cm4vllm.report.curve_page import curve_table, write_curve_page
@@ -195,21 +198,35 @@ def plan_job(asked: EndpointsSettings) -> dict[str, Any]:
     return {"env": environment_of(job).values | _results(job).env(), "steps": planned_steps(job.out, schedule(job))}
 
 
-def run_job(asked: EndpointsSettings, recipes: Recipes, command: str, typed: Mapping[str, str] = NOTHING) -> JobExports:
+def run_job(
+    asked: EndpointsSettings, recipes: Recipes, command: str, typed: Mapping[str, str] = NOTHING, *, quiet: bool = False
+) -> JobExports:
     """Execute the job and return what the recipe exports. Raises CmError.
 
-    `command` is the line that started it, `typed` is what the user set by --env.
+    `command` is the line that started it, `typed` is what the user set by --env. With `quiet` nothing is asked.
     """
+    require_terminal(asked.register, quiet=quiet)
     job = _checked_job(asked)
+    environment = environment_of(job, typed)
     run_schedule(
         job,
         schedule(job),
-        environment_of(job, typed),
+        environment,
         recipes,
         finish=partial(_report, job),
         record=partial(_record_command, job, command),
     )
+    if asked.register:  # no check has an error then
+        checker = read_record(Path(environment.read(BundleInputs).checker), CheckerInstallation)
+        consent = _without_a_question if quiet else confirmed
+        register_points(checker, job.out / "points", asked.register, consent)
     return _results(job)
+
+
+def _without_a_question(question: str) -> bool:
+    """Print what is sent, and return True."""
+    say_text(question)
+    return True
 
 
 def _record_command(job: EndpointsJob, command: str, execution: Execution) -> bool:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Annotated
 
 from msgspec.structs import replace
 
@@ -18,10 +19,12 @@ from cm4vllm.common import input_types
 from cm4vllm.common.clock import present
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
+from cm4vllm.common.settings import Key
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
+from cm4vllm.endpoints.registration import require_registrable
 from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, ExecutionMode, RulesInputs, SubmissionTarget
 
 #: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
@@ -43,6 +46,7 @@ class EndpointsSettings(JobSettings, frozen=True, kw_only=True):
     cohort: input_types.EndpointsCohort = ""
     offline: input_types.CurveOffline = "elected"
     submitter_file: input_types.SubmitterFile = ""
+    register: Annotated[str, Key("CM_MLPERF_ENDPOINTS_REGISTER")] = ""
     endpoints_commit: input_types.EndpointsCommit = ""
     endpoints_python: input_types.EndpointsPython = ""
     endpoints_src: input_types.EndpointsSource = ""
@@ -110,6 +114,7 @@ class EndpointsJob(ScheduledJob):
             )
         given = given_points(settings.points)
         rehearsal = mode is ExecutionMode.TEST
+        require_registrable(settings.register, rehearsal=rehearsal)
         c_min = given[0] if given else settings.c_min or _REHEARSAL_C_MIN
         c_max = given[-1] if given else settings.c_max or (_REHEARSAL_C_MAX if rehearsal else 0)
         _require_curve(rules, settings, given, c_min, c_max)
