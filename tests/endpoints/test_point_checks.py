@@ -189,6 +189,7 @@ MUTATIONS = {
     # 2. one run at two points
     "a copied summary": (copied(SUMMARY), {"POINT-TWICE", "POINT-CONCURRENCY"}),
     "a linked summary": (linked, {"POINT-TWICE", "POINT-CONCURRENCY"}),
+    "a linked point": (lambda points: (points[8].parent / "r16").symlink_to(points[14]), {"POINT-TWICE"}),
     "copied times to the first token": (
         lambda points: change_json(
             points[11] / SUMMARY, lambda content: content.update(ttft=histogram_owner(points)["ttft"])

@@ -13,6 +13,8 @@ from cm4vllm.results.endpoints.endpoints_harness import count, number, part
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 #: The files that a result is computed from; others may be left out of what is published.
 _OF_RESULT = ("config.yaml", "performance/", "accuracy/")
+#: Files by which a folder is that of a point.
+_OF_POINT = ("point.yaml", "result_summary.json", "performance/result_summary.json")
 #: The part by which a recorded time may differ from the client's: it is rounded to ms.
 _ROUNDED = 1e-3
 #: What point.yaml states of the whole curve; the model's name has a check of its own.
@@ -38,6 +40,10 @@ _DISTRIBUTIONS = ("latency", "ttft", "tpot")
 )
 def own_runs(curve: Curve) -> Iterator[Fault]:
     """Each point has a concurrency, a summary and accuracy runs of its own: times in ns are equal only in a copy."""
+    for path in sorted(curve.folder.iterdir()) if len(curve.points) > 1 else ():
+        if path.is_symlink() and any((path / name).is_file() for name in _OF_POINT):
+            wrong, target = "a point is a link to another folder", path.readlink()
+            yield Fault(wrong, f"{curve.name}/{path.name}", "", target, "a folder of its own")
     first: dict[tuple[str, object], Point] = {}
     for point in curve.points:
         for field, value in _traces(point):
