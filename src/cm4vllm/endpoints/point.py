@@ -384,6 +384,7 @@ def _node(planned: PointSetup) -> dict[str, int | str]:
 def _print_result(record: PointRecord, summary: dict[str, object]) -> None:
     state = record.steady_state
     window = f"steady state: {state.words}" if state else "no steady state is computed for Offline"
+    window = window if record.curve else "a probe"
     rate = f"{record.samples_per_second:,.2f} samples/s, {float(str(summary['tps'])):,.0f} tokens/s"
     reached = "" if record.in_flight is None else f"{four_digits(record.in_flight)} in flight on average; "
     say(f"concurrency {record.terms.concurrency}: {rate}; {reached}{window}")
