@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from cm4vllm.common.errors import CheckerFailed, SourceUnavailable, SubmissionError
 from cm4vllm.common.records import read_record
@@ -13,6 +14,7 @@ from cm4vllm.records.checker import CheckerRecord, CheckerRun
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.judgement.campaign_verdict import unexpected_findings
 from cm4vllm.results.log_folders import PROBLEMS
+from cm4vllm.rules import endpoints_rules, round_terms
 from cm4vllm.submission.checker import source
 from cm4vllm.submission.checker.official_checker import (
     _MEANINGS,
@@ -175,6 +177,15 @@ def test_a_fault_of_the_checkers_own_is_no_finding_on_the_tree(tree, inference, 
     assert "'<' not supported" in old.own_fault and not old.crashed and not old.passed
     assert not new.own_fault and unexpected_findings(record) == []
     assert "submission_checker_old gives no verdict on this tree" in capsys.readouterr().out
+
+
+def test_a_checker_is_taken_at_the_commit_that_the_rules_name(tree, inference):
+    shipped = endpoints_rules()
+    known = [shipped.checker_commit(ROUND, checker.name) for checker in round_terms(ROUND).checkers]
+    assert known == [checker.commit for checker in round_terms(ROUND).checkers]
+    named = replace(shipped.inference_checkers[-1], round=ROUND, checker="submission_checker", commit="0" * 40)
+    with pytest.raises(SourceUnavailable, match="does not hold 0000000"):
+        check_submission(tree, "Nobody", ROUND, inference, replace(shipped, inference_checkers=(named,)))
 
 
 def test_one_result_among_rehearsals_makes_it_no_rehearsal(tree, rewrite):

@@ -83,6 +83,7 @@ class CampaignSettings(JobSettings, frozen=True, kw_only=True):
     """The flags and variations of the entry recipe, as given."""
 
     round: input_types.Round = default_round()
+    rules_file: input_types.RulesFile = ""
     scenario: input_types.Scenario = ""
     all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
     modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"

@@ -14,7 +14,7 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.rules.cohorts import ApprovedDrafter, CohortCalendar, SeedSet, SubmissionTarget, cohort_number
 from cm4vllm.rules.records import AccuracyTarget
-from cm4vllm.rules.tables import read_table
+from cm4vllm.rules.tables import read_table, round_entries
 from cm4vllm.rules.terms import accuracy_targets
 from cm4vllm.rules.vocabulary import Scenario
 
@@ -104,6 +104,15 @@ class WindowRules(Record, frozen=True, kw_only=True):
     warm_up: WarmUpRules
     duration: WindowDuration
     level_shift: float
+    source: str
+
+
+class RoundChecker(Record, frozen=True, kw_only=True):
+    """The commit of mlcommons/inference at which an official checker, by its name, takes the trees of a round."""
+
+    round: str
+    checker: str
+    commit: str
     source: str
 
 
@@ -213,6 +222,7 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
 
     New submissions may adopt a seed set for `adopted_cohorts` cohorts from its own on, and a drafter from
     `drafter_lead` cohorts after that of its approval on. `benchmarks` has those that cm4vllm refuses, too.
+    `inference_checkers` are those of the rounds of MLPerf Inference.
     """
 
     version: str
@@ -229,6 +239,7 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
     drafter_lead: int
     drafters: tuple[ApprovedDrafter, ...]
     benchmarks: tuple[EndpointsBenchmark, ...] = ()
+    inference_checkers: tuple[RoundChecker, ...] = ()
 
     @property
     def title(self) -> str:
@@ -251,6 +262,11 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
         if entry.refused:
             raise UsageError(f"cm4vllm does not run {name}", cause=entry.refused)
         return entry
+
+    def checker_commit(self, round_name: str, checker: str) -> str:
+        """Return the commit of an official checker of a round of MLPerf Inference; empty where none is named."""
+        named = (entry for entry in self.inference_checkers if (entry.round, entry.checker) == (round_name, checker))
+        return next((entry.commit for entry in named), "")
 
     def known_benchmark(self, name: str) -> EndpointsBenchmark | None:
         """Return the benchmark model of this name, also one that cm4vllm does not run; None for another name."""
@@ -327,4 +343,9 @@ def endpoints_rules() -> EndpointsRules:
         else entry
         for entry in read_table("endpoints/benchmarks.yaml", tuple[EndpointsBenchmark, ...])
     )
-    return replace(rules, benchmarks=tuple(benchmarks))
+    checkers = (
+        RoundChecker(round=entry.name, checker=checker.name, commit=checker.commit, source="rounds.yaml")
+        for entry in round_entries()
+        for checker in entry.checkers
+    )
+    return replace(rules, benchmarks=tuple(benchmarks), inference_checkers=tuple(checkers))

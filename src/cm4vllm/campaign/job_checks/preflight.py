@@ -23,7 +23,7 @@ from cm4vllm.common.folders.ownership_notes import require_replaceable
 from cm4vllm.common.folders.plain_files import require_plain_files
 from cm4vllm.loadgen.measurement import RUN
 from cm4vllm.records.weights.checkpoint import read_checkpoint
-from cm4vllm.rules import BenchmarkTerms, Mode, Terms, audit
+from cm4vllm.rules import BenchmarkTerms, Mode, RulesInputs, Terms, audit
 from cm4vllm.serving.installation.vllm_choice import require_device
 from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server, require_usable
 from cm4vllm.serving.options.arguments import require_context
@@ -110,7 +110,14 @@ _SPACE_BYTES = 512 * 2**20
 
 #: Fields of settings that name files and folders of the user.
 _PATHS = (
-    *("dataset_path", "calibration_path", "performance_dataset_path", "compliance_dataset_path", "livecodebench_path"),
+    *(
+        "dataset_path",
+        "calibration_path",
+        "performance_dataset_path",
+        "compliance_dataset_path",
+        "livecodebench_path",
+        "rules_file",
+    ),
     *("inference_src", "grader_src", "nltk_data", "power_src", "system_file"),
     *("power_settings", "power_wiring", "power_supplies"),
 )
@@ -146,6 +153,7 @@ def require_files(asked: CampaignSettings) -> None:
     Raises UsageError, DatasetError, SubmissionError.
     """
     check_stated(asked.system_file, asked.hw_name)
+    RulesInputs(rules_file=asked.rules_file).chosen()
     for field in _DATASETS:
         # A folder is read by the benchmark's own rules, below (require_given_datasets).
         if (name := getattr(asked, field)) and not Path(name).is_dir():

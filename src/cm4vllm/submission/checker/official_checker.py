@@ -29,7 +29,7 @@ from cm4vllm.records.software import FACTS_FILES
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.judgement.campaign_verdict import expected_words, unexpected_findings
 from cm4vllm.results.log_folders import PROBLEMS, head_and_tail, text_at
-from cm4vllm.rules import Checker, round_terms, tree_layouts
+from cm4vllm.rules import Checker, EndpointsRules, round_terms, tree_layouts
 from cm4vllm.submission.checker.source import Source, extract_checker
 from cm4vllm.submission.privacy_check import inspect_tree
 
@@ -38,7 +38,9 @@ _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
 
 
-def check_submission(tree: Path, submitter: str, round_name: str, source: Source) -> CheckerRecord:
+def check_submission(
+    tree: Path, submitter: str, round_name: str, source: Source, rules: EndpointsRules | None = None
+) -> CheckerRecord:
     """Check a tree, write checker.json and checker/*.log beside it, and judge; the tree stays as it is.
 
     Raises CheckerFailed when a result does not pass, and for a rehearsal when the checkers find what a short run does
@@ -51,7 +53,7 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
     inspect_tree(tree)
     logs = tree.parent / "checker"
     with step("official submission checkers"):
-        record = run_checkers(tree, submitter, round_name, source, logs)
+        record = run_checkers(tree, submitter, round_name, source, logs, rules)
     write_record(tree.parent / CHECKER_FILE, record)
     _judge(record, logs, rehearsal=is_rehearsal(tree, submitter))
     return record
@@ -68,16 +70,20 @@ def is_rehearsal(tree: Path, submitter: str) -> bool:
     return bool(files) and all(REHEARSAL_NOTICE in text_at(file) for file in files)
 
 
-def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
+def run_checkers(
+    tree: Path, submitter: str, round_name: str, source: Source, logs: Path, rules: EndpointsRules | None = None
+) -> CheckerRecord:
     """Run the round's official checkers on `tree` and return what they found; their logs and CSV files go to `logs`.
 
-    Each is taken at the commit that the rules name for the round. Raises SourceUnavailable when `source` lacks one.
+    Each is taken at the commit that `rules`, without them those of this version, name for it in the round. Raises
+    SourceUnavailable when `source` lacks one.
     """
     logs.mkdir(parents=True, exist_ok=True)
     runs, commits = [], []
     for checker in round_terms(round_name).checkers:
         with scratch_folder("mlperf-checker-") as folder:
-            tools, commit = extract_checker(source, folder, checker.commit)
+            named = rules.checker_commit(round_name, checker.name) if rules else ""
+            tools, commit = extract_checker(source, folder, named or checker.commit)
             runs.append(_run(checker, tools, tree.absolute(), submitter, round_name, logs.absolute()))
         commits.append(commit)
     return CheckerRecord(
