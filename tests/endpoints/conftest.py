@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,10 +49,19 @@ def reference_client(tmp_path_factory, endpoints_git):
     return installed(tmp_path_factory.mktemp("cm"), "client", f"--endpoints_src={endpoints_git}")
 
 
+@pytest.fixture(scope="session")
+def written_points(tmp_path_factory):
+    """The folder with the run folders of `points`, which no test changes."""
+    folder = tmp_path_factory.mktemp("written")
+    return folder, write_points(folder)
+
+
 @pytest.fixture
-def points(tmp_path):
+def points(tmp_path, written_points):
     """The run folders of seven points of llama3_1-8b that the rules accept."""
-    return write_points(tmp_path / "points")
+    folder, names = written_points
+    shutil.copytree(folder, tmp_path / "points")
+    return {concurrency: tmp_path / "points" / path.name for concurrency, path in names.items()}
 
 
 @pytest.fixture

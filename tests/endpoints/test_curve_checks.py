@@ -263,3 +263,11 @@ def test_a_concurrency_that_is_no_number_is_none(points, value):
     assert curve.c_max is None
     assert [point.concurrency for point in curve.points].count(None) == 1
     assert "CHECK-FAILED" not in {finding.code for finding in findings_at(Stage.CURVE, curve)}
+
+
+def test_a_first_piece_that_is_stamped_after_the_end_of_its_answer_is_no_fault_of_a_run(points):
+    """The reference client at ea33275 wrote such a summary on a busy machine: 5 of 33 answers came in one piece."""
+    summary_part(points, 8, "tpot", min=-11118.46)
+    assert "POINT-IMPOSSIBLE" not in codes(points)
+    summary_part(points, 8, "tpot", percentiles={"50.0": -1.0})
+    assert "POINT-IMPOSSIBLE" in codes(points)

@@ -106,9 +106,18 @@ def test_foreseen_and_measured_minutes_stand_side_by_side():
     plan = plan_curve(RULES, BENCHMARK, RATES, c_min=1, c_max=512, at_full_length=False)
     made = record(plan)
     foreseen = made.foreseen_s(plan.points[1])
-    lines = foreseen_table(made, {2: 1.25 * foreseen}).splitlines()
+    measured = point_record(plan.points[1].terms, samples=320, wall_s=1.25 * foreseen, others=0.12)
+    lines = foreseen_table(made, {2: measured}).splitlines()
     assert len(lines) == 2
-    assert lines[1].split() == ["2", "3", f"{foreseen / 60:,.2f}", f"{1.25 * foreseen / 60:,.2f}", "+25%"]
+    assert lines[1].split() == ["2", "3", f"{foreseen / 60:,.2f}", f"{1.25 * foreseen / 60:,.2f}", "+25%", "12.0%"]
+
+
+def test_minutes_that_were_foreseen_on_a_busy_machine_are_called_so():
+    plan = plan_curve(RULES, BENCHMARK, RATES, c_min=1, c_max=512)
+    made = record(plan)
+    assert not any("other programs" in line for line in plan_lines(RULES, made))
+    busy = replace(made, probes=tuple(replace(probe, others=0.4) for probe in made.probes))
+    assert any("other programs used up to 40.0% of the processors" in line for line in plan_lines(RULES, busy))
 
 
 def test_given_points_are_whole_numbers_in_their_order():

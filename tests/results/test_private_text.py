@@ -7,6 +7,7 @@ import string
 import pytest
 
 from cm4vllm.common.checking.findings import Severity
+from cm4vllm.common.checking.private_text import DOCUMENT_FORMS, found_in
 from cm4vllm.common.secrets.secret_forms import keys_in
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.checks.of_texts.private_text import LARGEST_TEXT
@@ -124,3 +125,24 @@ def test_a_key_is_found_only_where_a_word_begins():
 )
 def test_accounts_that_are_no_persons_are_known_by_their_words(name, person):
     assert is_a_person(name, "somebody") is person
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("host: 10.20.30.40\n", ["10.20.30.40"]),
+        ('"server_ip": "203.0.113.7",\n', ["203.0.113.7"]),
+        ("http://[fd00:1::5]:8000", ["fd00:1::5"]),
+        ("inet6 2001:db8::1/64", ["2001:db8::1"]),
+        ('"hostname": "gpu17.example.org"', ["gpu17.example.org"]),
+        ("node_name = gpu17", ["gpu17"]),
+        # loopback, versions, times, names in code
+        ("host: 127.0.0.1, [::1]:8000, 0000:0000::", []),
+        ("tensorrt: 10.8.0.43, address: 10.8.0.433", []),
+        ("12:34:56 2026:11:29 cnn_dailymail::llama3_8b abcd::efgh 1234:56:78", []),
+        ("hostname: localhost, hostname: null", []),
+        ('"host_processor_model_name": "AMD EPYC 9654"', []),
+    ],
+)
+def test_names_and_addresses_of_machines_in_a_document_are_those_of_their_keys(text, words):
+    assert [word for _, word in found_in(text, DOCUMENT_FORMS)] == words

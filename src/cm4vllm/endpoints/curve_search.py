@@ -161,6 +161,7 @@ def _probe(point: PointInputs, concurrency: int, folder: Path) -> Probe:
         samples=samples,
         samples_per_second=record.samples_per_second,
         overhead_s=round(record.wall_s - record.duration_s, 3),
+        others=record.others,
     )
 
 

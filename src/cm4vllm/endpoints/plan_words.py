@@ -5,15 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.number_texts import percent
 from cm4vllm.common.records import read_record
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.curve_plan import coverage_words, next_point
 from cm4vllm.endpoints.records import CurveRecord, PointRecord, client_change
+from cm4vllm.hardware.readiness import OTHERS
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import EndpointsRules, Regions
 
-_HEAD = ("point", "concurrency", "foreseen, min", "measured, min", "difference")
+_HEAD = ("point", "concurrency", "foreseen, min", "measured, min", "difference", "used by others")
 
 
 def regions_line(curve: Regions) -> str:
@@ -39,6 +41,11 @@ def plan_lines(rules: EndpointsRules, record: CurveRecord) -> Iterator[str]:
     )
     minutes = sum(map(record.foreseen_s, plan.points)) / 60
     yield f"{len(plan.points)} points: {minutes:,.0f} min expected, by the probes of {record.found_at[:10]} ({probed})"
+    if (others := max((probe.others or 0.0 for probe in record.probes), default=0.0)) >= OTHERS:
+        yield (
+            f"other programs used up to {percent(others)} of the processors during the probes: the minutes are those "
+            "of a machine that stays as busy"
+        )
     fixed = [point.concurrency for point in plan.points if not point.terms.offline]
     yield from one_more_point(rules, fixed, {point.concurrency: record.foreseen_s(point) for point in plan.points})
     yield from moved_ends(rules, fixed)
@@ -97,12 +104,16 @@ def kept_runs(folder: Path) -> list[Path]:
     return sorted((file.parent for file in files), key=lambda place: (place.parent.name, len(place.name), place.name))
 
 
-def foreseen_table(record: CurveRecord, measured: Mapping[int, float]) -> str:
-    """Return a table of the minutes foreseen and measured; `measured` are seconds by the number of the point."""
+def foreseen_table(record: CurveRecord, measured: Mapping[int, PointRecord]) -> str:
+    """Return a table of the minutes foreseen and measured, and the part of the processors that others used.
+
+    `measured` has the points by their numbers.
+    """
     rows = [_HEAD]
     for number, point in enumerate(record.plan.points, 1):
         if number in measured:
-            foreseen, seconds = record.foreseen_s(point), measured[number]
+            foreseen, seconds, others = record.foreseen_s(point), measured[number].wall_s, measured[number].others
             minutes = (f"{foreseen / 60:,.2f}", f"{seconds / 60:,.2f}", f"{seconds / foreseen - 1:+.0%}")
-            rows.append((str(number), f"{point.concurrency:,}", *minutes))
+            busy = "not known" if others is None else percent(others)
+            rows.append((str(number), f"{point.concurrency:,}", *minutes, busy))
     return "\n".join(columns(rows, numbers=range(len(_HEAD))))

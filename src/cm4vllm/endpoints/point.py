@@ -34,6 +34,7 @@ from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, clien
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
+from cm4vllm.loadgen.process.machine_load import MachineMeter
 from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.records.server import ServerRecord
@@ -125,7 +126,7 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     curve = read_record(Path(inputs.curve), CurveRecord) if inputs.curve else None
     facts = curve_status(curve, inputs.number, folder).after if curve else None
     servers = RunServers(planned.server, target.name)
-    alive = partial(death_reason, planned.server)
+    alive, meter = partial(death_reason, planned.server), MachineMeter(planned.server)
     run_client(planned.client, planned.run, folder, environment, alive=alive, facts=facts)
     servers.require_same(None)
     wall_s, summary = round(time.monotonic() - began, 3), read_object(target / SUMMARY)
@@ -135,7 +136,8 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
             cause="\n".join(impossible[:5]),
             remedy="see the client's log and the server's; the next command makes the run again",
         )
-    record = _point_record(planned, target, started, wall_s, summary)
+    load = meter.load()
+    record = _point_record(planned, target, started, wall_s, summary, others=load.others if load else None)
     write_record(target / POINT_FILE, record)
     note_finished(target)
     _print_result(record, summary)
@@ -143,7 +145,7 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
 
 
 def _point_record(
-    planned: PointSetup, target: Path, started: str, wall_s: float, summary: Mapping[str, Any]
+    planned: PointSetup, target: Path, started: str, wall_s: float, summary: Mapping[str, Any], *, others: float | None
 ) -> PointRecord:
     """Return the record of a run in `target`; `summary` is the client's."""
     duration_s = summary["duration_ns"] / _NS
@@ -163,6 +165,7 @@ def _point_record(
         in_flight=_in_flight(summary, duration_s),
         node=_node(planned),
         rules=planned.rules,
+        others=others,
     )
 
 
@@ -384,6 +387,7 @@ def _node(planned: PointSetup) -> dict[str, int | str]:
 def _print_result(record: PointRecord, summary: dict[str, object]) -> None:
     state = record.steady_state
     window = f"steady state: {state.words}" if state else "no steady state is computed for Offline"
+    window = window if record.curve else "a probe"
     rate = f"{record.samples_per_second:,.2f} samples/s, {float(str(summary['tps'])):,.0f} tokens/s"
     reached = "" if record.in_flight is None else f"{four_digits(record.in_flight)} in flight on average; "
     say(f"concurrency {record.terms.concurrency}: {rate}; {reached}{window}")

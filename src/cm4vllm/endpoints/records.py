@@ -42,7 +42,8 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
 
     `identity` is the digest of all that the result depends on. `wall_s` are the seconds from the start of the client to
     its end, `duration_s` those of the performance run in it. `node` has what was detected of the node of a server that
-    this run started, by the checker's keys. `in_flight` are the requests in flight on average. `files` has the SHA-256
+    this run started, by the checker's keys. `in_flight` are the requests in flight on average, `others` the part of
+    this machine's processors that other programs used, in [0..1], None where that is not known. `files` has the SHA-256
     of each file of the client.
     """
 
@@ -61,6 +62,7 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
     node: dict[str, int | str] = {}
     in_flight: float | None = None
     rules: RulesUsed = RulesUsed()
+    others: float | None = None
 
 
 def client_change(record: PointRecord, commit: str) -> str:
@@ -71,12 +73,16 @@ def client_change(record: PointRecord, commit: str) -> str:
 
 
 class Probe(Record, frozen=True, kw_only=True):
-    """A short run: samples/s at a concurrency, and the seconds that the client took beside the run itself."""
+    """A short run: samples/s at a concurrency, and the seconds that the client took beside the run itself.
+
+    `others` is the part of this machine's processors that other programs used, in [0..1]; None where it is not known.
+    """
 
     concurrency: int
     samples: int
     samples_per_second: float
     overhead_s: float
+    others: float | None = None
 
 
 class CurveRecord(Record, frozen=True, kw_only=True):

@@ -366,7 +366,7 @@ def _next_step(job: EndpointsJob) -> str:
 def _minutes_table(job: EndpointsJob) -> str:
     """Return the table of the minutes that were foreseen and measured of each point."""
     files = {number: job.out / "points" / f"point-{number}" / POINT_FILE for number in range(1, job.points + 1)}
-    measured = {number: read_record(file, PointRecord).wall_s for number, file in files.items() if file.is_file()}
+    measured = {number: read_record(file, PointRecord) for number, file in files.items() if file.is_file()}
     return foreseen_table(read_record(job.out / "curve" / CURVE_FILE, CurveRecord), measured) + "\n"
 
 

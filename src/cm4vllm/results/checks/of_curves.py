@@ -1,5 +1,6 @@
 """The checks of a curve of MLPerf Endpoints: what the official checker passes without a finding."""
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 
@@ -13,6 +14,7 @@ from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, SeedSet
 _LARGEST_SEED = 2**63 - 1
 #: A stated window may be longer than the run by as much as its figures are rounded.
 _ROUNDING_S = 0.01
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
 @check(
@@ -43,7 +45,7 @@ def known_model(curve: Curve) -> Iterator[Fault]:
 )
 def whole_dataset(curve: Curve) -> Iterator[Fault]:
     """Each point names the dataset of its benchmark and answers each sample of it."""
-    if (benchmark := curve.benchmark) is None:
+    if (benchmark := curve.measurable) is None:
         return
     for point in curve.points:
         if point.declared.get("dataset") != benchmark.dataset:
@@ -90,6 +92,14 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
             yield Fault("the run ended early", point.name, "n_samples_issued", f"{issued:,}", f"{wanted:,}")
         if issued is not None and completed is not None and completed < issued:
             yield Fault("samples were not answered", point.name, "n_samples_completed", f"{completed:,}", f"{issued:,}")
+        asked = count(part(point.declared, "runtime_settings"), "min_sample_count")
+        if asked is not None and completed is not None and completed < asked:
+            expected = f"{asked:,}, min_sample_count"
+            yield Fault(
+                "fewer samples than are declared", point.name, "n_samples_completed", f"{completed:,}", expected
+            )
+        if point.summary.get("state", "complete") != "complete":
+            yield Fault("the run calls itself incomplete", point.name, "state", point.summary["state"], "complete")
         if failed:
             yield Fault("requests failed", point.name, "n_samples_failed", f"{failed:,}", "0")
         if point.summary and point.summary.get("complete") is not True:
@@ -150,17 +160,20 @@ def stated_figures(curve: Curve) -> Iterator[Fault]:
 def claimed_window(curve: Curve) -> Iterator[Fault]:
     """A claimed window of the steady state has the passes, samples and seconds that its run has."""
     for point in curve.concurrency_points:
-        yield from _window_beyond_its_run(point)
+        yield from _window_beyond_its_run(point, curve.benchmark)
         if point.steady_state.get("status") == "windowable":
             yield from _unofficial_window(point, curve.rules, curve.benchmark)
 
 
-def _window_beyond_its_run(point: Point) -> Iterator[Fault]:
+def _window_beyond_its_run(point: Point, benchmark: EndpointsBenchmark | None) -> Iterator[Fault]:
     """Yield where a window has more samples or seconds than its run, or more samples than its passes."""
     window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
     samples, size = count(window, "n_samples"), count(window, "super_pass_size")
     begin, end = count(window, "super_pass_start"), count(window, "super_pass_end")
     completed = count(point.summary, "n_samples_completed")
+    if size and benchmark and benchmark.samples not in (0, size):
+        expected = benchmark.samples
+        yield Fault("a pass has another size than the dataset", file, "window.super_pass_size", size, expected)
     if samples is not None and completed is not None and samples > completed:
         yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)
     if samples is not None and size and begin is not None and end is not None and samples > (end - begin + 1) * size:
@@ -174,6 +187,9 @@ def _window_beyond_its_run(point: Point) -> Iterator[Fault]:
 def _unofficial_window(point: Point, rules: EndpointsRules, benchmark: EndpointsBenchmark | None) -> Iterator[Fault]:
     """Yield why a window whose figures are claimed as official ones is none; the last of its passes may be a part."""
     window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
+    for key in ("n_samples", "super_pass_size", "duration_s"):
+        if not number(window, key):
+            yield Fault("the claimed window is not stated", file, f"window.{key}", window.get(key, "none"), "a number")
     least, verdict = rules.window.passes, str(point.steady_state.get("verdict", ""))
     samples, size = count(window, "n_samples"), count(window, "super_pass_size")
     completed, seconds = count(point.summary, "n_samples_completed"), number(window, "duration_s")
@@ -225,7 +241,7 @@ def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
 )
 def scores_in_percent(curve: Curve) -> Iterator[Fault]:
     """Scores of an accuracy run are stated in the unit of the benchmark's targets."""
-    if (benchmark := curve.benchmark) is None:
+    if (benchmark := curve.measurable) is None:
         return
     targets = {target.label.lower(): target for target in benchmark.targets}
     for point in curve.points:
@@ -322,9 +338,9 @@ def one_software(curve: Curve) -> Iterator[Fault]:
 def known_client(curve: Curve) -> Iterator[Fault]:
     """Each run was made by the reference client from a checkout, so that its commit is recorded."""
     return (
-        Fault("the commit of the client is not recorded", point.name, "git_sha", "none", "a commit")
+        Fault("the commit of the client is not recorded", point.name, "git_sha", stated or "none", "a commit")
         for point in curve.points
-        if point.summary and not point.summary.get("git_sha")
+        if point.summary and not _COMMIT.fullmatch(str(stated := point.summary.get("git_sha")))
     )
 
 

@@ -65,7 +65,8 @@ class Point:
 
     `figures` are the client's over the whole run: system_tps, samples, duration, and in ms the percentiles (ttft_p90),
     ends and means of ttft, tpot and latency; PER_USER. `tps_per_kw` is the official checker's, where it was computed.
-    `accuracy` are the entries of its accuracy runs, None without the file, whose name is `accuracy_file`.
+    `accuracy` are the entries of its accuracy runs, None where it has none but scores of the performance run at most;
+    `accuracy_file` is their file.
     `record` is point.json, empty in a bundle; `window_figures` are those that it has over the window of the steady
     state: system_tps, ttft_p90 and tpot_p90.
     """
@@ -143,6 +144,11 @@ class Curve:
         return self.rules.known_benchmark(self.model)
 
     @property
+    def measurable(self) -> EndpointsBenchmark | None:
+        """The benchmark model, where the rules have its samples and parameters; None for another one."""
+        return None if self.benchmark is None or self.benchmark.refused else self.benchmark
+
+    @property
     def c_max(self) -> int | None:
         """The declared C_max; None where the points differ."""
         values = {count(point.declared, "max_supported_concurrency") for point in self.points}
@@ -200,7 +206,7 @@ def _read_point(reader: Reader, folder: Path) -> Point:
         reader.problem("FILE-MISSING", "result_summary.json is missing", folder / _SUMMARIES[0])
     record = reader.json(folder / POINT_FILE) if (folder / POINT_FILE).is_file() else {}
     scores_path = _first(folder, _SCORES)
-    accuracy = tuple(_entries(reader.json(scores_path))) if scores_path else None
+    accuracy = _accuracy(reader.json(scores_path)) if scores_path else None
     accuracy_file = reader.name(scores_path) if scores_path else ""
     return Point(
         folder=folder,
@@ -281,13 +287,16 @@ def _efficiency(reader: Reader, folder: Path) -> Iterator[Figure]:
         )
 
 
-def _entries(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of the accuracy runs in a file: those of a list, or by their datasets, as in older files."""
+def _accuracy(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
+    """Return the entries of accuracy runs: those of a list, or by their datasets, as in older files.
+
+    None where the file only has what the client scored on the performance run.
+    """
     listed = content.get("accuracy_scores", content)
     named = listed.items() if isinstance(listed, Mapping) else (("", entry) for entry in _listed(listed))
-    for name, entry in named:
-        if isinstance(entry, dict) and entry.get("dataset_type", name) != _INLINE:
-            yield {"dataset_name": name, **entry} if name else entry
+    entries = [{"dataset_name": name, **entry} if name else entry for name, entry in named if isinstance(entry, dict)]
+    own = tuple(entry for entry in entries if entry.get("dataset_type", entry.get("dataset_name")) != _INLINE)
+    return None if entries and not own else own
 
 
 def _listed(value: object) -> list[Any]:

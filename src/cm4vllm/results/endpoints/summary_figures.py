@@ -20,19 +20,14 @@ _SUM = 1e-4
 #: The part by which a percentile may lie outside the interval of the histogram that it belongs to: the client's live
 #: figures have three digits.
 _DIGITS = 0.01
-#: The least part of all samples in the distributions that lack failed requests and empty answers.
-_LEAST_PART = 0.9
-#: Whether each sample that was answered is in a distribution, or nearly all, or any part of them.
-_DISTRIBUTIONS = {
-    "latency": 1.0,
-    "ttft": _LEAST_PART,
-    "tpot": 0.0,
-    "output_sequence_lengths": _LEAST_PART,
-    "input_sequence_lengths": 0.0,
-}
+#: The distributions of a summary, each of all samples at most; failed requests have a latency, too.
+_DISTRIBUTIONS = ("latency", "ttft", "tpot", "output_sequence_lengths", "input_sequence_lengths")
+#: In ns, by how much a first token may come after the end of its answer: the client takes the one time where it reads
+#: the answer, the other one where it notes what was read.
+_LAG = 5e7
 #: Fields without which no figure of a point can be computed; `/` leads into an object.
 _REQUIRED = ("duration_ns", "n_samples_issued", "n_samples_completed", "output_sequence_lengths/total", "latency/avg")
-_STREAMED = ("ttft/percentiles", "tpot/percentiles")
+_STREAMED = ("ttft", "tpot")
 _NINETIETH = ("90.0", "90")
 _SAMPLES = ("n_samples_issued", "n_samples_completed", "n_samples_failed")
 _STATISTICS = ("total", "min", "max", "median", "avg", "std_dev")
@@ -43,16 +38,15 @@ def missing_figures(summary: Mapping[str, Any], *, streamed: bool) -> Iterator[s
 
     One of a `streamed` run has first tokens and times per output token.
     """
-    for field in _REQUIRED:
+    fields = (*_REQUIRED, *(f"{name}/{key}" for name in _STREAMED for key in ("avg", "max") if streamed))
+    for field in fields:
         *parents, key = field.split("/")
         holder = part(summary, parents[0]) if parents else summary
         if not (count(holder, key) if key in _SAMPLES else number(holder, key)):
             yield field.replace("/", ".")
-    for field in _STREAMED if streamed else ():
-        name, _, kind = field.partition("/")
-        percentiles = part(part(summary, name), kind)
-        if not any(number(percentiles, key) for key in _NINETIETH):
-            yield f"{name}.{kind}.90"
+    for name in _STREAMED if streamed else ():
+        if not _percentile(part(summary, name), *_NINETIETH):
+            yield f"{name}.percentiles.90"
 
 
 def contradictions(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
@@ -60,13 +54,14 @@ def contradictions(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
     yield from _unusable(summary, "", ("duration_ns", "qps", "tps", *_SAMPLES))
     yield from _counts(summary)
     yield from _rates(summary)
-    for name, least in _DISTRIBUTIONS.items():
+    for name in _DISTRIBUTIONS:
         distribution = part(summary, name)
         yield from _unusable(distribution, f"{name}.", _STATISTICS)
         percentiles = part(distribution, "percentiles")
         yield from _unusable(percentiles, f"{name}.percentiles.", tuple(percentiles))
-        yield from _values(summary, name, least)
+        yield from _values(summary, name)
         yield from _sums(name, distribution)
+        yield from _mean_by_percentiles(name, distribution)
         yield from _in_histogram(name, distribution)
     yield from _first_tokens(summary)
     longest, duration = number(part(summary, "latency"), "max"), number(summary, "duration_ns")
@@ -133,17 +128,13 @@ def _rates(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
             yield ImpossibleValue("a rate is not its count divided by its time", key, rate, expected)
 
 
-def _values(summary: Mapping[str, Any], name: str, least: float) -> Iterator[ImpossibleValue]:
+def _values(summary: Mapping[str, Any], name: str) -> Iterator[ImpossibleValue]:
     """Compare the number of values in a distribution with the samples of the run."""
     issued = name == "input_sequence_lengths"
     samples, values = count(summary, f"n_samples_{'issued' if issued else 'completed'}"), values_of(part(summary, name))
-    if not samples or values is None:
-        return
-    failed = count(summary, "n_samples_failed") or 0
-    lowest = math.floor(least * samples) - (failed if least < 1 else 0)
-    if not lowest <= values <= samples:
-        expected = f"{samples}" if lowest == samples else f"{max(lowest, 0)} to {samples}"
+    if samples and values is not None and (values > samples or (name == "latency" and values < samples)):
         wrong = "the values of a distribution are not those of the samples"
+        expected = f"{samples}{'' if name == 'latency' else ' at most'}"
         yield ImpossibleValue(wrong, f"{name}.histogram.counts", values, expected)
 
 
@@ -162,6 +153,24 @@ def _sums(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValu
         if deviation > max(most, 0.0):
             wrong = "a standard deviation is larger than the values allow"
             yield ImpossibleValue(wrong, f"{name}.std_dev", deviation, f"{most:.6g} or less")
+
+
+def _mean_by_percentiles(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
+    """Compare the mean with the least and the largest one that the percentiles allow."""
+    values, mean = values_of(distribution), number(distribution, "avg")
+    ends = number(distribution, "min"), number(distribution, "max")
+    if not values or mean is None or ends[0] is None or ends[1] is None:
+        return
+    listed = part(distribution, "percentiles")
+    stated = [(percent, number(listed, key)) for key in listed if (percent := _percent(key)) is not None]
+    # The client's percentile is the value at this place in the order of all values.
+    places = sorted((math.floor(percent / 100 * (values - 1)), value) for percent, value in stated if value is not None)
+    steps = list(pairwise([(0, ends[0]), *places, (values - 1, ends[1])]))
+    least = ends[1] + sum((high - low) * value for (low, value), (high, _) in steps)
+    most = ends[0] + sum((high - low) * value for (low, _), (high, value) in steps)
+    if not least * (1 - _DIGITS) <= mean * values <= most * (1 + _DIGITS):
+        expected = f"{least / values:.6g} to {most / values:.6g}"
+        yield ImpossibleValue("a mean is not that of the percentiles", f"{name}.avg", mean, expected)
 
 
 def _in_histogram(name: str, distribution: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
@@ -214,7 +223,7 @@ def _first_tokens(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
     early, late = part(first, "percentiles"), part(whole, "percentiles")
     keys = [(f"percentiles.{key}", number(early, key), number(late, key)) for key in early]
     for key, before, after in [("avg", number(first, "avg"), number(whole, "avg")), *keys]:
-        if before is not None and after is not None and before > after * (1 + _SUM):
+        if before is not None and after is not None and before > after * (1 + _SUM) + _LAG:
             expected = f"{after:.15g} or less, latency.{key}"
             yield ImpossibleValue("first tokens come after whole answers", f"ttft.{key}", before, expected)
 

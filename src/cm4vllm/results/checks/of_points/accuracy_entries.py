@@ -13,6 +13,8 @@ from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.rules import EndpointsBenchmark
 
 _MOST = 100.0
+#: ROUGE scores of pairs of words and of common sequences, which are a part of the words that both texts have.
+_WORDS, _OF_WORDS = "rouge1", ("rouge2", "rougeL", "rougeLsum")
 _COUNTS = ("issued", "scored", "empty", "missing")
 
 
@@ -25,7 +27,7 @@ _COUNTS = ("issued", "scored", "empty", "missing")
 )
 def whole_accuracy_runs(curve: Curve) -> Iterator[Fault]:
     """An accuracy run is of the benchmark's dataset, whole, with an answer to each sample, and has possible scores."""
-    benchmark = curve.benchmark
+    benchmark = curve.measurable
     for point in curve.points:
         if point.accuracy is None:
             yield from _absent(point)
@@ -37,6 +39,8 @@ def whole_accuracy_runs(curve: Curve) -> Iterator[Fault]:
             yield from _answers(point, entry)
             if benchmark is not None:
                 yield from _dataset(point, entry, benchmark)
+                yield from _labels(point, entry, benchmark)
+        yield from _undeclared(point)
         if benchmark is not None and point.accuracy:
             yield from _samples(point, benchmark)
 
@@ -44,8 +48,8 @@ def whole_accuracy_runs(curve: Curve) -> Iterator[Fault]:
 def _absent(point: Point) -> Iterator[Fault]:
     declared = point.declared.get("dataset_type")
     if isinstance(declared, str) and "accuracy" in declared.lower():
-        wrong = "the declared accuracy run is missing"
-        yield Fault(wrong, f"{point.name}/point.yaml", "dataset_type", declared, "a file with its scores")
+        fault = ("the declared accuracy run is missing", f"{point.name}/point.yaml", "dataset_type", declared)
+        yield Fault(*fault, "a file with its scores", severity=Severity.WARNING)
 
 
 def _scores(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
@@ -59,6 +63,28 @@ def _scores(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:
         if value is None or not math.isfinite(value) or not 0 <= value <= most:
             expected = "a number of at least 0" if most == math.inf else f"0 to {most:g}"
             yield Fault("no run has such a score", point.accuracy_file, f"{field}.{metric}", stated, expected)
+
+
+def _labels(point: Point, entry: Mapping[str, Any], benchmark: EndpointsBenchmark) -> Iterator[Fault]:
+    """Compare scores by name with the benchmark's targets: the official checker leaves out one that is missing."""
+    field, scores = f"accuracy_scores.{entry.get('dataset_name', '')}.score", stated_scores(entry)
+    named = () if set(scores) <= {"score"} else benchmark.targets
+    labels = [target.label for target in named if target.lower is not None]
+    for label in (label for label in labels if label not in scores):
+        yield Fault("a score of the benchmark is missing", point.accuracy_file, f"{field}.{label}", "none", "a score")
+    words = _number(scores.get(_WORDS))
+    for metric in _OF_WORDS if words is not None else ():
+        value = _number(scores.get(metric))
+        if value is not None and words is not None and value > words:
+            expected = f"{words:g} at most, {_WORDS}"
+            yield Fault("no run has such a score", point.accuracy_file, f"{field}.{metric}", f"{value:g}", expected)
+
+
+def _undeclared(point: Point) -> Iterator[Fault]:
+    declared = point.declared.get("dataset_type")
+    if point.accuracy and isinstance(declared, str) and "accuracy" not in declared.lower():
+        fault = ("the accuracy run is not declared", f"{point.name}/point.yaml", "dataset_type", declared)
+        yield Fault(*fault, "Accuracy + Performance", severity=Severity.WARNING)
 
 
 def _answers(point: Point, entry: Mapping[str, Any]) -> Iterator[Fault]:

@@ -1,20 +1,27 @@
 """The configuration that the client wrote, against the point that is declared, its benchmark and its summary."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cm4vllm.common.checking.checks import Fault, Stage, check, whole
 from cm4vllm.common.checking.findings import Severity
 from cm4vllm.results.endpoints.curves import Curve, Point
 from cm4vllm.results.endpoints.endpoints_harness import count, number, part
-from cm4vllm.rules import EndpointsBenchmark, EndpointsRules
+from cm4vllm.rules import EndpointsBenchmark
 
 #: The load patterns that keep a number of requests in flight (§6.1; agentic benchmarks have their own).
 _FIXED = ("concurrency", "agentic_inference")
 _OFFLINE = ("max_throughput", *_FIXED)
-#: Parameters of a request, by the client's names, and whether they must be stated: a server has its own defaults.
-_GENERATION = {"temperature": True, "max_new_tokens": True, "top_p": False}
+#: Parameters of a request that must be stated, by the client's names: a server has its own defaults.
+_REQUIRED = ("temperature", "max_new_tokens")
+#: Values of parameters that leave answers as the model makes them.
+_NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "osl_distribution": None}
+#: The parts of the configuration that the client writes into its summary.
+_LOAD = ("type", "target_concurrency")
+_WARM_UP = ("enabled", "n_requests", "salt")
+_SEEDS = ("scheduler_random_seed", "dataloader_random_seed")
 _WORD = re.compile(r"[a-z]{3,}", re.ASCII)
 
 
@@ -36,8 +43,9 @@ def same_configuration(curve: Curve) -> Iterator[Fault]:
             yield from _streaming(point)
             yield from _warm_up(point)
             yield from _recorded(point)
-            if (benchmark := curve.benchmark) is not None:
-                yield from _model(point, benchmark, curve.rules)
+            yield from _same_requests(point, curve.points[0]) if curve.points[0].config else ()
+            if (benchmark := curve.measurable) is not None:
+                yield from _model(point, benchmark, [entry.name for entry in curve.rules.benchmarks])
                 yield from _dataset(point, benchmark)
                 yield from _generation(point, benchmark)
 
@@ -106,17 +114,12 @@ def _recorded(point: Point) -> Iterator[Fault]:
             yield _fault(point, wrong, f"settings.{field}", in_file.get(key), in_summary[key])
 
 
-_LOAD = ("type", "target_concurrency")
-_WARM_UP = ("enabled", "n_requests", "salt")
-_SEEDS = ("scheduler_random_seed", "dataloader_random_seed")
-
-
-def _model(point: Point, benchmark: EndpointsBenchmark, rules: EndpointsRules) -> Iterator[Fault]:
+def _model(point: Point, benchmark: EndpointsBenchmark, names: Sequence[str]) -> Iterator[Fault]:
     """Compare the model that the client asked for by its name, which a server may choose."""
     name = part(point.config, "model_params").get("name")
     plain = _letters(name) if isinstance(name, str) else ""
-    others = [entry.name for entry in rules.benchmarks if entry.name != benchmark.name]
-    if not plain or any(_letters(other) in plain for other in others):
+    others = (_letters(other) for other in names if other != benchmark.name)
+    if not plain or any(other in plain for other in others):
         yield _fault(point, "the client asked for another model", "model_params.name", name, benchmark.name)
     elif _letters(benchmark.name) not in plain:
         wrong = "the name that the client asked for is not the model's"
@@ -140,15 +143,37 @@ def _dataset(point: Point, benchmark: EndpointsBenchmark) -> Iterator[Fault]:
 
 
 def _generation(point: Point, benchmark: EndpointsBenchmark) -> Iterator[Fault]:
-    """Compare what limits an answer; the client lets a dataset override it."""
-    expected = {"temperature": benchmark.temperature, "max_new_tokens": benchmark.max_tokens, "top_p": benchmark.top_p}
+    """Compare what shapes an answer; the client lets a dataset override it.
+
+    Where one dataset is measured with and scored, both runs have one limit of tokens; of others the limit may differ.
+    """
+    expected = {
+        **_NEUTRAL,
+        "temperature": benchmark.temperature,
+        "max_new_tokens": benchmark.max_tokens,
+        "top_p": benchmark.top_p,
+        "min_new_tokens": benchmark.min_tokens,
+    }
+    one_dataset = benchmark.performance.name in {dataset.name for dataset in benchmark.scored}
     for entry in datasets_of(point, "performance") or [{}]:
         used = {**part(point.config, "model_params"), **part(entry, "generation_config_override")}
-        for key, required in _GENERATION.items():
-            value = number(used, key)
-            if (value is None and (required or used.get(key) is not None)) or value not in (None, expected[key]):
-                wrong = "answers were made with another parameter"
-                yield _fault(point, wrong, f"model_params.{key}", used.get(key), expected[key])
+        for key, wanted in expected.items():
+            value = used.get(key)
+            if value != wanted and (value is not None or key in _REQUIRED):
+                doubtful = key == "max_new_tokens" and not one_dataset and number(used, key)
+                yield replace(
+                    _fault(point, "answers were made with another parameter", f"model_params.{key}", value, wanted),
+                    severity=Severity.WARNING if doubtful else None,
+                )
+
+
+def _same_requests(point: Point, first: Point) -> Iterator[Fault]:
+    """Compare the parameters of requests with those at the first point; one of Offline may be without streaming."""
+    used, before = (part(of.config, "model_params") for of in (point, first))
+    for key in sorted({*map(str, used), *map(str, before)} - {"streaming", "name"}):
+        if used.get(key) != before.get(key):
+            wrong = f"requests have another parameter than at {first.name}"
+            yield _fault(point, wrong, f"model_params.{key}", used.get(key), before.get(key, "none"))
 
 
 def _letters(name: str) -> str:

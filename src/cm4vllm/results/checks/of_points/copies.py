@@ -1,4 +1,4 @@
-"""Facts that the points of a curve share and may not share, facts that they state differently, and our records."""
+"""Parts that the points of a curve share and may not, what they state differently, and our records beside them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,21 @@ from cm4vllm.results.endpoints.endpoints_harness import count, number, part
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 #: The files that a result is computed from; others may be left out of what is published.
 _OF_RESULT = ("config.yaml", "performance/", "accuracy/")
+#: Files by which a folder is that of a point.
+_OF_POINT = ("point.yaml", "result_summary.json", "performance/result_summary.json")
 #: The part by which a recorded time may differ from the client's: it is rounded to ms.
 _ROUNDED = 1e-3
+#: What point.yaml states of the whole curve; the model's name has a check of its own.
+_DECLARED = (
+    "division",
+    "target_cohort",
+    "seed_set",
+    "model_precision",
+    "link_to_model",
+    "link_to_model_transformation",
+    "dataset_name",
+    "dataset_link",
+)
 _DISTRIBUTIONS = ("latency", "ttft", "tpot")
 
 
@@ -27,6 +40,10 @@ _DISTRIBUTIONS = ("latency", "ttft", "tpot")
 )
 def own_runs(curve: Curve) -> Iterator[Fault]:
     """Each point has a concurrency, a summary and accuracy runs of its own: times in ns are equal only in a copy."""
+    for path in sorted(curve.folder.iterdir()) if len(curve.points) > 1 else ():
+        if path.is_symlink() and any((path / name).is_file() for name in _OF_POINT):
+            wrong, target = "a point is a link to another folder", path.readlink()
+            yield Fault(wrong, f"{curve.name}/{path.name}", "", target, "a folder of its own")
     first: dict[tuple[str, object], Point] = {}
     for point in curve.points:
         for field, value in _traces(point):
@@ -59,6 +76,24 @@ def one_maximum(curve: Curve) -> Iterator[Fault]:
                 first = value
             elif value != first:
                 yield Fault("another C_max is stated than before", file, key, value, first)
+
+
+@check(
+    "CURVE-DECLARED",
+    source="§4.3, §8.3: a curve is of one model, one dataset and one submission; the official checker compares a part",
+    remedy="state the same in point.yaml of all points",
+    stage=Stage.CURVE,
+    each=whole,
+)
+def one_declaration(curve: Curve) -> Iterator[Fault]:
+    """All points declare the same division, cohort, seed set, model and dataset."""
+    declared = [point for point in curve.points if point.declared]
+    yield from (
+        Fault(f"{declared[0].name} declares another", f"{point.name}/point.yaml", key, value or "none", first or "none")
+        for point in declared[1:]
+        for key in _DECLARED
+        if (value := point.declared.get(key)) != (first := declared[0].declared.get(key))
+    )
 
 
 @check(

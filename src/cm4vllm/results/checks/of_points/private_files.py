@@ -56,10 +56,9 @@ def no_private_text(curve: Curve) -> Iterator[Fault]:
 
 def _bundle(curve: Curve) -> Path | None:
     """Return the folder of the submission that a curve is part of; None for run folders, or above what is checked."""
-    # ID/results/SYSTEM/MODEL/rN
-    home, depth = curve.folder.parents[2], 0 if curve.name == "." else len(Path(curve.name).parts)
-    inside = depth >= 3 and not Path(curve.name).is_absolute()
-    return home if inside and curve.folder.parents[1].name == "results" else None
+    below = Path(curve.name)  # ID/results/SYSTEM/MODEL, from what is checked on
+    inside = not below.is_absolute() and len(below.parts) >= 3 and below.parts[-3] == "results"
+    return curve.folder.parents[2] if inside else None
 
 
 def _texts(path: Path) -> Iterator[tuple[str, bytes]]:
