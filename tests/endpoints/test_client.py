@@ -292,7 +292,9 @@ def test_the_key_of_a_server_is_in_no_file_and_no_output(tmp_path, reference_cli
         Gateway(server.endpoint, key=KEY) as gateway,
     ):
         served = {"endpoints": (gateway.endpoint,), "api": "openai_completions", "model": MODEL, "max_tokens": 8}
+        # The seconds of the rules do not lengthen a run whose samples are given.
         given = {"samples": SAMPLES, "accuracy_samples": SAMPLES, "key_variable": VARIABLE, "workers": 1}
+        given |= {"min_duration_ms": 600_000}
         run = client_run(**served, **given, dataset=measured, concurrency=2, scored=(scored,))
         client = read_record(reference_client, ClientInstallation)
         set_traps(folder)
