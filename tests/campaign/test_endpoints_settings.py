@@ -2,12 +2,14 @@
 
 import pyarrow
 import pytest
+from msgspec.structs import replace
 from pyarrow import parquet
 
 from cm4vllm.campaign.endpoints.job import plan_job
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
-from cm4vllm.rules import RulesInputs, endpoints_rules
+from cm4vllm.common.files import json_text, write_text
+from cm4vllm.rules import RulesInputs, endpoints_rules, plain_rules
 from text_server import MODEL, TextServer
 
 pytestmark = pytest.mark.usefixtures("any_day")
@@ -124,3 +126,13 @@ def test_a_server_that_does_not_tell_its_longest_request_is_refused_by_the_plan(
             plan(tmp_path, **given)
         assert plan(tmp_path, **given, CM_VLLM_SERVER_MAX_MODEL_LEN="4096")["steps"]
         assert not server.bodies
+
+
+def test_the_client_is_the_newest_that_the_rules_accept_or_the_one_that_is_named(tmp_path):
+    shipped = endpoints_rules()
+    later = replace(shipped, client=replace(shipped.client, commits=(*shipped.client.commits, "f" * 40)))
+    write_text(tmp_path / "rules.json", json_text(plain_rules(later)))
+    asked = EndpointsSettings(rules=RulesInputs(rules_file=str(tmp_path / "rules.json")))
+    assert EndpointsJob.of(asked).settings.endpoints_commit == "f" * 40
+    assert EndpointsJob.of(replace(asked, endpoints_commit="a" * 40)).settings.endpoints_commit == "a" * 40
+    assert EndpointsJob.of(EndpointsSettings()).settings.endpoints_commit == ""

@@ -25,7 +25,14 @@ from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
 from cm4vllm.endpoints.registration import require_registrable
-from cm4vllm.rules import EndpointsBenchmark, EndpointsRules, ExecutionMode, RulesInputs, SubmissionTarget
+from cm4vllm.rules import (
+    EndpointsBenchmark,
+    EndpointsRules,
+    ExecutionMode,
+    RulesInputs,
+    SubmissionTarget,
+    endpoints_rules,
+)
 
 #: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
 _REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64
@@ -96,6 +103,8 @@ class EndpointsJob(ScheduledJob):
         mode = ExecutionMode.parse(settings.execution_mode)
         settings = replace(settings, rules=settings.rules.absolute())
         rules = settings.rules.chosen()
+        if not settings.endpoints_commit and rules.client != endpoints_rules().client:
+            settings = replace(settings, endpoints_commit=rules.client.commits[-1])
         benchmark = rules.benchmark(settings.benchmark)
         asset_sources = sources(
             AssetInputs(
