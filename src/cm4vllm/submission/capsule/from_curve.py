@@ -138,6 +138,7 @@ def _result(curve: Curve, point: Point) -> Result:
         measurements={
             "steady_state": point.steady_state.get("status", ""),
             "samples_issued": point.samples_issued or "",
+            "rules": " ".join(_text(part(point.record, "rules"), key) for key in ("dated", "sha256")).strip(),
             "server_options": _text(point.system, "config_summary"),
         },
     )
