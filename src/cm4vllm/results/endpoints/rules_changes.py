@@ -15,15 +15,15 @@ from cm4vllm.results.checks import findings_at
 from cm4vllm.results.endpoints.curves import Curve, read_curves
 from cm4vllm.rules import EndpointsRules, RulesInputs, plain_rules, read_rules
 
-#: The keys that name an entry of a list, the first that it has.
-_NAMES = ("name", "weights", "target", "up_to")
+#: The keys that name an entry of a list together, those that it has.
+_NAMES = ("round", "checker", "name", "weights", "target", "up_to")
 
 
 class ExplainSettings(Settings, frozen=True, kw_only=True):
     """The inputs of explain,mlperf,rules: older rules, newer ones, and a folder that holds kept results."""
 
     since: Annotated[str, Key("CM_MLPERF_RULES_SINCE")] = ""
-    folder: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKED")] = ""
+    folder: Annotated[str, Key("CM_MLPERF_RULES_RESULTS")] = ""
     rules: RulesInputs = RulesInputs()
 
 
@@ -49,16 +49,23 @@ def _changes(place: str, before: Any, after: Any) -> Iterator[str]:
     if isinstance(before, list | tuple) and isinstance(after, list | tuple):
         before, after = _by_name(before), _by_name(after)
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
-        yield f"{place}: {before} before, {after} now"
+        yield f"{place}: {_plain(before)} before, {_plain(after)} now"
         return
     for key in [*before, *(key for key in after if key not in before)]:
         inner = f"{place}.{key}" if place else str(key)
         if key not in after:
-            yield f"{inner}: removed ({before[key]})"
+            yield f"{inner}: removed ({_plain(before[key])})"
         elif key not in before:
-            yield f"{inner}: added ({after[key]})"
+            yield f"{inner}: added ({_plain(after[key])})"
         else:
             yield from _changes(inner, before[key], after[key])
+
+
+def _plain(value: Any) -> str:
+    """Return a value as words; of an entry those of its fields that are not empty."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    return ", ".join(f"{key} {inner}" for key, inner in value.items() if inner not in ("", None, {}, []))
 
 
 def _by_name(values: Sequence[Any]) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def _by_name(values: Sequence[Any]) -> dict[str, Any]:
 
 def _name_of(value: Any, number: int) -> str:
     names = [str(value[key]) for key in _NAMES if value.get(key)] if isinstance(value, Mapping) else []
-    return names[0] if names else str(number)
+    return " ".join(names) or str(number)
 
 
 def _verdicts(root: Path, older: EndpointsRules, newer: EndpointsRules) -> Iterator[str]:
