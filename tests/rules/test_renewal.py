@@ -36,6 +36,8 @@ def test_seed_sets_of_the_official_checkers_forms_are_added_to_those_known(tmp_p
     [
         ({"seed_sets": [{"id": "B", **SEEDS}]}, "has no cohort"),
         ({"seed_sets": []}, "has no seed sets"),
+        ({"seed_sets": [{"id": "B", **SEEDS, "cohorts": ["2026-12-C1"], "model_seed": 2**64}]}, "beyond 64 bits"),
+        ({"seed_sets": [{"id": "B", **SEEDS, "model_seed": -1}]}, "model_seed"),
         ({"seed_sets": [{"id": "B", **SEEDS, "cohorts": ["2026-12-C1", "2027-02-C0"]}]}, "do not follow each other"),
         ({"seed_sets": [{"id": "B", **SEEDS, "model_seed": "x"}]}, "model_seed"),
         ({"cohort": {"cohort-id": "soon", "seed_sets": [{"id": "B", **SEEDS}]}}, "is no cohort"),
@@ -63,3 +65,34 @@ def test_rules_are_read_as_they_were_written_and_their_digest_is_of_what_they_sa
     assert rules_digest(rules) == rules_digest(read_rules(path)) != rules_digest(endpoints_rules())
     with pytest.raises(UsageError, match="cannot read the rules of MLPerf Endpoints"):
         read_rules(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("calendar", "weeks"), [1, 6], "calendar.weeks"),
+        (("calendar", "weekday"), 9, "calendar.weekday"),
+        (("calendar", "business_days"), 10**9, "calendar.business_days"),
+        (("seed_sets",), [], "seed_sets"),
+        (("seed_sets", 0, "cohort"), "soon", "is no cohort"),
+        (("seed_sets", 0, "scheduler"), 2**64, "beyond 64 bits"),
+        (("durations",), [], "durations"),
+        (("durations", 1, "up_to"), 64, "none holds for a higher concurrency"),
+        (("durations", 0, "seconds"), float("nan"), "durations"),
+        (("curve", "lowest_c_max"), 3, "the bounds of a curve leave none"),
+        (("client", "commits"), ["HEAD; rm -rf ~"], "client.commits"),
+        (("window", "gating"), ["tps"], "window.gating"),
+        (("benchmarks",), [], "no benchmark can be run"),
+        (("benchmarks", 0, "samples"), 0, "has no samples"),
+        (("inference_checkers", 0, "commit"), "main", "inference_checkers"),
+    ],
+)
+def test_rules_that_nobody_can_follow_are_refused(tmp_path, place, value, words):
+    document = plain_rules(endpoints_rules())
+    inner = document
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    with pytest.raises(UsageError) as refused:
+        read_rules(file_of(tmp_path, document))
+    assert words in str(refused.value)

@@ -10,6 +10,7 @@ from datetime import date, timedelta
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
+from cm4vllm.rules.bounds import Count, Days, Seed, Weekday, WeekOfMonth
 
 _OF_A_MONTH, _MONTHS = 2, 12
 _SATURDAY = 5
@@ -22,9 +23,9 @@ class CohortCalendar(Record, frozen=True, kw_only=True):
     The checks of a submission have passed at least `business_days` days of work before the day of its cohort.
     """
 
-    weekday: int
-    weeks: tuple[int, int]
-    business_days: int
+    weekday: Weekday
+    weeks: tuple[WeekOfMonth, WeekOfMonth]
+    business_days: Days
     source: str
 
     def day_of(self, cohort: str) -> date:
@@ -55,11 +56,11 @@ class SeedSet(Record, frozen=True, kw_only=True):
     """Published seeds, unsigned 64-bit integers, for new submissions in `cohorts` cohorts from `cohort` on."""
 
     name: str
-    scheduler: int
-    sample_index: int
-    model: int
+    scheduler: Seed
+    sample_index: Seed
+    model: Seed
     cohort: str
-    cohorts: int
+    cohorts: Count
     source: str
 
     def __str__(self) -> str:

@@ -7,11 +7,14 @@
 import math
 from datetime import date
 from functools import cache
+from typing import Annotated
 
+from msgspec import Meta
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
+from cm4vllm.rules.bounds import Amount, Commit, Count, Metric, Part
 from cm4vllm.rules.cohorts import ApprovedDrafter, CohortCalendar, SeedSet, SubmissionTarget, cohort_number
 from cm4vllm.rules.records import AccuracyTarget
 from cm4vllm.rules.tables import read_table, round_entries
@@ -25,7 +28,7 @@ class Client(Record, frozen=True, kw_only=True):
     """
 
     repository: str
-    commits: tuple[str, ...]
+    commits: Annotated[tuple[Commit, ...], Meta(min_length=1)]
     least_python: str
     source: str
 
@@ -45,18 +48,18 @@ class CurveRules(Record, frozen=True, kw_only=True):
     one more. A point may lie above C_max, up to `margin` times it.
     """
 
-    highest_c_min: int
-    lowest_c_max: int
-    margin: float
-    least_points: int
-    most_points: int
+    highest_c_min: Count
+    lowest_c_max: Count
+    margin: Amount
+    least_points: Count
+    most_points: Count
     source: str
 
 
 class DurationRule(Record, frozen=True, kw_only=True):
     """Seconds of steady state of a point at most at this concurrency; None holds for all above."""
 
-    seconds: float
+    seconds: Amount
     source: str
     up_to: int | None = None
 
@@ -67,10 +70,10 @@ class WarmUpRules(Record, frozen=True, kw_only=True):
     They are `least` blocks at least, and at most the fraction `most` of all.
     """
 
-    metric: str
-    band: float
-    least: int
-    most: float
+    metric: Metric
+    band: Part
+    least: Count
+    most: Part
 
 
 class WindowDuration(Record, frozen=True, kw_only=True):
@@ -80,9 +83,9 @@ class WindowDuration(Record, frozen=True, kw_only=True):
     to the fraction `precision`.
     """
 
-    seconds: float
-    latencies: float
-    precision: float
+    seconds: Amount
+    latencies: Amount
+    precision: Part
 
 
 class WindowRules(Record, frozen=True, kw_only=True):
@@ -94,16 +97,16 @@ class WindowRules(Record, frozen=True, kw_only=True):
     than `level_shift`; `watched` are the metrics whose rise after the start of the window is disclosed.
     """
 
-    passes: int
-    gating: tuple[str, ...]
-    watched: tuple[str, ...]
-    alpha: float
-    quantile: float
-    drift: float
-    variation: float
+    passes: Count
+    gating: Annotated[tuple[Metric, ...], Meta(min_length=1)]
+    watched: tuple[Metric, ...]
+    alpha: Part
+    quantile: Amount
+    drift: Part
+    variation: Part
     warm_up: WarmUpRules
     duration: WindowDuration
-    level_shift: float
+    level_shift: Part
     source: str
 
 
@@ -112,7 +115,7 @@ class RoundChecker(Record, frozen=True, kw_only=True):
 
     round: str
     checker: str
-    commit: str
+    commit: Commit
     source: str
 
 
@@ -230,13 +233,13 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
     client: Client
     checker: PublishedPackage
     curve: CurveRules
-    durations: tuple[DurationRule, ...]
+    durations: Annotated[tuple[DurationRule, ...], Meta(min_length=1)]
     window: WindowRules
     accuracy: AccuracyRules
     calendar: CohortCalendar
-    adopted_cohorts: int
-    seed_sets: tuple[SeedSet, ...]
-    drafter_lead: int
+    adopted_cohorts: Count
+    seed_sets: Annotated[tuple[SeedSet, ...], Meta(min_length=1)]
+    drafter_lead: Count
     drafters: tuple[ApprovedDrafter, ...]
     benchmarks: tuple[EndpointsBenchmark, ...] = ()
     inference_checkers: tuple[RoundChecker, ...] = ()

@@ -5,6 +5,7 @@ a release of it has them or as its --seed-sets and --approved-drafters take them
 """
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -17,6 +18,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings
+from cm4vllm.rules.bounds import Seed
 from cm4vllm.rules.cohorts import ApprovedDrafter, SeedSet, cohort_name, cohort_number
 from cm4vllm.rules.endpoints import EndpointsRules, endpoints_rules
 
@@ -30,9 +32,9 @@ class _OfficialSet(msgspec.Struct, frozen=True):
     """An entry of the checker's seed sets; `cohorts` are those of its adoption where they are listed."""
 
     id: str
-    scheduler_rng_seed: int
-    sample_index_rng_seed: int
-    model_seed: int
+    scheduler_rng_seed: Seed
+    sample_index_rng_seed: Seed
+    model_seed: Seed
     cohorts: list[str] | None = None
 
 
@@ -69,7 +71,31 @@ class _DrafterFile(msgspec.Struct, frozen=True):
 
 def read_rules(path: Path) -> EndpointsRules:
     """Return the rules of a file that `get,mlperf,rules` wrote. Raises UsageError."""
-    return _read(path, EndpointsRules, "rules of MLPerf Endpoints")
+    rules = _read(path, EndpointsRules, "rules of MLPerf Endpoints")
+    if wrong := next(_contradictions(rules), ""):
+        raise UsageError(
+            f"{path} has no rules that can be followed", cause=wrong, remedy="use a file as it was written"
+        )
+    return rules
+
+
+def _contradictions(rules: EndpointsRules) -> Iterator[str]:
+    """Yield what cannot be meant: values that contradict each other, or that no program can follow."""
+    for cohort in (*(entry.cohort for entry in rules.seed_sets), *(entry.cohort for entry in rules.drafters)):
+        cohort_number(cohort)
+    if any(
+        seed >> SEED_BITS for entry in rules.seed_sets for seed in (entry.scheduler, entry.sample_index, entry.model)
+    ):
+        yield f"a seed has more than {SEED_BITS} bits"
+    if rules.durations[-1].up_to is not None:
+        yield "the last of the durations has an end: none holds for a higher concurrency"
+    if rules.curve.highest_c_min >= rules.curve.lowest_c_max or rules.curve.least_points > rules.curve.most_points:
+        yield "the bounds of a curve leave none"
+    for entry in rules.benchmarks:
+        if not entry.refused and min(entry.samples, entry.accuracy_samples, entry.max_tokens) < 1:
+            yield f"the benchmark {entry.name} has no samples, or answers without tokens"
+    if not any(not entry.refused for entry in rules.benchmarks):
+        yield "no benchmark can be run"
 
 
 def with_seed_sets(rules: EndpointsRules, path: Path) -> EndpointsRules:
@@ -201,6 +227,11 @@ def _seed_set(entry: _OfficialSet, published: str, adopted_cohorts: int, source:
     count = len(cohorts) if entry.cohorts else adopted_cohorts
     if entry.cohorts and cohort_number(cohorts[-1]) - cohort_number(cohorts[0]) != count - 1:
         raise UsageError(f"the cohorts of the seed set {entry.id} of {path} do not follow each other")
+    if any(
+        seed < 0 or seed >> SEED_BITS
+        for seed in (entry.scheduler_rng_seed, entry.sample_index_rng_seed, entry.model_seed)
+    ):
+        raise UsageError(f"a seed of the set {entry.id} of {path} is no unsigned number of {SEED_BITS} bits")
     return SeedSet(
         name=entry.id,
         scheduler=entry.scheduler_rng_seed,
