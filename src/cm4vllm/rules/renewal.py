@@ -83,10 +83,6 @@ def _contradictions(rules: EndpointsRules) -> Iterator[str]:
     """Yield what cannot be meant: values that contradict each other, or that no program can follow."""
     for cohort in (*(entry.cohort for entry in rules.seed_sets), *(entry.cohort for entry in rules.drafters)):
         cohort_number(cohort)
-    if any(
-        seed >> SEED_BITS for entry in rules.seed_sets for seed in (entry.scheduler, entry.sample_index, entry.model)
-    ):
-        yield f"a seed has more than {SEED_BITS} bits"
     if rules.durations[-1].up_to is not None:
         yield "the last of the durations has an end: none holds for a higher concurrency"
     if rules.curve.highest_c_min >= rules.curve.lowest_c_max or rules.curve.least_points > rules.curve.most_points:
@@ -227,11 +223,6 @@ def _seed_set(entry: _OfficialSet, published: str, adopted_cohorts: int, source:
     count = len(cohorts) if entry.cohorts else adopted_cohorts
     if entry.cohorts and cohort_number(cohorts[-1]) - cohort_number(cohorts[0]) != count - 1:
         raise UsageError(f"the cohorts of the seed set {entry.id} of {path} do not follow each other")
-    if any(
-        seed < 0 or seed >> SEED_BITS
-        for seed in (entry.scheduler_rng_seed, entry.sample_index_rng_seed, entry.model_seed)
-    ):
-        raise UsageError(f"a seed of the set {entry.id} of {path} is no unsigned number of {SEED_BITS} bits")
     return SeedSet(
         name=entry.id,
         scheduler=entry.scheduler_rng_seed,
