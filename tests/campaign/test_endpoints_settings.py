@@ -1,5 +1,7 @@
 """The plan of a job of MLPerf Endpoints: what it refuses, on which server, and for which cohort."""
 
+from datetime import UTC, datetime
+
 import pyarrow
 import pytest
 from msgspec.structs import replace
@@ -128,11 +130,24 @@ def test_a_server_that_does_not_tell_its_longest_request_is_refused_by_the_plan(
         assert not server.bodies
 
 
-def test_the_client_is_the_newest_that_the_rules_accept_or_the_one_that_is_named(tmp_path):
+def test_rules_start_no_client_that_was_not_named(tmp_path):
     shipped = endpoints_rules()
     later = replace(shipped, client=replace(shipped.client, commits=(*shipped.client.commits, "f" * 40)))
     write_text(tmp_path / "rules.json", json_text(plain_rules(later)))
     asked = EndpointsSettings(rules=RulesInputs(rules_file=str(tmp_path / "rules.json")))
-    assert EndpointsJob.of(asked).settings.endpoints_commit == "f" * 40
-    assert EndpointsJob.of(replace(asked, endpoints_commit="a" * 40)).settings.endpoints_commit == "a" * 40
-    assert EndpointsJob.of(EndpointsSettings()).settings.endpoints_commit == ""
+    with pytest.raises(UsageError, match="ask for the reference client at ffffffffffff") as refused:
+        EndpointsJob.of(asked)
+    assert f"--endpoints_commit={'f' * 40}" in refused.value.remedy
+    assert EndpointsJob.of(replace(asked, endpoints_commit="f" * 40)).settings.endpoints_commit == "f" * 40
+
+
+def test_points_that_are_kept_take_no_time_of_the_cohort(tmp_path, monkeypatch):
+    """Less than an hour before the end of the last day, seven points of 600 s cannot end in time, and one can."""
+    late = datetime(2026, 12, 1, 23, 15, tzinfo=UTC)
+    monkeypatch.setattr("cm4vllm.campaign.endpoints.settings.present", lambda: late)
+    asked = settings(tmp_path, valid=True, cohort="2026-12-C0")
+    with pytest.raises(UsageError, match="cannot be submitted"):
+        EndpointsJob.of(asked)
+    for number in range(1, 7):
+        write_text(tmp_path / f"out/endpoints/valid/points/point-{number}/point.json", "{}")
+    assert EndpointsJob.of(asked).target.cohort == "2026-12-C0"

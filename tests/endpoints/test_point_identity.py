@@ -18,6 +18,7 @@ import pyarrow
 import pytest
 import yaml
 from fake_vllm import Behaviour, FakeVllm, Fault
+from made_points import SEEDS
 from msgspec.structs import replace
 from pyarrow import parquet
 from small_curve import small_installation
@@ -535,11 +536,20 @@ def test_runs_of_another_client_are_measured_again_and_the_plan_names_both_commi
     (site.folder / "points/point-3" / POINT_FILE).write_text("{")
     now = record.client_commit
     assert earlier_point(site.inputs("point-2"))[1] == f"its client is another: 012345678901, now {now[:12]}"
-    assert list(remeasured_lines(site.folder, now)) == [
+    assert list(remeasured_lines(site.folder, now, endpoints_rules(), SEEDS)) == [
         f"measured again: probe-40, point-2, point-12; its client is another: 012345678901, now {now[:12]}",
         f"measured again: point-1; its client is another: {COMMITS[0][:12]}, now {now[:12]}",
     ]
-    assert next(remeasured_lines(site.folder, other)).startswith("measured again: point-1; its client")
+    assert next(remeasured_lines(site.folder, other, endpoints_rules(), SEEDS)).startswith(
+        "measured again: point-1; its client"
+    )
+    seeds = replace(SEEDS, name="B", scheduler=1)
+    lines = list(remeasured_lines(site.folder, other, endpoints_rules(), seeds))
+    assert "measured again: probe-40, point-2, point-12; its seeds are those of the set A, now B" in lines
+    stricter = replace(endpoints_rules(), window=replace(endpoints_rules().window, variation=0.01))
+    lines = list(remeasured_lines(site.folder, other, stricter, SEEDS))
+    dated = endpoints_rules().dated
+    assert any(f"its rules of curve, lengths or window are those of {dated}" in line for line in lines)
 
 
 def test_the_plan_of_a_job_says_which_runs_it_makes_again(site, tmp_path, capsys):

@@ -1,7 +1,10 @@
 """Rules of MLPerf Endpoints that are renewed from files: of the official checker, or of `get,mlperf,rules`."""
 
+import os
+
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import json_text, write_text
@@ -73,6 +76,13 @@ def test_rules_are_read_as_they_were_written_and_their_digest_is_of_what_they_sa
         (("calendar", "weeks"), [1, 6], "calendar.weeks"),
         (("calendar", "weekday"), 9, "calendar.weekday"),
         (("calendar", "business_days"), 10**9, "calendar.business_days"),
+        (("calendar", "weeks"), [3, 1], "is not before the second"),
+        (("dated",), "x/../../out", "dated"),
+        (("benchmarks", 0, "performance", "path"), "/etc/passwd", "outside of the client's folder"),
+        (("benchmarks", 0, "performance", "cached"), "../x", "outside of the client's folder"),
+        (("benchmarks", 0, "temperature"), float("nan"), "temperature"),
+        (("curve", "most_points"), 10**7, "curve.most_points"),
+        (("seed_sets", 0, "cohorts"), 10**9, "cohorts"),
         (("seed_sets",), [], "seed_sets"),
         (("seed_sets", 0, "cohort"), "soon", "is no cohort"),
         (("seed_sets", 0, "scheduler"), 2**64, "beyond 64 bits"),
@@ -96,3 +106,17 @@ def test_rules_that_nobody_can_follow_are_refused(tmp_path, place, value, words)
     with pytest.raises(UsageError) as refused:
         read_rules(file_of(tmp_path, document))
     assert words in str(refused.value)
+
+
+def test_a_file_of_json_is_read_as_it_was_written(tmp_path):
+    shipped = endpoints_rules()
+    odd = replace(shipped, window=replace(shipped.window, alpha=1e-5, source="\N{GRINNING FACE}"))
+    write_text(tmp_path / "rules.json", json_text(plain_rules(odd)))
+    assert read_rules(tmp_path / "rules.json") == odd
+
+
+def test_drafters_that_are_no_file_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("none.yaml", "pipe", "."):
+        with pytest.raises(UsageError):
+            with_drafters(endpoints_rules(), tmp_path / name)

@@ -10,10 +10,10 @@ from cm4vllm.common.records import read_record
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.curve_plan import coverage_words, next_point
-from cm4vllm.endpoints.records import CurveRecord, PointRecord, client_change
+from cm4vllm.endpoints.records import CurveRecord, PointRecord, run_change
 from cm4vllm.hardware.readiness import OTHERS
 from cm4vllm.results.endpoints.curves import POINT_FILE
-from cm4vllm.rules import EndpointsRules, Regions
+from cm4vllm.rules import EndpointsRules, Regions, RulesUsed, SeedSet
 
 _HEAD = ("point", "concurrency", "foreseen, min", "measured, min", "difference", "used by others")
 
@@ -84,15 +84,16 @@ def _moved_end_words(rules: EndpointsRules, end: str, points: Sequence[int]) -> 
     return f"{begin}: {'; '.join(words)}"
 
 
-def remeasured_lines(folder: Path, commit: str) -> Iterator[str]:
-    """Yield a line for each change of the client's commit, with the kept probes and points that are measured again.
+def remeasured_lines(folder: Path, commit: str, rules: EndpointsRules, seeds: SeedSet) -> Iterator[str]:
+    """Yield a line for each change of client, seeds or rules, with the kept probes and points that are measured again.
 
-    `folder` is that of a job's results, `commit` is the one of its next command.
+    `folder` is that of a job's results; the client's `commit`, rules and seeds are those of its next command.
     """
+    used = RulesUsed.of(rules)
     changed: dict[str, list[str]] = {}
     for place in kept_runs(folder):
         with contextlib.suppress(CmError):  # what cannot be read is measured again anyhow
-            if change := client_change(read_record(place / POINT_FILE, PointRecord), commit):
+            if change := run_change(read_record(place / POINT_FILE, PointRecord), commit, used, seeds):
                 changed.setdefault(change, []).append(place.name)
     for change, names in changed.items():
         yield f"measured again: {', '.join(names)}; {change}"

@@ -30,7 +30,7 @@ from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.client_steady_state import steady_state_of
 from cm4vllm.endpoints.events import read_events
-from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, client_change, curve_status
+from cm4vllm.endpoints.records import CurveRecord, PointPlan, PointRecord, curve_status, run_change
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
@@ -100,6 +100,7 @@ class PointSetup(PointPlan, frozen=True, kw_only=True):
             (self.dataset_sha256, self.dataset_rows),
             server_content(self.server, self.model.path),
             self.client.commit,
+            self.rules.measuring_sha256,
         )
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
@@ -182,7 +183,8 @@ def earlier_point(inputs: PointInputs) -> tuple[PointRecord | None, str]:
     except CmError as error:
         return None, error.what
     if record.identity != planned.identity:
-        return None, client_change(record, planned.client.commit) or "its inputs have changed"
+        change = run_change(record, planned.client.commit, planned.rules, planned.run.seeds)
+        return None, change or "its inputs have changed"
     if changed := altered_files(target, record.files):
         return None, f"files of it have been changed or removed: {', '.join(changed)}"
     return record, ""

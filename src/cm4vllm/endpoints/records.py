@@ -14,7 +14,7 @@ from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.results.endpoints.endpoints_harness import SUMMARY, times
-from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, RulesUsed
+from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, RulesUsed, SeedSet
 
 #: The record of a curve, in the folder of its probes.
 CURVE_FILE = "curve.json"
@@ -65,11 +65,15 @@ class PointRecord(PointPlan, frozen=True, kw_only=True):
     others: float | None = None
 
 
-def client_change(record: PointRecord, commit: str) -> str:
-    """Return in words that a run was made by the client at another commit than `commit`; empty where it was not."""
-    if record.client_commit == commit:
-        return ""
-    return f"its client is another: {record.client_commit[:12] or 'not known'}, now {commit[:12]}"
+def run_change(record: PointRecord, commit: str, rules: RulesUsed, seeds: SeedSet) -> str:
+    """Return in words how client, rules and seeds of a run differ from those of now; empty where they do not."""
+    if record.client_commit != commit:
+        return f"its client is another: {record.client_commit[:12] or 'not known'}, now {commit[:12]}"
+    if (record.run.seeds.scheduler, record.run.seeds.sample_index) != (seeds.scheduler, seeds.sample_index):
+        return f"its seeds are those of the set {record.run.seeds.name}, now {seeds.name}"
+    if record.rules.measuring_sha256 != rules.measuring_sha256:
+        return f"its rules of curve, lengths or window are those of {record.rules.dated or 'an earlier version'}"
+    return ""
 
 
 class Probe(Record, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ files. Nothing is fetched but the release that was asked for, from the package i
 
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -70,17 +71,22 @@ def renew_rules(settings: RenewalSettings, home: Path) -> Path:
 
 def last_renewal(home: Path) -> Path | None:
     """Return the file that get,mlperf,rules wrote last in a CM home; None where it wrote none."""
-    return max((home / _FOLDER).glob("rules-*.json"), key=lambda path: path.stat().st_mtime, default=None)
+    written = (path for path in (home / _FOLDER).glob("rules-*.json") if path.is_file())
+    return max(written, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def known_rules(home: Path, day: date) -> Iterator[str]:
-    """Yield the rules that come with cm4vllm, and those of the last renewal in a CM home. Raises UsageError."""
+    """Yield the rules that come with cm4vllm, and those of the last renewal in a CM home."""
     yield from rules_lines(endpoints_rules(), day)
     if (path := last_renewal(home)) is None:
         yield "not renewed here: get,mlperf,rules renews them"
         return
     renewed = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
-    first, *others = rules_lines(read_rules(path), day)
+    try:
+        first, *others = rules_lines(read_rules(path), day)
+    except UsageError as error:
+        yield f"last renewal of {renewed}: {error.what}"
+        return
     yield f"last renewal of {renewed}: {first}"
     yield from others
     yield f"--rules={path}"
@@ -96,7 +102,7 @@ def with_release(rules: EndpointsRules, wheel: Path, scratch: Path) -> Endpoints
                 file = scratch / f"{package}-{version}_{Path(name).name}"
                 file.write_bytes(_member(archive, name))
                 rules = add(rules, file)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise UsageError(
             f"{wheel} is no release of {package}",
             cause=str(error),

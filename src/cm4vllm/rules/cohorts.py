@@ -10,11 +10,11 @@ from datetime import date, timedelta
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
-from cm4vllm.rules.bounds import Count, Days, Seed, Weekday, WeekOfMonth
+from cm4vllm.rules.bounds import Days, Few, Seed, Weekday, WeekOfMonth
 
 _OF_A_MONTH, _MONTHS = 2, 12
 _SATURDAY = 5
-_COHORT = re.compile(r"([1-9][0-9]{3})-(0[1-9]|1[0-2])-C([01])")
+_COHORT = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])-C([01])")
 
 
 class CohortCalendar(Record, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class SeedSet(Record, frozen=True, kw_only=True):
     sample_index: Seed
     model: Seed
     cohort: str
-    cohorts: Count
+    cohorts: Few
     source: str
 
     def __str__(self) -> str:

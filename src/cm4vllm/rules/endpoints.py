@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
-from cm4vllm.rules.bounds import Amount, Commit, Count, Metric, Part
+from cm4vllm.rules.bounds import Amount, Commit, Count, Day, Few, Metric, Part, Temperature, Tokens
 from cm4vllm.rules.cohorts import ApprovedDrafter, CohortCalendar, SeedSet, SubmissionTarget, cohort_number
 from cm4vllm.rules.records import AccuracyTarget
 from cm4vllm.rules.tables import read_table, round_entries
@@ -51,8 +51,8 @@ class CurveRules(Record, frozen=True, kw_only=True):
     highest_c_min: Count
     lowest_c_max: Count
     margin: Amount
-    least_points: Count
-    most_points: Count
+    least_points: Few
+    most_points: Few
     source: str
 
 
@@ -72,7 +72,7 @@ class WarmUpRules(Record, frozen=True, kw_only=True):
 
     metric: Metric
     band: Part
-    least: Count
+    least: Few
     most: Part
 
 
@@ -97,7 +97,7 @@ class WindowRules(Record, frozen=True, kw_only=True):
     than `level_shift`; `watched` are the metrics whose rise after the start of the window is disclosed.
     """
 
-    passes: Count
+    passes: Few
     gating: Annotated[tuple[Metric, ...], Meta(min_length=1)]
     watched: tuple[Metric, ...]
     alpha: Part
@@ -142,7 +142,7 @@ class ClientDataset(Record, frozen=True, kw_only=True):
     scorer: str = ""
     ground_truth: str = ""
     extractor: str = ""
-    repeats: int = 1
+    repeats: Few = 1
 
 
 class EndpointsBenchmark(Record, frozen=True, kw_only=True):
@@ -158,12 +158,12 @@ class EndpointsBenchmark(Record, frozen=True, kw_only=True):
     refused: str = ""
     benchmark: str = ""
     dataset: str = ""
-    samples: int = 0
-    accuracy_samples: int = 0
-    max_tokens: int = 0
-    min_tokens: int = 0
-    temperature: float = 0
-    top_p: float = 1
+    samples: Tokens = 0
+    accuracy_samples: Tokens = 0
+    max_tokens: Tokens = 0
+    min_tokens: Tokens = 0
+    temperature: Temperature = 0
+    top_p: Part = 1
     api: str = "openai"
     parameters: dict[str, int | bool] = {}
     performance: ClientDataset = ClientDataset(name="")
@@ -229,7 +229,7 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
     """
 
     version: str
-    dated: str
+    dated: Day
     client: Client
     checker: PublishedPackage
     curve: CurveRules
@@ -237,9 +237,9 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
     window: WindowRules
     accuracy: AccuracyRules
     calendar: CohortCalendar
-    adopted_cohorts: Count
+    adopted_cohorts: Few
     seed_sets: Annotated[tuple[SeedSet, ...], Meta(min_length=1)]
-    drafter_lead: Count
+    drafter_lead: Few
     drafters: tuple[ApprovedDrafter, ...]
     benchmarks: tuple[EndpointsBenchmark, ...] = ()
     inference_checkers: tuple[RoundChecker, ...] = ()

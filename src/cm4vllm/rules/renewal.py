@@ -6,14 +6,14 @@ a release of it has them or as its --seed-sets and --approved-drafters take them
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
-from cm4vllm.common.bounded_documents import read_yaml
+from cm4vllm.common.bounded_documents import read_json, read_yaml
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.records import Record
@@ -83,6 +83,8 @@ def _contradictions(rules: EndpointsRules) -> Iterator[str]:
     """Yield what cannot be meant: values that contradict each other, or that no program can follow."""
     for cohort in (*(entry.cohort for entry in rules.seed_sets), *(entry.cohort for entry in rules.drafters)):
         cohort_number(cohort)
+    if rules.calendar.weeks[0] >= rules.calendar.weeks[1]:
+        yield "the first cohort of a month is not before the second"
     if rules.durations[-1].up_to is not None:
         yield "the last of the durations has an end: none holds for a higher concurrency"
     if rules.curve.highest_c_min >= rules.curve.lowest_c_max or rules.curve.least_points > rules.curve.most_points:
@@ -90,6 +92,10 @@ def _contradictions(rules: EndpointsRules) -> Iterator[str]:
     for entry in rules.benchmarks:
         if not entry.refused and min(entry.samples, entry.accuracy_samples, entry.max_tokens) < 1:
             yield f"the benchmark {entry.name} has no samples, or answers without tokens"
+        for dataset in (entry.performance, *entry.scored):
+            for place in map(PurePath, (dataset.path, dataset.cached)):
+                if place.is_absolute() or ".." in place.parts:
+                    yield f"a file of the dataset {dataset.name} lies outside of the client's folder: {place}"
     if not any(not entry.refused for entry in rules.benchmarks):
         yield "no benchmark can be run"
 
@@ -113,6 +119,7 @@ def with_seed_sets(rules: EndpointsRules, path: Path) -> EndpointsRules:
 
 def with_drafters(rules: EndpointsRules, path: Path) -> EndpointsRules:
     """Return the rules with the approved drafters of a file of the official checker. Raises UsageError."""
+    read = _read(path, _DrafterFile, "approved drafters of the official checker")
     source = f"{path.name}, SHA-256 {_digest(path)}"
     drafters = tuple(
         ApprovedDrafter(
@@ -124,7 +131,7 @@ def with_drafters(rules: EndpointsRules, path: Path) -> EndpointsRules:
             configuration=entry.configuration,
             source=source,
         )
-        for entry in _read(path, _DrafterFile, "approved drafters of the official checker").drafters
+        for entry in read.drafters
     )
     for drafter in drafters:
         cohort_number(drafter.cohort)
@@ -154,16 +161,25 @@ class RulesInputs(Settings, frozen=True, kw_only=True):
 
 
 class RulesUsed(Record, frozen=True, kw_only=True):
-    """The rules that a record was made by: version, day and digest; empty where they are not known."""
+    """The rules that a record was made by: version, day and digest; empty where they are not known.
+
+    `measuring_sha256` is the digest of the parts that decide how a point is measured: curve, lengths and window.
+    """
 
     version: str = ""
     dated: str = ""
     sha256: str = ""
+    measuring_sha256: str = ""
 
     @classmethod
     def of(cls, rules: EndpointsRules) -> Self:
         """Return what a record states of rules."""
-        return cls(version=rules.version, dated=rules.dated, sha256=rules_digest(rules))
+        return cls(
+            version=rules.version,
+            dated=rules.dated,
+            sha256=rules_digest(rules),
+            measuring_sha256=_sha256_of((rules.curve, rules.durations, rules.window)),
+        )
 
 
 def official_seed_sets(rules: EndpointsRules) -> dict[str, Any]:
@@ -209,7 +225,11 @@ def plain_rules(rules: EndpointsRules) -> dict[str, Any]:
 def rules_digest(rules: EndpointsRules) -> str:
     """Return the SHA-256 of rules: by all that they say, not by how a file is written."""
     read = msgspec.convert(plain_rules(rules), EndpointsRules)  # a default of a number may be a whole one
-    return hashlib.sha256(msgspec.json.encode(read, order="deterministic")).hexdigest()
+    return _sha256_of(read)
+
+
+def _sha256_of(content: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
 
 
 def _seed_set(entry: _OfficialSet, published: str, adopted_cohorts: int, source: str, path: Path) -> SeedSet:
@@ -241,7 +261,7 @@ def _digest(path: Path) -> str:
 def _read(path: Path, kind: type[T], title: str) -> T:
     """Return a YAML file as a record of this kind. Raises UsageError with the file and what is wrong in it."""
     try:
-        document: Any = read_yaml(path)
+        document: Any = read_json(path) if path.suffix == ".json" else read_yaml(path)
         return msgspec.convert(document, kind)
     except OSError as error:
         raise UsageError(f"cannot read the {title}: {path}", cause=str(error.strerror)) from error

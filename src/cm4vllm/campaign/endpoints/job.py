@@ -13,6 +13,7 @@ from cm4vllm.campaign.execution import Execution, run_schedule
 from cm4vllm.campaign.planning.step_environment import NOTHING, JobExports, JobInputs, ServerStep, StepEnvironment
 from cm4vllm.campaign.planning.steps import Duration, Product, Recipes, Step, point_name
 from cm4vllm.common import input_types
+from cm4vllm.common.clock import present
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import json_text, typed_path
 from cm4vllm.common.folders.owned_folders import write_noted
@@ -43,6 +44,7 @@ from cm4vllm.records.campaign import COMMAND_FILE, CommandRecord
 from cm4vllm.records.checker import VERDICT_FILE, CurveVerdict
 from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import POINT_FILE, Curve, read_curves
+from cm4vllm.results.endpoints.endpoints_harness import part
 from cm4vllm.rules import RULES_FILE, RulesUsed, plain_rules
 from cm4vllm.serving.launch_settings import require_access
 from cm4vllm.serving.probing.server_probe import require_length
@@ -311,10 +313,11 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
 
 
 def _remeasured(job: EndpointsJob) -> list[str]:
-    """Return what the plan says of kept runs of another client; nothing where no run is kept."""
+    """Return what the plan says of kept runs of another client, seeds or rules; nothing where no run is kept."""
     if not kept_runs(job.out):
         return []
-    return list(remeasured_lines(job.out, wanted_commit(job.settings.endpoints_commit, job.settings.endpoints_src)))
+    commit = wanted_commit(job.settings.endpoints_commit, job.settings.endpoints_src)
+    return list(remeasured_lines(job.out, commit, job.rules, job.target.seeds))
 
 
 def _report(job: EndpointsJob, execution: Execution) -> None:
@@ -339,14 +342,14 @@ def _facts(job: EndpointsJob, curves: Sequence[Curve]) -> list[tuple[str, str]]:
     commits = sorted({str(point.record.get("client_commit") or "not known") for point in points})
     systems = sorted({str(point.system.get("system_name") or "not stated") for point in points})
     days = sorted({str(point.record.get("started_at") or "")[:10] for point in points} - {""})
-    rules = RulesUsed.of(job.rules)
+    digests = sorted({str(part(point.record, "rules").get("sha256") or "not known") for point in points})
     return [
         ("official checker", f"{verdict.official_version}: {verdict.official_words}" if verdict else "not run"),
         ("checks of cm4vllm", verdict.own_words if verdict else "not made"),
         ("measured", " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "not known"),
         ("system", ", ".join(systems)),
         ("reference client", f"mlcommons/endpoints at {', '.join(commits)}"),
-        ("rules", f"{job.rules.title}, SHA-256 {rules.sha256}"),
+        ("rules", f"{job.rules.title}, SHA-256 {RulesUsed.of(job.rules).sha256}; points: {', '.join(digests)}"),
         ("cohort", f"{job.target.cohort}, seed set {job.target.seeds.name}" + "; over" * bool(job.target.over)),
         ("command", command.command if command else "not known"),
     ]
@@ -360,6 +363,8 @@ def _next_step(job: EndpointsJob) -> str:
         )
     if job.rehearsal:
         return "measure the curve at full length with --execution_mode=valid; --plan shows its minutes"
+    if over := job.rules.target(job.target.cohort, present().date()).over:
+        return f"the cohort is over now, newer rules are needed ({over}): {job.out / 'bundle'}"
     return f"the bundle can be submitted for cohort {job.target.cohort}: {job.out / 'bundle'}"
 
 

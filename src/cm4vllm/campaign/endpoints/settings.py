@@ -25,6 +25,7 @@ from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
 from cm4vllm.endpoints.registration import require_registrable
+from cm4vllm.results.endpoints.curves import POINT_FILE
 from cm4vllm.rules import (
     EndpointsBenchmark,
     EndpointsRules,
@@ -103,8 +104,7 @@ class EndpointsJob(ScheduledJob):
         mode = ExecutionMode.parse(settings.execution_mode)
         settings = replace(settings, rules=settings.rules.absolute())
         rules = settings.rules.chosen()
-        if not settings.endpoints_commit and rules.client != endpoints_rules().client:
-            settings = replace(settings, endpoints_commit=rules.client.commits[-1])
+        _require_named_client(settings, rules)
         benchmark = rules.benchmark(settings.benchmark)
         asset_sources = sources(
             AssetInputs(
@@ -160,6 +160,17 @@ class EndpointsJob(ScheduledJob):
         return self.settings.pass_samples or (_REHEARSAL_PASS if self.rehearsal and self.is_stand_in else 0)
 
 
+def _require_named_client(settings: EndpointsSettings, rules: EndpointsRules) -> None:
+    """Raise UsageError where rules accept only newer clients than this version: rules are data and start none."""
+    newest = rules.client.commits[-1]
+    if not settings.endpoints_commit and newest not in endpoints_rules().client.commits:
+        raise UsageError(
+            f"these rules ask for the reference client at {newest[:12]}, which this version was not tried with",
+            cause="a file of rules is data: it starts no program that was not named",
+            remedy=f"name it with --endpoints_commit={newest}, or name an older one that the rules accept",
+        )
+
+
 def _require_curve(
     rules: EndpointsRules, settings: EndpointsSettings, given: tuple[int, ...], c_min: int, c_max: int
 ) -> None:
@@ -179,6 +190,8 @@ def _require_curve(
 def _target(rules: EndpointsRules, settings: EndpointsSettings, given: tuple[int, ...]) -> SubmissionTarget:
     """Return the cohort and the seeds of a job, whose checks pass on the day on which it can end at the earliest."""
     points = given or (1,) * (settings.count or rules.curve.least_points)
+    kept = typed_path(settings.output_dir).glob(f"endpoints/{settings.execution_mode}/points/*/{POINT_FILE}")
+    points = points[len(list(kept)) :]
     least_s = sum(map(rules.least_seconds, points)) if settings.execution_mode == ExecutionMode.VALID else 0
     return rules.target(settings.cohort, (present() + timedelta(seconds=least_s)).date())
 

@@ -186,7 +186,7 @@ def curves_at(place: Path) -> tuple[Curve, ...]:
     Those of a results folder are judged by the rules of their job, others by those that come with cm4vllm.
     """
     points, own = place / "points", place / RULES_FILE
-    rules = read_rules(own) if own.is_file() else endpoints_rules()
+    rules = read_rules(own) if points.is_dir() and own.is_file() else endpoints_rules()
     return read_curves(points if points.is_dir() else place, rules)[0] if place.is_dir() else ()
 
 

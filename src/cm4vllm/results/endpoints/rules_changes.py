@@ -16,7 +16,7 @@ from cm4vllm.results.endpoints.curves import Curve, read_curves
 from cm4vllm.rules import EndpointsRules, RulesInputs, plain_rules, read_rules
 
 #: The keys that name an entry of a list together, those that it has.
-_NAMES = ("round", "checker", "name", "weights", "target", "up_to")
+_NAMES = ("round", "checker", "benchmark", "name", "weights", "target", "up_to")
 
 
 class ExplainSettings(Settings, frozen=True, kw_only=True):
@@ -70,7 +70,11 @@ def _plain(value: Any) -> str:
 
 def _by_name(values: Sequence[Any]) -> dict[str, Any]:
     """Return the entries of a list by their names, those without one by their number."""
-    return {_name_of(value, number): value for number, value in enumerate(values, 1)}
+    named: dict[str, Any] = {}
+    for number, value in enumerate(values, 1):
+        name = _name_of(value, number)
+        named[f"{name} ({number})" if name in named else name] = value
+    return named
 
 
 def _name_of(value: Any, number: int) -> str:
@@ -101,7 +105,11 @@ def _short(finding: Finding) -> str:
 def _targets(curve: Curve) -> Iterator[str]:
     """Yield why the cohort that a curve is for is over, where it is."""
     for cohort in sorted({str(point.declared.get("target_cohort") or "") for point in curve.points} - {""}):
-        if over := curve.rules.target(cohort, present().date()).over:
+        try:
+            over = curve.rules.target(cohort, present().date()).over
+        except UsageError as error:
+            over = error.what
+        if over:
             yield f"{curve.name}: not submittable now: {over}"
 
 
@@ -117,6 +125,8 @@ def _points(curve: Curve) -> Iterator[str]:
             seeds.sample_index,
         ):
             yield f"{point.name}: measured with seed set {used.get('name')}; a job of today uses {seeds.name}"
+        if (commit := str(point.record.get("client_commit") or "not known")) not in curve.rules.client.commits:
+            yield f"{point.name}: measured by the client at {commit[:12]}, which these rules do not name"
         terms, concurrency = point.record.get("terms"), point.concurrency
         if isinstance(terms, Mapping) and concurrency is not None:
             least = curve.rules.least_seconds(concurrency)
