@@ -32,6 +32,7 @@ def test_seed_sets_of_the_official_checkers_forms_are_added_to_those_known(tmp_p
     assert (newer.name, newer.scheduler, newer.sample_index, newer.model) == ("B", 2**64 - 1, 7, 9)
     assert (newer.cohort, newer.cohorts) == ("2026-12-C1", cohorts)
     assert newer.source.startswith("given.yaml, SHA-256 ")
+    assert with_seed_sets(endpoints_rules(), path).title.endswith("rules of 2026-10-16 with given.yaml")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def known_rules(home: Path, day: date) -> Iterator[str]:
 
 def with_release(rules: EndpointsRules, wheel: Path, scratch: Path) -> EndpointsRules:
     """Return the rules with the data of a release of the official checker. Raises UsageError for another file."""
-    package = rules.checker.package
+    package, begun = rules.checker.package, rules.amended_by
     try:
         with zipfile.ZipFile(wheel) as archive:
             version, day = _release(archive, package)
@@ -109,7 +109,8 @@ def with_release(rules: EndpointsRules, wheel: Path, scratch: Path) -> Endpoints
             remedy="give its wheel, as the package index has it",
         ) from error
     checker = replace(rules.checker, version=version, source=wheel.name)
-    return replace(rules, checker=checker, dated=max(rules.dated, str(day)))
+    # The wheel has a day of its own, and is named as the checker.
+    return replace(rules, checker=checker, dated=max(rules.dated, str(day)), amended_by=begun)
 
 
 def _wheel(settings: RenewalSettings, scratch: Path) -> Path | None:

@@ -4,7 +4,6 @@ Two curves are compared: by the points at a concurrency of both, as text, as dat
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,25 @@ from cm4vllm.common.number_texts import ms, number, percent, rate, seconds
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.report.curve_bounds import bounds
+from cm4vllm.report.curve_pictures import (
+    EFFICIENCY,
+    PER_KW,
+    TPS,
+    concurrency_of,
+    curve_names,
+    curve_pictures,
+    curve_title,
+    point_pictures,
+)
 from cm4vllm.report.final_table import align
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.report.pictures.canvas import Axis, Canvas, Picture, Table
+from cm4vllm.report.pictures.canvas import Table
 from cm4vllm.results.endpoints.curves import PER_USER, Curve, Point
 from cm4vllm.results.endpoints.endpoints_harness import count, part
 from cm4vllm.results.endpoints.endpoints_harness import number as number_of
 from cm4vllm.results.figure_texts import judgement, target
 from cm4vllm.rules import AccuracyTarget, Regions, if_known
 
-#: Lines of one picture that have a colour of their own.
-_LINES = 2
 _HEAD = (
     "concurrency",
     "region",
@@ -38,9 +45,6 @@ _HEAD = (
     "limit",
     "accuracy",
 )
-#: Figures of a point.
-_TPS, _PER_KW = "system_tps", "tps_per_kw"
-_EFFICIENCY = "tokens/s per kW"
 #: The status of a window whose figures are the official ones.
 _OFFICIAL = "windowable"
 _WINDOW_HEAD = (
@@ -64,7 +68,6 @@ _CHANGES_HEAD = (
     "tokens/s per user, B",
     "change of tokens/s per user",
 )
-_PERCENTILES = ("min", "p50", "p90", "p99", "max", "mean")
 
 Row = tuple[str, ...]
 
@@ -90,7 +93,7 @@ def compare_curves(curves: Sequence[Curve], page: Path) -> dict[str, Any]:
     say_text(f"page: {page}")
     points = [dict(zip(_CHANGES_HEAD, row, strict=True)) for row in rows]
     sides = [
-        {"name": name, "title": _title(curve), "path": str(curve.folder)}
+        {"name": name, "title": curve_title(curve), "path": str(curve.folder)}
         for name, curve in zip("AB", curves, strict=True)
     ]
     return {"comparison": {"sides": sides, "points": points}, "page": str(page)}
@@ -107,7 +110,7 @@ def write_curve_page(
     page = page_template("curve.html.j2").render(
         notices=list(notices),
         facts=list(facts),
-        pictures=list(_pictures(curves)),
+        pictures=list(curve_pictures(curves)),
         changes_head=_CHANGES_HEAD,
         changes=changes(*curves) if len(curves) == 2 else None,
         curves=[
@@ -116,16 +119,14 @@ def write_curve_page(
                 "regions": "; ".join(map(str, areas.required)) if (areas := _regions(curve)) else "",
                 "points": _points(curve),
                 "bounds": [
-                    (f"{_concurrency_of(point)}", known[point.folder])
-                    for point in curve.points
-                    if point.folder in known
+                    (f"{concurrency_of(point)}", known[point.folder]) for point in curve.points if point.folder in known
                 ],
                 "windows": _windows(curve),
                 "window_words": _window_words(curve),
-                "distributions": [picture for point in curve.points for picture in _distributions(point)],
+                "distributions": [picture for point in curve.points for picture in point_pictures(point)],
                 "scores": [row for point in curve.points for row in _scores(curve, point)],
             }
-            for curve, name in zip(curves, _names(curves), strict=True)
+            for curve, name in zip(curves, curve_names(curves), strict=True)
             for known in [bounds(curve)]
         ],
     )
@@ -136,7 +137,7 @@ def write_curve_page(
 def curve_table(curves: Sequence[Curve]) -> str:
     """Return the points of the curves as a table of plain text."""
     lines: list[str] = []
-    for curve, name in zip(curves, _names(curves), strict=True):
+    for curve, name in zip(curves, curve_names(curves), strict=True):
         table = _points(curve)
         lines += [name, *columns([table.head, *table.rows]), ""]
     return "\n".join(lines)
@@ -149,33 +150,13 @@ def changes(first: Curve, second: Curve) -> list[Row]:
     for point in first.concurrency_points:
         if (other := others.get(point.concurrency)) is None:
             continue
-        cells = [_concurrency_of(point)]
-        for name in (_TPS, PER_USER):
+        cells = [concurrency_of(point)]
+        for name in (TPS, PER_USER):
             before, after = point.figures.value(name), other.figures.value(name)
             change = f"{after / before - 1:+.1%}" if before and after is not None else ""
             cells += [_cell(point, name, rate), _cell(other, name, rate), change]
         rows.append(tuple(cells))
     return rows
-
-
-def _title(curve: Curve) -> str:
-    """Return the model and the system of a curve."""
-    systems = {str(point.system.get("system_name", "")) for point in curve.points} - {""}
-    return ", ".join(filter(None, [curve.model or "model not stated", *sorted(systems)]))
-
-
-def _names(curves: Sequence[Curve]) -> list[str]:
-    """Return the names of curves: letters before those of several."""
-    return (
-        [_title(curves[0])]
-        if len(curves) == 1
-        else [f"{chr(ord('A') + place)}: {_title(curve)}" for place, curve in enumerate(curves)]
-    )
-
-
-def _concurrency_of(point: Point) -> str:
-    """Return the concurrency of a point, as its rows are headed."""
-    return f"{point.concurrency or 0:,}"
 
 
 def _regions(curve: Curve) -> Regions | None:
@@ -187,12 +168,12 @@ def _regions(curve: Curve) -> Regions | None:
 def _points(curve: Curve) -> Table:
     """Return the points of a curve, with a column of the power only where it is stated."""
     regions, limits = _regions(curve), bounds(curve)
-    powered = any(_PER_KW in point.figures for point in curve.points)
+    powered = any(PER_KW in point.figures for point in curve.points)
     rows = tuple(
         (
-            _concurrency_of(point),
+            concurrency_of(point),
             _region(regions, point),
-            _cell(point, _TPS, rate),
+            _cell(point, TPS, rate),
             _cell(point, PER_USER, rate),
             _cell(point, "ttft_p90", ms),
             _cell(point, "tpot_p90", ms),
@@ -200,11 +181,11 @@ def _points(curve: Curve) -> Table:
             str(point.steady_state.get("status") or "not stated").replace("_", " "),
             limits[point.folder].words if point.folder in limits else "",
             _accuracy(curve, point),
-            *([_cell(point, _PER_KW, rate)] if powered else []),
+            *([_cell(point, PER_KW, rate)] if powered else []),
         )
         for point in curve.points
     )
-    return Table((*_HEAD, _EFFICIENCY) if powered else _HEAD, rows)
+    return Table((*_HEAD, EFFICIENCY) if powered else _HEAD, rows)
 
 
 def _region(regions: Regions | None, point: Point) -> str:
@@ -234,7 +215,7 @@ def _scores(curve: Curve, point: Point) -> Iterator[Row]:
     for score in point.scores:
         wanted = targets.get(score.metric.lower())
         yield (
-            _concurrency_of(point),
+            concurrency_of(point),
             score.metric,
             f"{score.value:g}",
             number(score.samples),
@@ -263,7 +244,7 @@ def _window(point: Point) -> Row:
     if not window and (variation := number_of(part(point.record, "steady_state"), "least_variation")) is not None:
         tpot.append(f"varies by {percent(variation)} at least")
     return (
-        _concurrency_of(point),
+        concurrency_of(point),
         str(declared.get("status") or "not stated").replace("_", " "),
         str(declared.get("verdict") or "").replace("_", " ").lower(),
         ", ".join(tpot),
@@ -314,107 +295,3 @@ def _window_words(curve: Curve) -> str:
 def _cell(point: Point, name: str, write: Callable[[float], str]) -> str:
     value = point.figures.value(name)
     return "not measured" if value is None else write(value)
-
-
-def _pictures(curves: Sequence[Curve]) -> Iterator[Picture]:
-    """Yield the curve, and the one per kW where the power is stated."""
-    yield from _curve_picture(
-        curves, "Throughput over the speed that a user sees", _TPS, "tokens/s", "result_summary.json of each point"
-    )
-    yield from _curve_picture(
-        curves,
-        "Throughput per kW over the speed that a user sees",
-        _PER_KW,
-        _EFFICIENCY,
-        "result_summary.json and system_power.json of each point, by the official checker (power.json)",
-    )
-
-
-def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, source: str) -> Iterator[Picture]:
-    """Yield the picture of one figure over tokens/s per user, a step function for each curve."""
-    lines = [
-        (name, line) for curve, name in zip(curves, _names(curves), strict=True) if (line := list(_line(curve, figure)))
-    ][:_LINES]
-    if not lines:
-        return
-    ceilings = [value for curve in curves for value in _ceilings(curve, figure)] if len(curves) == 1 else []
-    canvas = Canvas.over(
-        [x for _, line in lines for _, x, _ in line],
-        [*(y for _, line in lines for _, _, y in line), *ceilings],
-        rows=len(ceilings),
-    )
-    canvas.axes("tokens/s per user", unit)
-    for value in ceilings:
-        canvas.level(value, "mark-p99", f"Offline {rate(value)}")
-    for place, (_, line) in enumerate(lines, 1):
-        canvas.line(_steps([(x, y) for _, x, y in line]), f"line-{place}")
-        canvas.dots([(x, y) for _, x, y in line], f"bar-{place}")
-        for concurrency, x, y_value in line:
-            canvas.word(concurrency, x, y_value)
-    yield Picture(
-        title=title,
-        words="Each dot is a point, beside it its requests in flight; between points the curve holds the value of the "
-        "point with fewer in flight (rules §5.2). Tokens/s per user are 1000 over TPOT p90 in ms.",
-        shapes=tuple(canvas.shapes),
-        tables=tuple(
-            Table(("concurrency", "tokens/s per user", unit), tuple((of, rate(x), rate(y)) for of, x, y in line))
-            for _, line in lines
-        ),
-        source=source,
-        legend=tuple((f"line-{place}", name) for place, (name, _) in enumerate(lines, 1)),
-    )
-
-
-def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of the step function through points: each holds its value up to the next."""
-    corners = list(points[:1])
-    for (_, before), (x, y) in pairwise(points):
-        corners += [(x, before), (x, y)]
-    return corners
-
-
-def _ceilings(curve: Curve, figure: str) -> Iterator[float]:
-    """Yield the figure of a dedicated Offline run: the highest throughput, which is no step of the curve."""
-    for point in curve.points:
-        if point.offline == "dedicated" and (value := point.figures.value(figure)) is not None:
-            yield value
-
-
-def _line(curve: Curve, figure: str) -> Iterator[tuple[str, float, float]]:
-    """Yield concurrency, tokens/s per user and a figure of each point at fixed concurrency, in the curve's order."""
-    for point in curve.concurrency_points:
-        x, y = point.figures.value(PER_USER), point.figures.value(figure)
-        if x is not None and y is not None:
-            yield _concurrency_of(point), x, y
-
-
-def _distributions(point: Point) -> Iterator[Picture]:
-    """Yield the histograms of TTFT and TPOT of a point, with their percentiles."""
-    for name, histogram in point.histograms.items():
-        words = name.upper()
-        stated = [
-            (key, percentile)
-            for key in _PERCENTILES
-            if (percentile := point.figures.value(f"{name}_{key}")) is not None
-        ]
-        p90 = point.figures.value(f"{name}_p90")
-        canvas = Canvas.over(histogram.edges, [max(histogram.counts, default=1)], rows=p90 is not None)
-        # The client's intervals have the same width on a logarithmic axis.
-        if (low := histogram.edges[0]) > 0:
-            canvas.x = Axis(low, histogram.edges[-1], canvas.x.begin, canvas.x.end, logarithmic=True)
-        canvas.axes(f"{words}, ms{' (logarithmic)' if canvas.x.logarithmic else ''}", "samples")
-        spans = zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False)
-        canvas.bars(
-            histogram.edges,
-            histogram.counts,
-            [f"{ms(low)} to {ms(high)} ms: {number(samples)} samples" for low, high, samples in spans],
-        )
-        if p90 is not None:
-            canvas.marks([(p90, "mark-p99", f"p90 {ms(p90)} ms")])
-        yield Picture(
-            title=f"{words} at concurrency {_concurrency_of(point)}",
-            words=", ".join(f"{key} {ms(value)} ms" for key, value in stated if key in ("p50", "p90", "p99")),
-            shapes=tuple(canvas.shapes),
-            tables=(Table(("", "ms"), tuple((key, ms(value)) for key, value in stated)),),
-            source=f"{name} of result_summary.json",
-        )

@@ -225,7 +225,8 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
 
     New submissions may adopt a seed set for `adopted_cohorts` cohorts from its own on, and a drafter from
     `drafter_lead` cohorts after that of its approval on. `benchmarks` has those that cm4vllm refuses, too.
-    `inference_checkers` are those of the rounds of MLPerf Inference.
+    `inference_checkers` are those of the rounds of MLPerf Inference; `amended_by` are the files that parts were taken
+    from, whose days are not known.
     """
 
     version: str
@@ -243,11 +244,13 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
     drafters: tuple[ApprovedDrafter, ...]
     benchmarks: tuple[EndpointsBenchmark, ...] = ()
     inference_checkers: tuple[RoundChecker, ...] = ()
+    amended_by: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """The version and its day, as records and pages state it."""
-        return f"MLPerf Endpoints {self.version}, rules of {self.dated}"
+        """The version, its day and the files that parts come from, as plans and pages state it."""
+        amended = f" with {', '.join(self.amended_by)}" if self.amended_by else ""
+        return f"MLPerf Endpoints {self.version}, rules of {self.dated}{amended}"
 
     def least_seconds(self, concurrency: int) -> float:
         """Return the seconds of steady state that a point at this concurrency takes at least."""

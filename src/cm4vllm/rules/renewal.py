@@ -114,7 +114,8 @@ def with_seed_sets(rules: EndpointsRules, path: Path) -> EndpointsRules:
         raise UsageError(f"{path} has no seed sets")
     names = {entry.name for entry in sets}
     kept = [entry for entry in rules.seed_sets if entry.name not in names]
-    return replace(rules, seed_sets=tuple(sorted([*kept, *sets], key=lambda entry: cohort_number(entry.cohort))))
+    together = tuple(sorted([*kept, *sets], key=lambda entry: cohort_number(entry.cohort)))
+    return replace(rules, seed_sets=together, amended_by=_amended(rules, path))
 
 
 def with_drafters(rules: EndpointsRules, path: Path) -> EndpointsRules:
@@ -135,7 +136,11 @@ def with_drafters(rules: EndpointsRules, path: Path) -> EndpointsRules:
     )
     for drafter in drafters:
         cohort_number(drafter.cohort)
-    return replace(rules, drafters=drafters)
+    return replace(rules, drafters=drafters, amended_by=_amended(rules, path))
+
+
+def _amended(rules: EndpointsRules, path: Path) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*rules.amended_by, path.name)))
 
 
 class RulesInputs(Settings, frozen=True, kw_only=True):

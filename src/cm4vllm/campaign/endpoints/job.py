@@ -342,14 +342,15 @@ def _facts(job: EndpointsJob, curves: Sequence[Curve]) -> list[tuple[str, str]]:
     commits = sorted({str(point.record.get("client_commit") or "not known") for point in points})
     systems = sorted({str(point.system.get("system_name") or "not stated") for point in points})
     days = sorted({str(point.record.get("started_at") or "")[:10] for point in points} - {""})
-    digests = sorted({str(part(point.record, "rules").get("sha256") or "not known") for point in points})
+    used = RulesUsed.of(job.rules).sha256
+    others = sorted({str(part(point.record, "rules").get("sha256") or "rules not known") for point in points} - {used})
     return [
         ("official checker", f"{verdict.official_version}: {verdict.official_words}" if verdict else "not run"),
         ("checks of cm4vllm", verdict.own_words if verdict else "not made"),
         ("measured", " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "not known"),
         ("system", ", ".join(systems)),
         ("reference client", f"mlcommons/endpoints at {', '.join(commits)}"),
-        ("rules", f"{job.rules.title}, SHA-256 {RulesUsed.of(job.rules).sha256}; points: {', '.join(digests)}"),
+        ("rules", f"{job.rules.title}, SHA-256 {used}" + f"; points by {', '.join(others)}" * bool(others)),
         ("cohort", f"{job.target.cohort}, seed set {job.target.seeds.name}" + "; over" * bool(job.target.over)),
         ("command", command.command if command else "not known"),
     ]

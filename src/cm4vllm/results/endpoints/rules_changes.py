@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec.structs import replace
+
 from cm4vllm.common.checking.checks import Stage
 from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.clock import present
@@ -32,8 +34,8 @@ def explain_rules(settings: ExplainSettings) -> dict[str, Any]:
     if not settings.since:
         raise UsageError("no older rules were given", remedy="name their file with --since of explain,mlperf,rules")
     older, newer = read_rules(typed_path(settings.since)), settings.rules.chosen()
-    changed = list(_changes("", plain_rules(older), plain_rules(newer)))
-    say_text(f"from {older.title} to {newer.title}: {len(changed)} changes")
+    changed = list(_changes("", plain_rules(replace(older, amended_by=())), plain_rules(replace(newer, amended_by=()))))
+    say_text(f"from {older.title} to {newer.title}: {len(changed)} change{'s' * (len(changed) != 1)}")
     for line in changed:
         say_text(f"  {line}")
     verdicts = list(_verdicts(typed_path(settings.folder), older, newer)) if settings.folder else []

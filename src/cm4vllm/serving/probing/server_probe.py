@@ -101,14 +101,10 @@ def probe(
 
 
 def require_length(api_server: str, model_name: str, max_model_len: int, *, ca_file: str, access: Access) -> None:
-    """Raise ServerUnsuitable where servers do not tell how long a request may be and `max_model_len` is 0.
-
-    Nothing is asked for tokens; a server that does not answer is left to `probe`.
-    """
-    for url in base_urls(api_server):
-        site = Site(url, ca_file, access)
+    """Raise ServerUnsuitable where `max_model_len` is 0 and a server that answers does not tell its own."""
+    for site in (Site(url, ca_file, access) for url in base_urls(api_server)):
         try:
-            model = _chosen_model(url, model_name, served_models(site))
+            model = _chosen_model(site.endpoint, model_name, served_models(site))
         except CmError:
             continue
         _known_length(site, model, max_model_len)
