@@ -125,6 +125,7 @@ ALONE = {
     "src/cm4vllm/assets/dummy.py": OURS,
     "src/cm4vllm/assets/samples/picture_dataset.py": OURS,
     "src/cm4vllm/assets/quantization.py": f"{OURS}; {PROGRAM}",
+    "src/cm4vllm/campaign/published/published_rates.py": OURS,
     "src/cm4vllm/campaign/published/published_results.py": OURS,
     "src/cm4vllm/common/programs/containers.py": OURS,
     "src/cm4vllm/endpoints/inside/build_bundle.py": CHILD,
