@@ -24,8 +24,7 @@ from cm4vllm.common.folders.plain_files import require_plain_files
 from cm4vllm.loadgen.measurement import RUN
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.rules import BenchmarkTerms, Mode, RulesInputs, Terms, audit
-from cm4vllm.serving.installation.vllm_choice import require_device
-from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server, require_usable
+from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server, require_installable, require_usable
 from cm4vllm.serving.options.arguments import require_context
 from cm4vllm.serving.supervision.ipc_files import require_shared_memory
 from cm4vllm.submission.checker.source import open_source
@@ -197,13 +196,13 @@ def preflight(job: Job) -> tuple[str, ...]:
     return notes
 
 
-def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: bool) -> None:
+def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: bool, prepare: bool = False) -> None:
     """Refuse settings with which no server can be started or asked for `runs` on this machine.
 
-    Raises UsageError, InstallError, PortInUse, ServerUnsuitable.
+    With `prepare` the server is that of another machine, whose device this one may lack. Raises UsageError,
+    InstallError, PortInUse, ServerUnsuitable.
     """
-    if launch.device and not launch.api_server:
-        require_device(launch.device)
+    require_installable(launch, prepare=prepare, simulated=simulated)
     require_usable(launch)
     if launch.api_server:
         return

@@ -6,15 +6,19 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.progress import say
+from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus, given_gpus, hidden_by, vendors
 from cm4vllm.records.machine import GpuFacts
-from cm4vllm.serving.installation.install import VARIANTS, packages_of
+from cm4vllm.serving.installation.builds import VARIANTS, WantedBuild, require_driver, require_published
+from cm4vllm.serving.installation.install import PROVED_BY, VllmRecord, require_proof
+from cm4vllm.serving.installation.kernels import MISSING
+from cm4vllm.serving.installation.packages import packages_of
 
 #: The makers of the GPUs that a build is for.
 VENDORS = {vendor.device: vendor for vendor in vendors()}
@@ -27,6 +31,7 @@ class Choice(Settings, frozen=True, kw_only=True):
 
     variant: input_types.VllmVariant = ""
     version: input_types.VllmVersion = ""
+    proved_by: Annotated[Literal["", "server"], Key(PROVED_BY)] = ""
     vendor: Annotated[str, Key("CM_HOST_GPU_VENDOR")] = ""
     system_python: input_types.SystemPython = ""
 
@@ -43,8 +48,22 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
         raise UsageError(
             f"--device={device}: no {VENDORS[device].name} GPU that vLLM can use was found on this machine",
             cause=missing,
-            remedy="leave --device out to have the device detected; or give --device=cpu",
+            remedy="leave --device, or the tag of that build, out to have the device detected; or give --device=cpu; "
+            f"get,vllm,_{device} by itself installs that build, for a machine that has one",
         )
+
+
+def require_build(wanted: WantedBuild, device: str) -> None:
+    """Refuse a release that the build for a device does not have, or that needs a newer driver than this machine's.
+
+    The device is detected where it is empty. What the user's own wheel or index has is not known. Raises InstallError.
+    """
+    if wanted.from_elsewhere or wanted.variant == "system":
+        return
+    build = device or detected_build(Choice())[0]
+    require_published(build, wanted.version)
+    for gpu in gpus_for(build)[:1]:
+        require_driver(build, gpu.driver, wanted.version)
 
 
 def gpus_for(device: str) -> list[GpuFacts]:
@@ -64,6 +83,15 @@ def choose(choice: Choice) -> dict[str, str]:
     # The release that this build has anyway is not installed once more under its name.
     same = choice.version == VARIANTS[variant].release
     return {"CM_VLLM_CHOSEN_VARIANT": variant, **({"CM_VLLM_WANTED_VERSION": ""} if same else {})}
+
+
+def require_chosen(choice: Choice) -> None:
+    """Refuse a build for GPUs that a server was asked for on a machine without such a GPU, as --device is refused.
+
+    Where no server is started, it may be for another machine. Raises UsageError.
+    """
+    if choice.variant in VENDORS and choice.proved_by == "server":
+        require_device(choice.variant)
 
 
 def print_choice(choice: Choice) -> None:
@@ -97,6 +125,20 @@ def system_vllm(given: str = "") -> tuple[str, str]:
         cause=f"searched: {', '.join(asked)}",
         remedy="name the Python that has one: --vllm_python=/path/to/bin/python; or leave _system out",
     )
+
+
+def prove_here(installation: Path) -> None:
+    """Prove the installation whose record is at this path, where it is not proved and this machine has its device.
+
+    Else the first server on a machine that has it is the proof. Raises EnvironmentBroken.
+    """
+    record = read_record(installation, VllmRecord)
+    if record.kernels == MISSING:
+        say(f"note: {MISSING}")
+    if record.device in VENDORS and not gpus_for(record.device):
+        say(f"vLLM for {record.device} is installed and imported; the first server on a GPU is its proof")
+        return
+    require_proof(installation)
 
 
 def _python_of_command() -> list[str]:
