@@ -11,8 +11,11 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.installation.vllm_choice import Choice, choose
+    from pathlib import Path
 
+    from cm4vllm.serving.installation.vllm_choice import Choice, choose, note_kernels
+
+    note_kernels(Path(i["env"].get("CM_VLLM_INSTALLATION", "")))
     return {"return": 0, "env": choose(Choice.of(i["env"]))}
 
 

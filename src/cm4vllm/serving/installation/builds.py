@@ -62,7 +62,7 @@ class Variant(Release, frozen=True, kw_only=True):
     def releases(self) -> tuple[Release, ...]:
         """The releases that exist, newest first."""
         known: tuple[Release, ...] = (self, *self.others)
-        return tuple(sorted((one for one in known if one.published), key=_order, reverse=True))
+        return tuple(sorted((release for release in known if release.published), key=_order, reverse=True))
 
 
 class WantedBuild(Settings, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ def known_release(build: str, version: str = "") -> Release | None:
     if not version:
         return variant
     wanted = numbers_of(version)
-    return next((one for one in variant.releases if wanted and _order(one) <= wanted), None)
+    return next((release for release in variant.releases if wanted and _order(release) <= wanted), None)
 
 
 def release_for_driver(build: str, driver: str) -> str | None:
@@ -114,13 +114,14 @@ def release_for_driver(build: str, driver: str) -> str | None:
     Releases that need no such driver run with any.
     """
     present = numbers_of(driver)
-    return next((one.release for one in VARIANTS[build].releases if numbers_of(one.driver) <= present), None)
+    fitting = (known.release for known in VARIANTS[build].releases if numbers_of(known.driver) <= present)
+    return next(fitting, None)
 
 
 def require_published(build: str, version: str) -> None:
     """Raise InstallError for a release that is known not to exist in a build."""
     variant = VARIANTS[build]
-    absent = {one.release: one.seen for one in variant.others if not one.published}
+    absent = {release.release: release.seen for release in variant.others if not release.published}
     if version in absent:
         newest = variant.releases[0].release
         raise InstallError(

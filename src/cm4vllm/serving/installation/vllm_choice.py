@@ -132,13 +132,18 @@ def prove_here(installation: Path) -> None:
 
     Else the first server on a machine that has it is the proof. Raises EnvironmentBroken.
     """
+    note_kernels(installation)
     record = read_record(installation, VllmRecord)
-    if record.kernels == MISSING:
-        say(f"note: {MISSING}")
     if record.device in VENDORS and not gpus_for(record.device):
         say(f"vLLM for {record.device} is installed and imported; the first server on a GPU is its proof")
         return
     require_proof(installation)
+
+
+def note_kernels(installation: Path) -> None:
+    """Print what the installation whose record is at this path lacks; nothing where there is none yet."""
+    if installation.is_file() and read_record(installation, VllmRecord).kernels == MISSING:
+        say(f"note: {MISSING}")
 
 
 def _python_of_command() -> list[str]:
