@@ -20,7 +20,7 @@ from cm4vllm.serving.installation.builds import (
     require_published,
 )
 from cm4vllm.serving.installation.vllm_choice import DEVICES, Choice, require_build, require_chosen
-from cm4vllm.serving.launch_settings import LaunchSettings, require_installable
+from cm4vllm.serving.launch_settings import LaunchSettings, require_installable, vllm_notes
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "script/install-vllm"
@@ -90,6 +90,28 @@ def test_servers_for_another_machine_are_prepared_on_one_without_its_device(monk
         require_installable(LaunchSettings(build=WantedBuild(version="0.33.0")), prepare=True)
     require_installable(LaunchSettings(build=WantedBuild(version="0.33.0")), simulated=True)
     require_installable(LaunchSettings(build=WantedBuild(version="0.33.0"), container="vllm/vllm-openai:v0.33.0"))
+
+
+def test_a_plan_says_which_driver_the_chosen_release_needs_and_what_was_seen_of_it():
+    needs = "CUDA 13.0, NVIDIA driver 580.65.06 or newer"
+    noted = {
+        version: vllm_notes(LaunchSettings(device="cuda", build=WantedBuild(version=version)))
+        for version in ("", "0.33.0", "0.30.0", "0.11.0")
+    }
+    assert noted == {
+        "": (f"vLLM 0.32.0, CUDA build: {needs}; installed and imported, never served here",),
+        "0.33.0": (f"vLLM 0.33.0, CUDA build: {needs}; resolved and imported, never served here",),
+        "0.30.0": (f"vLLM 0.30.0, CUDA build: {needs}",),
+        "0.11.0": (),
+    }
+    for other in (
+        LaunchSettings(device="cpu"),
+        LaunchSettings(device="cuda", container="vllm/vllm-openai"),
+        LaunchSettings(device="cuda", api_server="http://127.0.0.1:1"),
+        LaunchSettings(build=WantedBuild(variant="system"), device="cuda"),
+        LaunchSettings(build=WantedBuild(wheel="vllm.whl"), device="cuda"),
+    ):
+        assert vllm_notes(other) == ()
 
 
 def test_a_build_for_gpus_is_refused_where_a_server_asks_for_it_and_not_alone(monkeypatch):

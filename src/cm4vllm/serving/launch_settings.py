@@ -22,7 +22,7 @@ from cm4vllm.serving.clusters.launchers import chosen_launcher
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import node_layout, placed_servers, require_cpu_backend
 from cm4vllm.serving.installation.builds import WantedBuild
-from cm4vllm.serving.installation.vllm_choice import DEVICES, gpus_for, require_build, require_device
+from cm4vllm.serving.installation.vllm_choice import DEVICES, build_notes, gpus_for, require_build, require_device
 from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import preset_named
 from cm4vllm.serving.ports import free_port
@@ -120,11 +120,22 @@ def require_installable(settings: LaunchSettings, *, prepare: bool = False, simu
     """
     if settings.api_server or settings.action != "start":
         return
-    device = settings.build.variant if settings.build.variant in DEVICES else settings.device
+    device = wanted_device(settings)
     if device and not prepare:
         require_device(device)
     if not (simulated or settings.container or settings.python):
         require_build(settings.build, device)
+
+
+def vllm_notes(settings: LaunchSettings) -> tuple[str, ...]:
+    """Return the note of a plan on the vLLM that is installed for GPUs; none where that is not so, or not known."""
+    elsewhere = settings.api_server or settings.container or settings.build.variant == "system"
+    return () if elsewhere else build_notes(settings.build, wanted_device(settings))
+
+
+def wanted_device(settings: LaunchSettings) -> str:
+    """Return the device that is asked for, by the tag of a build of vLLM or by its name; empty where any will do."""
+    return settings.build.variant if settings.build.variant in DEVICES else settings.device
 
 
 def require_usable(settings: LaunchSettings) -> None:

@@ -15,7 +15,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus, given_gpus, hidden_by, vendors
 from cm4vllm.records.machine import GpuFacts
-from cm4vllm.serving.installation.builds import VARIANTS, WantedBuild, require_driver, require_published
+from cm4vllm.serving.installation.builds import VARIANTS, WantedBuild, known_release, require_driver, require_published
 from cm4vllm.serving.installation.install import PROVED_BY, VllmRecord, require_proof
 from cm4vllm.serving.installation.kernels import MISSING
 from cm4vllm.serving.installation.packages import packages_of
@@ -64,6 +64,20 @@ def require_build(wanted: WantedBuild, device: str) -> None:
     require_published(build, wanted.version)
     for gpu in gpus_for(build)[:1]:
         require_driver(build, gpu.driver, wanted.version)
+
+
+def build_notes(wanted: WantedBuild, device: str) -> tuple[str, ...]:
+    """Return the note of a plan on the driver that the chosen release needs, and on what was seen of it; or none.
+
+    The device is detected where it is empty. Of a release that is not listed its driver alone is known.
+    """
+    build = device or detected_build(Choice())[0]
+    release = None if wanted.from_elsewhere else known_release(build, wanted.version)
+    if release is None or not release.needs:
+        return ()
+    version = wanted.version or release.release
+    seen = f"; {release.seen}" if version == release.release else ""
+    return (f"vLLM {version}, {VARIANTS[build].title} build: {release.needs}{seen}",)
 
 
 def gpus_for(device: str) -> list[GpuFacts]:
