@@ -112,11 +112,13 @@ def require_access(settings: LaunchSettings) -> Access:
     return chosen_access(settings.api_key_env, settings.api_headers_env)
 
 
-def require_installable(settings: LaunchSettings, *, prepare: bool = False, simulated: bool = False) -> None:
+def require_installable(
+    settings: LaunchSettings, *, prepare: bool = False, simulated: bool = False, driver: str | None = None
+) -> None:
     """Refuse servers on a device that this machine lacks, and a vLLM for it that does not exist or does not fit.
 
-    With `prepare` the device is that of another machine; a simulated server needs no vLLM, and a container has its own.
-    Raises UsageError, InstallError.
+    With `prepare` the device is that of another machine, and so is a `driver` (empty where it is not known); a
+    simulated server needs no vLLM, and a container has its own. Raises UsageError, InstallError.
     """
     if settings.api_server or settings.action != "start":
         return
@@ -124,7 +126,7 @@ def require_installable(settings: LaunchSettings, *, prepare: bool = False, simu
     if device and not prepare:
         require_device(device)
     if not (simulated or settings.container or settings.python):
-        require_build(settings.build, device)
+        require_build(settings.build, device, driver)
 
 
 def vllm_notes(settings: LaunchSettings) -> tuple[str, ...]:

@@ -197,11 +197,11 @@ def preflight(job: Job) -> tuple[str, ...]:
         given_model(Path(settings.nltk_data))
     for files in filter(None, (grader(name).problems for name in job.graders)):
         require_problem_files(Path(settings.livecodebench_path), files)
-    if job.machine is None:
-        require_server(settings.launch, runs, simulated=bool(settings.rehearse))
-        require_power(settings.view(PowerInputs), tree=not job.no_tree)
     if job.machine is not None:  # which has a results folder of its own
+        require_installable(settings.launch, prepare=True, driver=job.machine.driver)
         return (*notes, *require_fit(job))
+    require_server(settings.launch, runs, simulated=bool(settings.rehearse))
+    require_power(settings.view(PowerInputs), tree=not job.no_tree)
     require_fit(job)
     require_results_folder(job.out, job.out / LOCK_FILE)
     if not job.no_tree:

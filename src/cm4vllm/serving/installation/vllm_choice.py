@@ -53,17 +53,19 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
         )
 
 
-def require_build(wanted: WantedBuild, device: str) -> None:
-    """Refuse a release that the build for a device does not have, or that needs a newer driver than this machine's.
+def require_build(wanted: WantedBuild, device: str, driver: str | None = None) -> None:
+    """Refuse a release that the build for a device does not have, or that needs a newer driver.
 
-    The device is detected where it is empty. What the user's own wheel or index has is not known. Raises InstallError.
+    Device and driver are those of this machine where the one is empty and the other None. What the user's own wheel or
+    index has is not known. Raises InstallError.
     """
     if wanted.from_elsewhere or wanted.variant == "system":
         return
     build = device or detected_build(Choice())[0]
     require_published(build, wanted.version)
-    for gpu in gpus_for(build)[:1]:
-        require_driver(build, gpu.driver, wanted.version)
+    if driver is None:
+        driver = next((gpu.driver for gpu in gpus_for(build)), "")
+    require_driver(build, driver, wanted.version)
 
 
 def build_notes(wanted: WantedBuild, device: str) -> tuple[str, ...]:
