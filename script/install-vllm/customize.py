@@ -15,7 +15,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.installation.install import VLLM_FILE, InstallSettings, install
 
     env, folder = i["env"], Path.cwd()
-    record = install(InstallSettings.of(env), folder, Path(i["artifact"].path) / "requirements-cpu.txt")
+    record = install(InstallSettings.of(env), folder, Path(i["artifact"].path))
     env["CM_VLLM_PYTHON_BIN_WITH_PATH"] = record.python
     env["CM_VLLM_VERSION"] = record.packages["vllm"]
     env["CM_VLLM_DEVICE"] = record.device

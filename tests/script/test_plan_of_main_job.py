@@ -261,6 +261,27 @@ def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, 
     assert not any("CM_VLLM_VARIANT" in env for env in envs)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"adr": {"vllm": {"tags": "_cuda"}}}, "--device=cuda: no "),
+        ({"adr": {"vllm": {"tags": "_rocm"}}}, "--device=rocm: no "),
+        ({"adr": {"vllm": {"tags": "_version.0.33.0"}}}, "there is no CPU build of vLLM 0.33.0"),
+        ({"vllm_version": "0.33.0"}, "there is no CPU build of vLLM 0.33.0"),
+    ],
+)
+def test_a_vllm_that_this_machine_cannot_have_is_refused_before_any_step(
+    tmp_path, monkeypatch, files, machine, flags, words
+):
+    machine("")
+    request = asked(tmp_path, "_vllm", flags, files)
+    with pytest.raises(CmError, match=words) as of_plan:
+        planned(tmp_path, request)
+    with pytest.raises(CmError) as of_run:
+        executed(monkeypatch, request)
+    assert str(of_run.value) == str(of_plan.value)
+
+
 def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, files, machine):
     machine("h100-sxm-x4")
     assert planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "2", "replicas": "2"}, files))

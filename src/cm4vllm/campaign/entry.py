@@ -32,7 +32,7 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.hardware.readiness import load_sample, machine_limits, unready
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.rules import ExecutionMode, Mode, benchmark_terms, division_rules, round_terms
-from cm4vllm.serving.launch_settings import node_notes
+from cm4vllm.serving.launch_settings import node_notes, vllm_notes
 
 #: Rules that say what kind of system is measured, which a rehearsal needs as well as a result.
 _OF_THE_SYSTEM = frozenset({"DATACENTER", "SEPARATE"})
@@ -129,7 +129,8 @@ def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job
             say(f"note: {note}")
         raise with_other_machine(error, settings) from None
     nodes = node_notes(settings.launch) if machine is None else ()
-    return replace(job, notes=(*job.notes, *read, *nodes, *needed))
+    installed = () if settings.rehearse else vllm_notes(settings.launch)
+    return replace(job, notes=(*job.notes, *read, *installed, *nodes, *needed))
 
 
 def _with_profile_benchmark(asked: CampaignSettings) -> CampaignSettings:

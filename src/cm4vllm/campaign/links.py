@@ -51,7 +51,7 @@ from cm4vllm.report.final_table import run_table
 from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.installation.vllm_choice import Choice
 from cm4vllm.serving.launch import LaunchExports
-from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
+from cm4vllm.serving.launch_settings import LaunchSettings, require_installable, require_usable
 from cm4vllm.serving.planned_servers import media_of
 from cm4vllm.serving.server import SERVER_FILE
 
@@ -191,6 +191,7 @@ def completed_server(settings: LaunchSettings, inputs: LinkInputs) -> LinkOutput
 
     Raises CmError for settings that no server can have.
     """
+    require_installable(settings)
     require_usable(settings)
     if inputs.served:
         return LinkOutputs()

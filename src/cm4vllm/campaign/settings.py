@@ -77,6 +77,7 @@ class JobSettings(AssetInputs, frozen=True, kw_only=True):
     vllm_index_url: input_types.VllmIndexUrl = ""
     vllm_extra_index_url: input_types.VllmExtraIndexUrl = ""
     vllm_wheel: input_types.VllmWheel = ""
+    vllm_version: input_types.VllmVersion = ""
     servers: LaunchSettings = LaunchSettings()
 
 

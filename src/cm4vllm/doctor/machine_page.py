@@ -36,7 +36,8 @@ from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, default_round, round_terms
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
-from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_device
+from cm4vllm.serving.installation.builds import VARIANTS, WantedBuild
+from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_build, require_device
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,28 @@ def usable_devices() -> tuple[list[Device], list[Finding]]:
             remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
             lacking.append(Finding(field=f"device {name}", what=error.cause or error.what, remedy=remedy))
             continue
+        lacking += _old_driver(name)
         own = gpus_to_plan([gpu for gpu in gpus if name in VENDORS and gpu.vendor == VENDORS[name].name], os.environ)
         if name == DEVICES[0]:
             devices.append(Device(name, 0, float(free_memory())))
         elif own:
             devices.append(Device(name, len(own), least_memory(own)[0]))
     return devices, lacking
+
+
+def _old_driver(build: str) -> Iterator[Finding]:
+    """Yield the finding on a driver that is older than the build's default release needs."""
+    try:
+        require_build(WantedBuild(), build)
+    except InstallError as error:
+        yield Finding(field=f"device {build}", what=f"{error.what}: {error.cause}", remedy=error.remedy)
+
+
+def build_words() -> str:
+    """Return the builds of vLLM, each with its default release and the driver that this needs."""
+    return "; ".join(
+        f"{name} {build.release}{f' ({build.needs})' if build.needs else ''}" for name, build in VARIANTS.items()
+    )
 
 
 def usable_containers(devices: Iterable[Device]) -> tuple[list[str], list[Finding]]:
@@ -286,6 +303,7 @@ def _page(
     ):
         yield from _wrap(line, "  ")
     yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"
+    yield from _wrap(f"builds of vLLM: {build_words()}", "  ")
     none = f"none of {', '.join(engines())} can be used: no vLLM from an image"
     yield f"  engines for containers: {', '.join(containers) or none}"
     yield f"\nWhat it can run: round {round_name}, open division"

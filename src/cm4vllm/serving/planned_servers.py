@@ -20,7 +20,7 @@ from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, rou
 from cm4vllm.serving.clusters.launchers import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, placed_servers
 from cm4vllm.serving.fit.advice import with_host_memory
-from cm4vllm.serving.installation.install import packages_of
+from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.installation.vllm_choice import gpus_for
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start
 from cm4vllm.serving.options import arguments

@@ -176,6 +176,18 @@ KNOWN_FAILURES = (
         "FlashInfer compiles kernels with its nvcc when the server starts",
     ),
     KnownFailure(
+        "kernels",
+        (
+            r"Could not find nvcc",
+            r"No such file or directory: 'nvcc'",
+            r"AssertionError: \w{1,90}\.h not found",
+            r"flashinfer-cubin is missing",
+        ),
+        "give this vLLM FlashInfer's compiled kernels, where a network is: PYTHON -m vllm.entrypoints.cli.main "
+        "download-kernels, with the Python of get,vllm; or install a CUDA toolkit with nvcc and set CUDA_HOME to it: "
+        "what FlashInfer has no compiled kernel for is compiled, or downloaded, when the server starts",
+    ),
+    KnownFailure(
         "ptxas",
         (r"Value 'sm_\w{1,60}' is not defined for option", r"PTXAS error"),
         "set TRITON_PTXAS_PATH to the ptxas of a CUDA toolkit that knows this GPU, as "
