@@ -26,8 +26,8 @@ class Pages(LoopbackServer):
     def __enter__(self):
         class Page(Handler):
             def do_GET(self):
-                found = self.server_of.page and self.path == "/metrics"
-                self.send(200 if found else 404, self.server_of.page.encode() if found else b"{}", "text/plain")
+                page = self.server_of.page if self.path == "/metrics" else ""
+                self.send(200 if page else 404, page.encode() or b"{}", "text/plain")
 
         return self.start(Page)
 

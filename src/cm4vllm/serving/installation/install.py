@@ -329,7 +329,7 @@ def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[
 
 
 #: The packages that compute.
-PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
+PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors", "vllm-bnb-plugin")
 
 
 def packages_of(python: Path, env: Mapping[str, str] | None = None, names: Sequence[str] = PACKAGES) -> dict[str, str]:
