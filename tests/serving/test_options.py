@@ -43,7 +43,7 @@ def test_every_option_is_found_by_each_of_its_names(options):
 def test_what_the_release_knows_is_left_as_it_is(options):
     words = (
         "model --max_num_seqs 4 --seed=-1 --compilation-config.mode 3 -tp 2 -O3 --enforce-eager "
-        "--dtype=bfloat16 --allowed-origins a b"
+        "--dtype=bfloat16 --gpu-memory-util=0.9 --allowed-origins a b"
     ).split()
     assert fit_to_release(words, options) == (words, [])
 
@@ -51,11 +51,13 @@ def test_what_the_release_knows_is_left_as_it_is(options):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--max-num-seq=4", "--max-num-seqs"),
+        ("--max-num-seqz=4", "--max-num-seqs"),
         ("--tensor-paralel-size=2", "--tensor-parallel-size"),
         ("--zzz", "--help=all"),
         ("--dtype=bfloat61", "bfloat16"),
         ("--enforce-eager=yes", "takes no value"),
+        ("--gpu-memory-util", "needs a value"),
+        ("--max-num=4", "has no option"),
         ("--max-model-len", "needs a value"),
     ],
 )
@@ -63,7 +65,7 @@ def test_an_option_or_a_value_that_this_release_does_not_take_is_an_error(option
     with pytest.raises(UsageError) as caught:
         fit_to_release(["model", word], options)
     assert said in str(caught.value)
-    assert word.startswith(("--dtype", "--enforce", "--max-model")) or "has no option" in caught.value.what
+    assert word.startswith(("--dtype", "--enforce", "--max-model", "--gpu")) or "has no option" in caught.value.what
 
 
 def test_an_option_that_was_dropped_is_left_out_with_a_note_unless_the_release_has_it(options):
@@ -303,3 +305,29 @@ def test_what_a_services_name_makes_is_left_out(links):
 )
 def test_a_port_that_is_a_number_and_a_proxy_in_either_spelling_are_carried(name, value):
     assert carried_variables({name: value, "PROXY": "x", "CUDA_VISIBLE_DEVICES": "0"}) == {name: value}
+
+
+# --- the lines that published submissions have, and what this release takes of them
+
+PUBLISHED = msgspec.yaml.decode((Path(__file__).parent / "recorded/published_lines.yaml").read_bytes())
+
+
+@pytest.mark.parametrize("line", PUBLISHED, ids=lambda line: line["file"])
+def test_each_published_line_is_translated_or_refused_by_the_options_name(options, line):
+    given = line["words"].split()
+    if "refused" in line:
+        with pytest.raises(UsageError) as caught:
+            fit_to_release(given, options)
+        assert line["refused"] in caught.value.what and caught.value.remedy
+        return
+    words, notes = fit_to_release(given, options)
+    assert not {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")} & set(vanished())
+    assert fit_to_release(words, options) == (words, [])
+    left = [word for word in given if word not in words and word.startswith("-")]
+    assert {note.partition(":")[0] for note in notes} == set(left)
+
+
+def test_the_published_lines_are_of_four_rounds_and_most_are_taken():
+    assert len(PUBLISHED) == 78 and sum("refused" in line for line in PUBLISHED) == 22
+    assert {line["repository"].rpartition("_")[2] for line in PUBLISHED} == {"v4.1", "v5.1", "v6.0", "v6.1"}
+    assert all(re.fullmatch("[0-9a-f]{40}", line["commit"]) for line in PUBLISHED)

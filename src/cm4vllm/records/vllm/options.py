@@ -185,6 +185,14 @@ def spellings() -> Mapping[str, list[str]]:
     return msgspec.yaml.decode(bytes_of(Path(__file__).with_name("spellings.yaml")), type=dict[str, list[str]])
 
 
+def option_named(name: str, known: Options) -> Option | None:
+    """Return the option of a name, which may be shortened as long as it is the beginning of one option only."""
+    if name in known or not name.startswith("--"):
+        return known.get(name)
+    begun = [option for other, option in known.items() if other.startswith(name)]
+    return begun[0] if len(begun) == 1 else None
+
+
 def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[str]]:
     """Return the words as this release takes them, and a note for each that was translated or left out.
 
@@ -200,6 +208,9 @@ def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[
             now = fit_to_release(renamed.words(option), options)[0]
             done += now
             notes.append(f"{option.words[0]}: {renamed.note}; " + (f"said as {' '.join(now)}" if now else "left out"))
+        elif (begun := option_named(option.name, options)) is not None:
+            _check_value(begun, option)
+            done += option.words
         else:
             raise UsageError(
                 f"the installed vLLM has no option {option.name}",
