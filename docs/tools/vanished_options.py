@@ -34,11 +34,9 @@ FIRST, NEWEST_ALONE = Version("0.5.0"), Version("0.10")
 _INDEX = "https://pypi.org/simple"
 _TIMEOUT_S, _MOST_BYTES = 600, 1 << 28
 _SOURCE = re.compile(r"vllm-(?P<version>[0-9.]+(\.post\d+)?)\.tar\.gz", re.ASCII)
-#: The modules whose classes have fields that become options, and those that add options to the parser of the server.
-_READ = re.compile(r"vllm/(engine/arg_utils|config(/.*)?|entrypoints/.*)\.py")
-_PARSERS = re.compile(
-    r"vllm/(engine/arg_utils|entrypoints/(openai|launchers|common)/cli_args|entrypoints/cli/serve)\.py"
-)
+#: The modules that add options to the parser of the server, and those whose classes have fields that become options.
+_PARSERS = re.compile(r"vllm/(engine/arg_utils|entrypoints/((openai|launchers|common)/cli_args|cli/serve))\.py")
+_CONFIGS = re.compile(r"vllm/config(/.*)?\.py")
 _COMMENT = """\
 # Options of `vllm serve` that a release between {first} and {last} had and {last} has not: the first and the last
 # release that had them and the first one without them, of those that were read, and whether a value follows. Written
@@ -80,7 +78,8 @@ def read_source(package: Path) -> Source:
     with tarfile.open(package) as archive:
         for member in archive:
             path = member.name.partition("/")[2]
-            data = archive.extractfile(member) if member.isfile() and _READ.fullmatch(path) else None
+            wanted = member.isfile() and (_PARSERS.fullmatch(path) or _CONFIGS.fullmatch(path))
+            data = archive.extractfile(member) if wanted else None
             if data is not None:
                 add_module(source, path, ast.parse(data.read()))
     return source
@@ -132,9 +131,10 @@ def _of_loop(source: Source, tree: ast.Module, scope: ast.FunctionDef, call: ast
             first = row.elts[0] if isinstance(row, ast.Tuple) else row
             yield str(ast.literal_eval(first)), _value(source, scope, call)
     else:
-        owner = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and scope in node.body)
-        users = {base: name for name, bases in source.bases.items() for base in bases}
-        for key, kind in source.fields_of(users.get(owner.name, owner.name)).items():
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        owner = next(node.name for node in classes if scope in node.body)
+        users = [node.name for node in classes if owner in source.bases[node.name]]  # the loop is over their fields
+        for key, kind in (field for user in users or [owner] for field in source.fields_of(user).items()):
             yield from _spelled([f"--{key.replace('_', '-')}"], _of_annotation(kind)).items()
 
 

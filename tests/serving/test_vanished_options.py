@@ -1,5 +1,6 @@
 """The options of a release by the syntax of its source package, and the list of those that vanished."""
 
+import hashlib
 import io
 import re
 import tarfile
@@ -11,6 +12,7 @@ from packaging.version import Version
 import vanished_options as tool
 from cm4vllm.common.files import bytes_of
 from cm4vllm.records.vllm import options as module
+from loopback_server import Handler, LoopbackServer
 from recipes import recipes
 
 CONFIG = """
@@ -63,7 +65,13 @@ OPTIONS = {
 
 def source_package(folder, version, **texts):
     path = folder / f"vllm-{version}.tar.gz"
-    paths = {"config": "config/model.py", "frontend": "entrypoints/openai/cli_args.py", "engine": "engine/arg_utils.py"}
+    texts = {**texts, "batch": "class BatchArgs(Base):\n    lost: int = 0\n"}  # of another program's parser
+    paths = {
+        "batch": "entrypoints/launchers/run_batch.py",
+        "config": "config/model.py",
+        "frontend": "entrypoints/openai/cli_args.py",
+        "engine": "engine/arg_utils.py",
+    }
     with tarfile.open(path, "w:gz") as archive:
         for name, text in {"worker.py": "not Python (", **{paths[key]: text for key, text in texts.items()}}.items():
             member = tarfile.TarInfo(f"vllm-{version}/vllm/{name}")
@@ -89,6 +97,44 @@ def test_the_list_has_the_releases_of_each_option_that_the_newest_has_not(tmp_pa
         "--b: {since: 0.9.2, last: 0.9.2, gone: 0.10.0, value: always}",
         "--a: {since: 0.9.2, last: 0.10.0, gone: 0.11.0, value: always}",
     ]
+
+
+class Index(LoopbackServer):
+    """A package index of some files, with one page in JSON; `spoiled` files have other bytes than the page says."""
+
+    files: dict[str, bytes] = {}
+    spoiled = False
+    asked: list[str] = []
+
+    def __enter__(self):
+        class Page(Handler):
+            def do_GET(self):
+                index, name = self.server_of, self.path.rpartition("/")[2]
+                index.asked.append(name)
+                self.send(200, (index.files[name] + b"x" * index.spoiled) if name else index.page(), "text/plain")
+
+        self.asked = []
+        return self.start(Page)
+
+    def page(self):
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in self.files.items()}
+        entries = [{"filename": name, "url": f"../{name}", "hashes": {"sha256": d}} for name, d in digests.items()]
+        return msgspec.json.encode({"files": entries})
+
+
+def test_the_releases_before_the_tenth_and_the_newest_of_each_later_one_are_downloaded(tmp_path, monkeypatch):
+    versions = ("0.4.3", "0.5.0", "0.5.0.post1", "0.9.2", "0.10.0", "0.10.2", "0.11.0rc1", "0.12.0")
+    with Index() as index:
+        index.files = {f"vllm-{version}.tar.gz": version.encode() for version in versions}
+        index.files["vllm-0.12.0-py3-none-any.whl"] = b"wheel"
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.port}/simple/")
+        tool.download(tmp_path)
+        kept = {str(version): path.read_text() for version, path in tool.source_packages(tmp_path).items()}
+        index.spoiled = True
+        with pytest.raises(SystemExit, match=r"vllm-0\.5\.0\.tar\.gz is not what the index says"):
+            tool.download(tmp_path)
+    assert kept == {version: version for version in ("0.5.0", "0.5.0.post1", "0.9.2", "0.10.2", "0.12.0")}
+    assert index.asked[:2] == ["", "vllm-0.5.0.tar.gz"]
 
 
 @pytest.mark.parametrize(("kind", "value"), [("int", "always"), ("bool | None", "switch"), ("bool | str", "optional")])
