@@ -8,7 +8,7 @@ import msgspec
 from cm4vllm.common.programs.processes import run
 
 #: The packages that compute.
-PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
+PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors", "vllm-bnb-plugin")
 
 
 def packages_of(python: Path, env: Mapping[str, str] | None = None, names: Sequence[str] = PACKAGES) -> dict[str, str]:

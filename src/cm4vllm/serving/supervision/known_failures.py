@@ -122,6 +122,15 @@ KNOWN_FAILURES = (
         "get the model again: its weights are damaged (cm run script --tags=get,ml-model --renew)",
     ),
     KnownFailure(
+        "bitsandbytes",
+        (
+            r"(?:Unknown|Invalid) quantization method: bitsandbytes",
+            r"Load format [`']bitsandbytes[`'] is not supported",
+        ),
+        "install the plugin vllm-bnb-plugin beside vLLM, which does not serve such weights itself since 0.28, or take "
+        "--vllm_version=0.27.1",
+    ),
+    KnownFailure(
         "quantization",
         (
             r"Cannot find the config file for",
