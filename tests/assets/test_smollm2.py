@@ -25,7 +25,9 @@ from cm4vllm.records.assets import ModelRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "script/get-ml-model" / smollm2.LOCK
-TEMPLATE = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+)
 
 
 @pytest.fixture
@@ -75,6 +77,13 @@ def test_a_template_that_cannot_be_used_is_refused(tmp_path, model, model_record
 def test_the_articles_stand_for_no_dataset_of_another_kind(benchmark):
     with pytest.raises(DatasetError, match=f"the articles cannot stand for the dataset of {benchmark}"):
         check(DatasetSettings(source="articles", benchmark=benchmark))
+
+
+def test_no_model_is_calibrated_on_the_articles(tmp_path, model_record):
+    settings = DatasetSettings(source="articles", calibration=True, model_record=str(model_record))
+    for ask in (check, lambda settings: provide(settings, tmp_path)):
+        with pytest.raises(DatasetError, match="an evaluation set alone"):
+            ask(settings)
 
 
 def test_the_articles_belong_to_smollm2_where_no_dataset_is_asked_for(tmp_path, model):

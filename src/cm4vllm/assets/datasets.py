@@ -41,6 +41,7 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     if source == "tiny":
         record = stand_in_dataset(_required(model), settings, benchmark, folder)
     elif source == "articles":
+        require_summaries(benchmark, settings.kind)
         record = articles_dataset(_required(model), benchmark, folder)
     elif source == "path":
         path = given_path(settings.location)
@@ -223,4 +224,4 @@ def check(settings: DatasetSettings) -> None:
     elif settings.source == "mlcommons":
         _catalogue_dataset(settings)
     elif settings.source == "articles":
-        require_summaries(benchmark)
+        require_summaries(benchmark, settings.kind)

@@ -26,8 +26,17 @@ _QUESTION = "Summarize this article in one sentence.\n\n{input}"
 _SUMMARIES = "rouge"
 
 
-def require_summaries(benchmark: BenchmarkTerms) -> None:
-    """Raise DatasetError for a benchmark whose answers are no summaries, or are judged in several ways."""
+def require_summaries(benchmark: BenchmarkTerms, kind: str = "dataset") -> None:
+    """Raise DatasetError for a benchmark whose answers are no summaries, and for another kind of set than evaluation's.
+
+    `kind` is that of `DatasetSettings`.
+    """
+    if kind != "dataset":
+        raise DatasetError(
+            "the articles are an evaluation set alone",
+            cause="a model that was calibrated on them would be judged by what it has seen",
+            remedy="give a set of your own: _path.FILE among the tags of get,dataset",
+        )
     if benchmark.media is not None or benchmark.scorer != _SUMMARIES or benchmark.columns:
         raise DatasetError(
             f"the articles cannot stand for the dataset of {benchmark.name}",
@@ -38,7 +47,6 @@ def require_summaries(benchmark: BenchmarkTerms) -> None:
 
 def articles_dataset(model: ModelRecord, benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
     """Write the articles as prompts of a model's chat template, with its tokens. Raises DatasetError, ModelError."""
-    require_summaries(benchmark)
     path, place = folder / "articles.json", Path(model.path)
     with step(f"the dataset of {SAMPLES} articles"):
         rows = with_token_ids(_rows(place), place, "articles", "")
