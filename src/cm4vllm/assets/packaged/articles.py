@@ -4,13 +4,12 @@ They were written for cm4vllm by a language model; people and events are made up
 They stand for no benchmark's dataset: their number is theirs, and a result is refused with them.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.samples.prompt_tokens import chat_prompt, with_token_ids
-from cm4vllm.assets.samples.published_formats import write_rows
+from cm4vllm.assets.samples.published_formats import rows_of, write_rows
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.progress import step
@@ -67,6 +66,5 @@ def articles_dataset(model: ModelRecord, benchmark: BenchmarkTerms, folder: Path
 
 def _rows(model: Path) -> list[Mapping[str, Any]]:
     """Return the articles with the template of a model's prompts."""
-    rows: list[dict[str, str]] = json.loads(_FILE.read_text(encoding="utf-8"))
     instruction = chat_prompt(model, _QUESTION)
-    return [{**row, "instruction": instruction} for row in rows]
+    return [{**row, "instruction": instruction} for row in rows_of(_FILE)]

@@ -47,10 +47,10 @@ CUTS = {"smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "ind
 
 def main(package: str, name: str, folder: Path) -> None:
     """Write the folder of the model whose GGUF file is `name` in an installed package."""
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         sys.exit(f"the package {package} is not installed")
-    reader = gguf.GGUFReader(Path(found.submodule_search_locations[0]) / name)
+    reader = gguf.GGUFReader(Path(spec.submodule_search_locations[0]) / name)
     facts = {key: field.contents() for key, field in reader.fields.items()}
     weights = {hub_name(tensor.name): values_of(tensor, facts) for tensor in reader.tensors}
     write_safetensors(folder / "model.safetensors", weights)
