@@ -140,8 +140,8 @@ class Sources:
                 ),
             )
         if variation == _ARTICLES:
-            what = f"the dataset of {articles.SAMPLES} articles"
-            return (Brings(how="make", what=what, disk_bytes=articles.DISK_BYTES, source="measured"),)
+            title = f"the dataset of {articles.SAMPLES} articles"
+            return (Brings(how="make", what=title, disk_bytes=articles.DISK_BYTES, source="measured"),)
         dataset = catalogue().dataset(name) if variation == _BENCHMARK else None
         if dataset is None or not dataset.mlcommons:
             return ()
