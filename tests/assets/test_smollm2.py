@@ -204,16 +204,17 @@ if __name__ == "__main__":
         from vllm import LLM, SamplingParams
         model = LLM(folder, dtype="float32", max_model_len=1024, max_num_seqs=20, enforce_eager=True, seed=0)
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        done = model.generate(asked, SamplingParams(temperature=0, max_tokens=48), use_tqdm=False)
+        done = model.generate(asked, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)
         answers = [list(output.outputs[0].token_ids) for output in done]
     else:
         import torch
+        torch.set_num_threads(1)  # more would wait for each other where other programs run
         from transformers import AutoModelForCausalLM
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.inference_mode():
             asked = [torch.tensor([prompt]) for prompt in prompts]
             answers = [
-                model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False)[0].tolist()
+                model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False)[0].tolist()
                 for ids in asked
             ]
         answers = [answer[len(prompt) :] for answer, prompt in zip(answers, prompts)]
