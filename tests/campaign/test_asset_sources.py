@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cm4vllm.assets.packaged import smollm2
 from cm4vllm.assets.tiny.stand_ins import STAND_INS
 from cm4vllm.campaign import asset_sources
+from cm4vllm.campaign.links import LinkInputs
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import write_record
+from cm4vllm.records.assets import ModelRecord
 from cm4vllm.rules import catalogue
 
 BENCHMARK = "llama3.1-8b"
@@ -158,6 +162,13 @@ def test_the_size_of_a_made_dataset_is_that_of_its_kind(benchmark, megabytes):
 def test_the_articles_are_made_and_their_size_is_known():
     (made,) = sources(BENCHMARK, name="smollm2").brings("dataset")
     assert (made.how, made.what, made.disk_bytes) == ("make", "the dataset of 200 articles", 300_000)
+
+
+def test_a_link_takes_the_articles_for_a_record_of_smollm2(tmp_path):
+    path = tmp_path / "model.json"
+    write_record(path, ModelRecord(name="m", path="/m", source=smollm2.SOURCE, sha256="0"))
+    of_link = LinkInputs(model_record=str(path)).sources()
+    assert (of_link.model, of_link.dataset) == ("_smollm2", "_articles")
 
 
 def test_each_stand_in_is_of_the_catalogue_and_of_the_recipe_that_makes_it():
