@@ -375,7 +375,9 @@ def test_a_value_that_a_step_gives_is_a_fact_for_those_after_it(home):
     (step,) = plan["plan"]["children"]
     assert step["children"][0]["why"]["only_if"] == ["depends on CM_RATE, which the step before sets"]
     assert (step["notes"], step["why"]["data"]) == (["a note"], {"a": 1})
-    assert plan["summary"]["brings"] == [{"how": "make", "what": "a thing", "disk_bytes": 5, "measured": None}]
+    assert plan["summary"]["brings"] == [
+        {"how": "make", "what": "a thing", "disk_bytes": 5, "download_bytes": None, "measured": None}
+    ]
     tree = home.done("plan", "script", "--tags=top").stdout
     assert "step s: use" in tree
 

@@ -29,13 +29,23 @@ def require_fit(job: Job) -> tuple[str, ...]:
     Nothing is said of a server that runs already, of other nodes than those of a named machine, and of a model whose
     sizes are not known. Raises ModelError with the arithmetic, UsageError.
     """
-    if (question := _question(job)) is None:
+    asked = _asked(job)
+    if asked is None:
         return (_not_known(job),) if job.machine is not None else ()
-    asked = asked_of(question, job.machine)
     if job.machine is None:
         _require(asked)
         return ()
-    return tuple(_notes(asked, advise(asked), given=bool(question.tp_size or question.pp_size)))
+    return tuple(_notes(asked, advise(asked), given=bool(asked.tensor_parallel or asked.pipeline_parallel)))
+
+
+def _asked(job: Job) -> Asked | None:
+    """Return the advisor's question; None also for an architecture that it cannot size, which vLLM may well serve."""
+    if (question := _question(job)) is None:
+        return None
+    try:
+        return asked_of(question, job.machine)
+    except ModelError:
+        return None
 
 
 def _question(job: Job) -> AdviceSettings | None:
