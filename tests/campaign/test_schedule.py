@@ -253,6 +253,8 @@ def test_model_and_datasets_become_settings_and_other_tags_stay():
     assert applied.rest == {name: {"tags": tags} for name, tags in left.items()}
     tiny = amendments({"dataset": {"tags": "_tiny"}, "ml-model": {"tags": "_tiny"}}, reach).settings
     assert tiny == {"CM_DATASET_SOURCE": "tiny", "CM_ML_MODEL_SOURCE": "_tiny"}
+    other = amendments({"dataset": {"tags": "_articles"}, "ml-model": {"tags": "_smollm2"}}, reach).settings
+    assert other == {"CM_DATASET_SOURCE": "articles", "CM_ML_MODEL_SOURCE": "_smollm2"}
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ _FILES = {
     "compliance-dataset": "CM_COMPLIANCE_DATASET_FILE",
     "calibration": "CM_CALIBRATION_DATASET_FILE",
 }
-_MODEL_SOURCES = ("_tiny", "_dummy", "_hf", "_path", "_served", "_catalogue", "_mlcommons")
-_DATASETS = {"_tiny": "tiny", "_mlcommons": "benchmark"}
+_MODEL_SOURCES = ("_tiny", "_smollm2", "_dummy", "_hf", "_path", "_served", "_catalogue", "_mlcommons")
+_DATASETS = {"_tiny": "tiny", "_articles": "articles", "_mlcommons": "benchmark"}
 #: The name of vLLM's installation, whose tags are checked before the first step.
 _VLLM = "vllm"
 _LOADGEN, _ROUND = ("loadgen", "mlperf-inference-loadgen"), re.compile(r"_r\d+\.\d+")

@@ -139,7 +139,7 @@ def _notes(asked: Asked, fit: Fit, *, given: bool) -> Iterator[str]:
 def _not_known(job: Job) -> str:
     if job.settings.api_server:
         return "fit: not judged: the server at --api_server runs already"
-    name = job.settings.vllm_model_name or job.sources.location or "the stand-in"
+    name = job.settings.vllm_model_name or job.sources.location or f"_{job.sources.kind}"
     if job.machine is not None and not (job.machine.gpus or job.machine.memory_bytes):
         return f"fit: not known: the memory of {job.machine.title} is not"
     return f"fit: not known: the catalogue does not have the sizes of {name}; advise,vllm-fit takes its config.json"
