@@ -95,14 +95,14 @@ def _words(finding: Finding) -> str:
 UNCHANGED = Amendments()
 
 
-def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
-    """Return the job that the settings ask for, checked. `changes` are those of `--adr`.
+def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED, *, prepare: bool = False) -> Job:
+    """Return the job that the settings ask for, checked. `changes` are those of `--adr`; `prepare` only gets its parts.
 
     All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
     the result that is asked for is then said before. Of a plan for another machine that machine is judged, and nothing
     of this one. Raises CmError.
     """
-    settings, machine = with_machine(of_anywhere(_with_profile_benchmark(published_settings(asked))))
+    settings, machine = with_machine(of_anywhere(_with_profile_benchmark(published_settings(asked))), prepare=prepare)
     require_rehearsal(
         settings.view(SimulatedSettings),
         differing(settings),
