@@ -98,7 +98,7 @@ def _left(job: Job, exports: PreparedExports) -> Iterator[str]:
         if job.machine is not None:
             yield f"the first server proves vLLM{f', with a driver from {record.driver} on' if record.driver else ''}"
         if record.kernels:
-            yield f"kernels: {record.kernels}"
+            yield record.kernels
     if job.quantisation:
         yield "the model is quantised"
 

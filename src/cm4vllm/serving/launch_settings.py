@@ -77,6 +77,7 @@ class LaunchSettings(StartedServer, frozen=True, kw_only=True):
     installation: input_types.VllmInstallation = ""
     preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
     device: input_types.Device = ""
+    machine: input_types.Machine = ""
     gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
     gpu_count: Annotated[int, Key("CM_HOST_GPU_COUNT")] = 0
     action: input_types.ServerAction = "start"
@@ -123,7 +124,7 @@ def require_installable(
     if settings.api_server or settings.action != "start":
         return
     device = wanted_device(settings)
-    if device and not prepare:
+    if device and not (prepare or settings.machine):
         require_device(device)
     if not (simulated or settings.container or settings.python):
         require_build(settings.build, device, driver)
@@ -145,7 +146,7 @@ def require_usable(settings: LaunchSettings) -> None:
 
     Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse, ServerUnreachable.
     """
-    if settings.action != "start":
+    if settings.action != "start" or settings.machine:
         return
     chosen, options = chosen_server(settings), asked_options(settings)
     require_access(settings)

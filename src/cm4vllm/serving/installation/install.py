@@ -81,6 +81,7 @@ class InstallSettings(Settings, frozen=True, kw_only=True):
     wheel: input_types.VllmWheel = ""
     system_python: input_types.SystemPython = ""
     proved_by: Annotated[Literal["", "server"], Key(PROVED_BY)] = ""
+    machine: input_types.Machine = ""
 
     @property
     def index_words(self) -> list[str]:
@@ -187,7 +188,8 @@ def check(settings: InstallSettings) -> None:
     wheel = settings.wheel.partition("#")[0]
     if wheel and "://" not in wheel and " @ " not in wheel and not given_path(wheel).is_file():
         raise InstallError(f"there is no wheel {wheel}", remedy="give --vllm_wheel a file or a URL")
-    _require_machine(VARIANTS[settings.variant])
+    if not settings.machine:
+        _require_machine(VARIANTS[settings.variant])
 
 
 def note_proved(installation: Path) -> None:

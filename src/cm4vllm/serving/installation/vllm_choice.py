@@ -27,13 +27,17 @@ DEVICES = ("cpu", *VENDORS)
 
 
 class Choice(Settings, frozen=True, kw_only=True):
-    """The request, and the detected hardware. `variant` and `version` are empty if nothing was requested."""
+    """The request, and the detected hardware. `variant` and `version` are empty if nothing was requested.
+
+    `machine` names another machine, which a plan is for.
+    """
 
     variant: input_types.VllmVariant = ""
     version: input_types.VllmVersion = ""
     proved_by: Annotated[Literal["", "server"], Key(PROVED_BY)] = ""
     vendor: Annotated[str, Key("CM_HOST_GPU_VENDOR")] = ""
     system_python: input_types.SystemPython = ""
+    machine: input_types.Machine = ""
 
 
 def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
@@ -106,7 +110,7 @@ def require_chosen(choice: Choice) -> None:
 
     Where no server is started, it may be for another machine. Raises UsageError.
     """
-    if choice.variant in VENDORS and choice.proved_by == "server":
+    if choice.variant in VENDORS and choice.proved_by == "server" and not choice.machine:
         require_device(choice.variant)
 
 
