@@ -5,10 +5,14 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.serving.installation.builds import VARIANTS, planned_install
     from cm4vllm.serving.installation.install import InstallSettings, check
 
-    check(InstallSettings.of(i["env"]))
-    return {"return": 0}
+    settings = InstallSettings.of(i["env"])
+    check(settings)
+    if not (settings.version and settings.variant in VARIANTS):
+        return {"return": 0}
+    return {"return": 0, "brings": [planned_install(settings.variant, settings.version)]}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ The steps are those of the job's schedule that fetch, and vLLM in place of its s
 cache of CM and of the hub, where the job itself finds it.
 """
 
+import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def _size(path: Path) -> int:
 def _left(job: Job, exports: PreparedExports) -> Iterator[str]:
     """Yield what only the machine that serves can do."""
     if job.machine is not None:
-        yield "it has the same CM_REPOS and HF_HOME, as on a shared file system, and the same Python"
+        same = f"the same Python and the same kind of processor, {platform.machine()}"
+        yield f"it has the same CM_REPOS and HF_HOME, as on a shared file system, {same}"
     if exports.installation:
         record = read_record(Path(exports.installation), VllmRecord)
         if job.machine is not None:

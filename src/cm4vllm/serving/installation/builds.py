@@ -1,6 +1,7 @@
 """The builds of vLLM, one a kind of device, and their releases: builds.yaml, with what is known of each."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -106,6 +107,15 @@ def known_release(build: str, version: str = "") -> Release | None:
         return variant
     wanted = numbers_of(version)
     return next((release for release in variant.releases if wanted and _order(release) <= wanted), None)
+
+
+def planned_install(build: str, version: str) -> Mapping[str, object]:
+    """Return the installation of a release in the form of a meta's `brings`, with its sizes where they are known."""
+    known = known_release(build, version)
+    sizes = (known.download_bytes, known.disk_bytes) if known is not None and known.release == version else (0, 0)
+    title = f"vLLM {version}, {VARIANTS[build].title} build"
+    measured = "on x86_64" if any(sizes) else ""
+    return {"how": "install", "what": title, "download_bytes": sizes[0], "disk_bytes": sizes[1], "measured": measured}
 
 
 def release_for_driver(build: str, driver: str) -> str | None:
