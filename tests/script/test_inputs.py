@@ -106,8 +106,12 @@ def test_an_input_that_differs_from_the_code_is_written_again(tmp_path):
 @pytest.mark.parametrize("flag", [flag for flag, entry in MAIN.input_description.items() if entry.get("choices")])
 def test_the_main_job_takes_the_values_that_are_listed_and_no_other(tmp_path, flag):
     key = MAIN.input_mapping[flag]
-    # The network division takes servers on other machines alone; none is asked here.
-    base = {"OUTPUT_BASE_DIR": str(tmp_path), "CM_MLPERF_INFERENCE_API_SERVER": "http://192.0.2.1:1"}
+    # The network division takes servers on other machines alone; of a plan for another machine none is asked.
+    base = {
+        "OUTPUT_BASE_DIR": str(tmp_path),
+        "CM_MLPERF_INFERENCE_API_SERVER": "http://192.0.2.1:1",
+        "CM_MLPERF_MACHINE": "8xH200",
+    }
     with pytest.raises(CmError) as caught:
         checked_job(CampaignSettings.of({**base, key: "nonsense"}))
     assert caught.value.exit_code == 20

@@ -18,12 +18,13 @@ from cm4vllm.records.assets import DatasetRecord
 from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsRecord
+from listing_server import listing_url
 from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, SEARCH = "app,mlperf,inference,vllm", "find,mlperf,inference,target-qps"
 SETTINGS = "find,mlperf,inference,server-settings"
-SERVER = "http://127.0.0.1:9"
+SERVER = listing_url()
 
 
 @pytest.fixture
