@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _TYPES = {int: "integer", float: "number", bool: "switch", str: "text"}
 #: The types of a meta that say more than the code's: a path is a text, and some numbers are whole ones.
 _NARROWER = {("path", "text"), ("integer", "number")}
-_ORDER = ("key", "type", "values", "several", "default", "example", "also", "help")
+_ORDER = ("key", "group", "type", "values", "several", "default", "example", "also", "help")
 Facts = dict[str, Any]
 
 

@@ -96,7 +96,7 @@ def test_type_values_and_default_of_each_input_are_those_of_the_code_that_reads_
 
 def test_an_input_that_differs_from_the_code_is_written_again(tmp_path):
     meta, text = tmp_path / "_cm.yaml", (ROOT / "script/run-vllm-server/_cm.yaml").read_text()
-    changed = text.replace("READY_TIMEOUT, type: number", "READY_TIMEOUT, type: switch")
+    changed = text.replace("READY_TIMEOUT, group: server, type: number", "READY_TIMEOUT, group: server, type: switch")
     meta.write_text(changed.replace("chat], default: auto", "other], default: chat"))
     assert INPUTS["stale"](meta).keys() == {"api", "ready_timeout"}
     INPUTS["renew"](meta)
