@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clients.generate import TOKENS
@@ -47,7 +47,7 @@ from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.server import Api
 from cm4vllm.serving.installation.install import packages_of
 from cm4vllm.serving.installation.vllm_choice import DEVICES
-from figures import Figure, arguments, left_out, report
+from figures import Figure, arguments, report
 from first_hour.hour import Hour, LeftOut
 from first_hour.jobs import killed, rehearsal, search
 from first_hour.limits import TimeOver, ended_after
@@ -109,20 +109,30 @@ class Session:
     path: Path | None
     ends: float
     failed: bool = False
+    left_out: list[str] = field(default_factory=list)
 
     def take(self, name: str) -> None:
         """Measure a part in the time that is left, or print why it is left out. Raises KeyboardInterrupt."""
         expected_s, source = self.record.expected_s(name, self.machine, PARTS[name].assumed_s(self.hour))
         left_s = self.ends - time.monotonic()
         if expected_s > left_s:
-            left_out(name, f"it is expected to take {expected_s:.0f} s ({source}), {max(0, left_s):.0f} s are left")
-            return
-        limit_s = min(left_s, max(LEAST_S, LONGER * expected_s))
-        print(f"{name}: expected to take {expected_s:.0f} s ({source}), {limit_s:.0f} s at most", flush=True)
-        part = self._measured(PARTS[name], limit_s)
+            why = f"it is expected to take {expected_s:.0f} s ({source}), {max(0, left_s):.0f} s are left"
+            part = PartRecord(outcome=Outcome.LEFT_OUT, began=now(), took_s=0.0, settings=self.settings, why=why)
+        else:
+            limit_s = min(left_s, max(LEAST_S, LONGER * expected_s))
+            print(f"{name}: expected to take {expected_s:.0f} s ({source}), {limit_s:.0f} s at most", flush=True)
+            part = self._measured(PARTS[name], limit_s)
+        self._keep(name, part)
+
+    def _keep(self, name: str, part: PartRecord) -> None:
+        """Print the reason of a part that was not measured, and keep it; one left out replaces nothing."""
         if part.why:
             print(f"{name}: {part.outcome}: {part.why}", file=sys.stderr)
         self.failed |= part.outcome in (Outcome.FAILED, Outcome.TIME_OVER)
+        if part.outcome is Outcome.LEFT_OUT:
+            self.left_out.append(name)
+            if name in self.record.machines.get(self.machine, {}):
+                return
         self.record = self.record.with_part(self.machine, name, part, self.path)
         self.write_page()
 
@@ -166,6 +176,8 @@ def main() -> int:
             print("interrupted: what was measured is kept", file=sys.stderr)
             status = 130
     session.write_page()
+    if session.left_out:
+        print(f"left out: {', '.join(session.left_out)}")
     return report(session.record.figures(session.machine)) or status or int(session.failed)
 
 

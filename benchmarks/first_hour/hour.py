@@ -1,4 +1,4 @@
-"""What the parts share: the vLLM that is measured, how often, and the rates that were measured already."""
+"""The vLLM that all parts measure, and the rates that were measured already."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ class Hour:
 
     @property
     def is_rate_known(self) -> bool:
-        """True where the rate in one process of the model's own type was measured."""
+        """Return True if the rate in one process, with weights of the model's own type, was measured."""
         return _way(self.real) in self.in_process
 
     def generated(self, real: RealVllm) -> list[float]:

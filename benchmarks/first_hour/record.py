@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py keeps of its parts, by machine: a later command goes on from it, on another machine too."""
+"""The parts that benchmarks/gpu.py keeps, by machine: a later command goes on from them, on another machine too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from figures import Figure
 
 
 class Outcome(StrEnum):
-    """How a part ended: with all of its figures; not possible on the machine; its time was over; with an error."""
+    """The end of a part: with all figures; not possible on the machine, or in the time; cut short; with an error."""
 
     MEASURED = "measured"
     LEFT_OUT = "left out"
