@@ -26,9 +26,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
     Raises TimeOver after that time, KeyboardInterrupt at SIGINT and SIGTERM. Only the main thread can call it.
     """
-    ctypes.CDLL(None).prctl(
-        _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-    )  # what loses its parent becomes a child of this process
+    _adopt(orphans=True)
 
     def end(signum: int, frame: FrameType | None) -> None:
         for each in _SIGNALS:
@@ -43,8 +41,14 @@ def ended_after(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         end_descendants()
+        _adopt(orphans=False)
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def _adopt(*, orphans: bool) -> None:
+    """Have processes below this one that lose their parent become its children, or those of init again."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0)
 
 
 def end_descendants() -> None:

@@ -3,8 +3,8 @@
     python docs/tools/recipe_inputs.py
 
 changes the `inputs` of script/*/_cm.yaml: what a field of a settings class says of its key stands there as it does in
-the code. Key, help and example of an input are the meta's own, and the default where the code has none: it is found
-at run time then, and described in words.
+the code. Key, group, help and example of an input are the meta's own, and the default where the code has none: it is
+found at run time then, and described in words.
 """
 
 import importlib
