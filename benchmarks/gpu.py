@@ -156,7 +156,7 @@ class Session:
     def write_page(self) -> None:
         """Write the page beside the file."""
         if self.path is not None:
-            write_text(self.path.with_suffix(".html"), page(self.record))
+            write_text(self.path.with_suffix(".html"), page(self.record, list(PARTS)))
 
 
 def main() -> int:

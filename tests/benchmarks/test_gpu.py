@@ -279,7 +279,9 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
 
 def test_texts_of_the_page_are_escaped():
     part = part_of(1, Outcome.FAILED, "<script>alert(1)</script>")
-    assert "<script>" not in page(HourRecord(machines={"<b>": {"offline": part}}))
+    shown = page(HourRecord(machines={"<b>": {"offline": part, "detected": part_of(2)}}), ["detected", "offline"])
+    assert "<script>" not in shown and "&lt;script&gt;" in shown and "<b>" not in shown
+    assert shown.index("<td>detected</td>") < shown.index("<td>offline</td>")
 
 
 # --- the real vLLM ----------------------------------------------------------------------------------------------------
