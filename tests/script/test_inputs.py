@@ -164,7 +164,7 @@ OTHERS = set(
     (
         "url config template json only quick rounds samples first drift settings vllm endpoints cores "
         "uds tool app list bind reuid real nnodes headless exclusive qos constraint "
-        "command ipc network rm ulimit volume hash requires"
+        "command ipc network rm ulimit volume hash requires minutes resume capability"
     ).split()
 )
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
