@@ -18,6 +18,7 @@ from fault_injection.trial import JobKind
 from faults import REAL_FAULTS, REAL_JOB, tried
 from figures import CM, Figure, figure
 from first_hour.hour import Hour, LeftOut
+from matrix import error_of
 
 _KILLED = "kill -9 of cm"
 #: The seed with which the fault comes during the accuracy run of the Server scenario: the Offline runs are to be kept.
@@ -107,5 +108,6 @@ def _done(hour: Hour, folder: Path, *more: str) -> tuple[Path, float]:
     with log.open("wb") as file:
         code = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
     if code:
-        raise RuntimeError(f"the job ended with {code}:\n{log.read_text(errors='replace')[-1500:]}")
+        error = error_of(log.read_text(errors="replace")).replace(str(folder), "…")  # outcomes are published
+        raise RuntimeError(f"the job ended with {code}: {error}")
     return folder / "results" / "test", time.monotonic() - began
