@@ -49,11 +49,16 @@ def search(hour: Hour) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as place:
         out, took_s = _done(hour, Path(place), "--find_target_qps=yes", "--scenario=Offline,Server")
         yield figure("Search, time of the job", [took_s], "s")
-        for path in sorted(out.glob(f"search/**/{SEARCH_FILE}")):
-            record = read_record(path, SearchRecord)
-            yield figure("Search, rate found", [record.rate], "queries/s")
-            yield figure("Search, probes", [float(len(record.probes))], "probes", at_least=1)
+        yield from search_figures(out)
         yield from run_figures("Search", out)
+
+
+def search_figures(out: Path) -> Iterator[Figure]:
+    """Yield what the searches below a campaign's folder found, and by how many probes."""
+    for path in sorted(out.glob(f"search/**/{SEARCH_FILE}")):
+        record = read_record(path, SearchRecord)
+        yield figure("Search, rate found", [record.rate], "queries/s")
+        yield figure("Search, probes", [float(len(record.probes))], "probes", at_least=1)
 
 
 def killed(hour: Hour) -> Iterator[Figure]:
