@@ -5,10 +5,10 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.models import ModelSettings, check
+    from cm4vllm.assets.models import ModelSettings, planned_model
 
-    check(ModelSettings.of(i["env"]))
-    return {"return": 0}
+    brings = planned_model(ModelSettings.of(i["env"]))
+    return {"return": 0} if brings is None else {"return": 0, "brings": brings}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:

@@ -315,18 +315,18 @@ def _scorer(scored: Scored, graders: Mapping[str, GraderRecord], scorer: Scorer)
     return ", ".join(words)
 
 
-def graders_of(scorer: Scorer, problems: str = "") -> tuple[str, ...]:
-    """Return the graders that a scorer uses and that can run on this machine.
+def graders_of(scorer: Scorer, problems: str = "", *, here: bool = True) -> tuple[str, ...]:
+    """Return the graders that a scorer uses and that can run: on this machine, without `here` on another one.
 
     `problems` is the folder of tests that the user gives.
     """
     names = dict.fromkeys(name for names in scorer.graders.values() for name in names)
-    return tuple(name for name in names if not grader_lacks(name, problems))
+    return tuple(name for name in names if not grader_lacks(name, problems, here=here))
 
 
-def lacks_of(scorer: Scorer, problems: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the metrics, by their labels, that cannot be scored on this machine, each with all reasons."""
-    lacks = {name: grader_lacks(name, problems) for names in scorer.graders.values() for name in names}
+def lacks_of(scorer: Scorer, problems: str = "", *, here: bool = True) -> dict[str, tuple[str, ...]]:
+    """Return the metrics, by their labels, that cannot be scored, each with all reasons: see `graders_of`."""
+    lacks = {name: grader_lacks(name, problems, here=here) for names in scorer.graders.values() for name in names}
     return {
         label: tuple(dict.fromkeys(reason for name in names for reason in lacks[name]))
         for label, names in scorer.graders.items()

@@ -3,7 +3,7 @@
 import fnmatch
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,7 @@ import msgspec
 
 from cm4vllm.assets import dummy
 from cm4vllm.assets.downloads import hub, mlcommons
+from cm4vllm.assets.model_sizes import planned_downloads, require_token
 from cm4vllm.assets.tiny.stand_ins import STAND_INS, variation_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DownloadError, ModelError, UsageError, nearest
@@ -35,7 +36,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a
     name of the catalogue, which goes before all others. With `verify` files that were proved before are read again.
-    `layers` are those of a dummy, None for all.
+    `layers` are those of a dummy, None for all. `machine` names the machine of a plan for another one.
     """
 
     source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
@@ -47,6 +48,12 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     python: input_types.VllmPython = ""
     api_server: input_types.ApiServer = ""
     layers: input_types.DummyLayers = None
+    machine: input_types.Machine = ""
+
+    @property
+    def chosen(self) -> tuple[str, str]:
+        """The kind of source and the location that count."""
+        return ("catalogue", self.name) if self.name else (self.source, self.location)
 
 
 def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
@@ -54,7 +61,7 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
 
     Raises ModelError, DownloadError, DiskFull, UsageError.
     """
-    source, where = ("catalogue", settings.name) if settings.name else (settings.source, settings.location)
+    source, where = settings.chosen
     sources: dict[str, Callable[[], ModelRecord]] = {
         **{variation: partial(_stand_in, variation, folder) for variation in STAND_INS},
         "dummy": lambda: _dummy(where, settings.layers, folder),
@@ -73,9 +80,20 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
 
 def check(settings: ModelSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises ModelError, UsageError."""
-    check_source(
-        f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}", settings.layers
-    )
+    source, where = settings.chosen
+    check_source(f"_{source}.{where}", settings.layers)
+
+
+def planned_model(settings: ModelSettings) -> list[Mapping[str, object]] | None:
+    """Return what `provide` downloads, in the form of a meta's `brings`; None where the meta itself says it.
+
+    Raises what `check` raises, and for the machine that it runs on DownloadError without a token that it needs.
+    """
+    check(settings)
+    source, where = settings.chosen
+    if not settings.machine:
+        require_token(source, where, settings.revision)
+    return planned_downloads(source, where, settings.revision) or None
 
 
 def check_source(variation: str, layers: int | None = None) -> None:

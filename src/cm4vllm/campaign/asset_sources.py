@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cm4vllm.assets.downloads.hub import page_of
+from cm4vllm.assets.model_sizes import gate_words
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.assets.tiny.stand_in_datasets import CALIBRATION_SAMPLES
 from cm4vllm.assets.tiny.stand_ins import STAND_INS, stand_in_named
@@ -20,7 +20,7 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.records.weights.checkpoint import GGUF
-from cm4vllm.rules import CatalogueModel, catalogue, published_bytes
+from cm4vllm.rules import catalogue, published_bytes
 
 #: The beginnings of names that are paths.
 _PATHS = ("/", "./", "../", "~")
@@ -87,30 +87,8 @@ class Sources:
     @property
     def model_notes(self) -> tuple[str, ...]:
         """Steps that the user has to take before the model can be downloaded."""
-        entry = self._entry
-        if entry is None or not entry.gate:
-            return ()
-        if self.model.startswith("_mlcommons."):
-            return (
-                f"gated: {entry.gate}. MLCommons' members: CF_ACCESS_TOKEN in the environment holds the token of "
-                "`cloudflared access token`",
-            )
-        return (f"gated: {entry.gate}, at {page_of(entry.hub)}; HF_TOKEN in the environment holds the account's token",)
-
-    @property
-    def model_brings(self) -> tuple[Brings, ...]:
-        """Downloads and installations for the model that get,ml-model itself does not state."""
-        entry = self._entry
-        if entry is None or not self.model.startswith("_mlcommons."):
-            return ()
-        return (
-            Brings(
-                how="download",
-                what=f"the model {self._location} from MLCommons",
-                disk_bytes=published_bytes(entry.mlcommons_size),
-                source="all files, as published",
-            ),
-        )
+        words = gate_words(self.kind, self.location)
+        return (words,) if words else ()
 
     def brings(self, kind: Literal["dataset", "performance", "compliance", "calibration"]) -> tuple[Brings, ...]:
         """Return the downloads for a dataset that get,dataset itself does not state, or that it is made."""
@@ -145,17 +123,14 @@ class Sources:
         )
 
     @property
-    def _location(self) -> str:
-        return self.model.partition(".")[2]
+    def kind(self) -> str:
+        """The kind of source of the model: hf, catalogue, mlcommons, path, dummy, served, or a stand-in."""
+        return self.model.removeprefix("_").partition(".")[0]
 
     @property
-    def _entry(self) -> CatalogueModel | None:
-        """Return the catalogue's entry of the model, also of a model that is named by its hub id."""
-        known = catalogue().models
-        known_entry = known.get(self._location) if not self.model.startswith(("_path.", _DUMMY)) else None
-        return known_entry or next(
-            (entry for entry in known.values() if self.model in (f"_hf.{entry.hub}", f"_served.{entry.hub}")), None
-        )
+    def location(self) -> str:
+        """The model's folder, its id on the hub, or its name in the catalogue."""
+        return self.model.partition(".")[2]
 
 
 def sources(inputs: AssetInputs) -> Sources:

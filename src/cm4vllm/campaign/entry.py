@@ -13,9 +13,10 @@ from cm4vllm.campaign.job_checks import of_division
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.campaign.job_checks.job_notes import job_notes, machine_notes
 from cm4vllm.campaign.job_checks.of_division.job_rules import JobFacts
+from cm4vllm.campaign.job_checks.other_machine import needs_there, with_machine, with_other_machine
 from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_files
 from cm4vllm.campaign.ledger import read_ledger
-from cm4vllm.campaign.planning.expected_times import with_expected_times
+from cm4vllm.campaign.planning.expected_times import hours_words, with_expected_times
 from cm4vllm.campaign.planning.schedule import environment_of, schedule
 from cm4vllm.campaign.planning.step_environment import NOTHING, JobExports, differing
 from cm4vllm.campaign.planning.steps import ALL, MeasuredTarget, Product, Recipes, Step, given_values
@@ -98,16 +99,17 @@ def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job
     """Return the job that the settings ask for, checked. `changes` are those of `--adr`.
 
     All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
-    the result that is asked for is then said before. Raises CmError.
+    the result that is asked for is then said before. Of a plan for another machine that machine is judged, and nothing
+    of this one. Raises CmError.
     """
-    settings = of_anywhere(_with_profile_benchmark(published_settings(asked)))
+    settings, machine = with_machine(of_anywhere(_with_profile_benchmark(published_settings(asked))))
     require_rehearsal(
         settings.view(SimulatedSettings),
         differing(settings),
         valid=ExecutionMode.parse(settings.execution_mode) is ExecutionMode.VALID,
     )
     require_files(settings)
-    job = replace(Job.of(settings), step_inputs=changes.inputs)
+    job = replace(Job.of(settings), step_inputs=changes.inputs, machine=machine)
     findings = division_findings(job)
     job = replace(
         job, findings=findings, notes=(*published_notes(settings), *job_notes(job), *finding_notes(job, findings))
@@ -121,12 +123,13 @@ def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job
     try:
         require_division_rules(job, findings)
         read = preflight(job)
-        needed = machine_notes(job, machine_limits())
-    except CmError:
+        needed = machine_notes(job, machine_limits()) if machine is None else needs_there(job)
+    except CmError as error:
         for note in job.notes:
             say(f"note: {note}")
-        raise
-    return replace(job, notes=(*job.notes, *read, *node_notes(settings.launch), *needed))
+        raise with_other_machine(error, settings) from None
+    nodes = node_notes(settings.launch) if machine is None else ()
+    return replace(job, notes=(*job.notes, *read, *nodes, *needed))
 
 
 def _with_profile_benchmark(asked: CampaignSettings) -> CampaignSettings:
@@ -160,12 +163,17 @@ def plan_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> dict[s
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
     job = checked_job(asked, changes)
     steps, times = with_expected_times(job, schedule(job))
-    for note in (*job.notes, *times, *(f"{finding.field}: {finding.what}; {finding.remedy}" for finding in unready())):
+    if job.machine is not None:
+        say(f"a plan for another machine: {job.machine.words}. Nothing of this one is counted or judged")
+    here = unready() if job.machine is None else ()
+    for note in (*job.notes, *times, *(f"{finding.field}: {finding.what}; {finding.remedy}" for finding in here)):
         say(f"note: {note}")
     return {
         "adr": changes.rest,
         "env": environment_of(job).values | _results(job).env(),
-        "steps": planned_steps(job.out, steps),
+        "steps": planned_steps(job.out, steps, kept=job.machine is None),
+        "takes": hours_words(job, steps),
+        "elsewhere": job.machine is not None,
     }
 
 
@@ -190,6 +198,12 @@ def run_job(
     """Execute the job and return what the recipe exports; `typed` is what the user set by --env. Raises CmError."""
     from cm4vllm.campaign.job import run  # half of all modules, the report's among them: no plan needs them
 
+    if asked.machine:
+        raise UsageError(
+            f"--machine={asked.machine} is for a plan",
+            cause="a job runs on this machine",
+            remedy="add --plan, or leave --machine out",
+        )
     job = checked_job(asked, changes)
     for finding in unready(load=load_sample()):
         warn(f"{finding.field}: {finding.what}; {finding.remedy}")
@@ -211,10 +225,13 @@ def _results(job: Job) -> JobExports:
     return JobExports(results_dir=str(job.out), summary=str(job.out / "summary.html"))
 
 
-def planned_steps(out: Path, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
-    """Return a schedule in the form of the engine's hook `plan`, with how long its steps took in earlier commands."""
+def planned_steps(out: Path, steps: tuple[Step, ...], *, kept: bool = True) -> list[dict[str, Any]]:
+    """Return a schedule in the form of the engine's hook `plan`, with how long its steps took in earlier commands.
+
+    Without `kept` no earlier command counts.
+    """
     with contextlib.suppress(OSError):  # of a ledger that cannot be read nothing is known
-        steps = read_ledger(out).with_durations(steps)
+        steps = read_ledger(out).with_durations(steps) if kept else steps
     return [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)]
 
 
@@ -227,6 +244,7 @@ def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     unknown = {name: f"the step {value.step}" for key, value in measured.items() for name in (key, source)}
     notes = [
         f"gives {step.gives}; {f'takes {step.duration.words}' if step.duration else 'its duration is not known'}",
+        *([f"expected: {step.expected.words}"] if step.expected else []),
         *(f"{value.subject}: {value.words}" for value in new),
         *(f"then checks that {check}" for check in step.checks),
         *([f"the job goes on if its source cannot be reached: {step.without}"] if step.without else []),

@@ -24,6 +24,7 @@ from cm4vllm.common.checking.findings import Finding
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import Bounds, Key, Settings
+from cm4vllm.hardware.named_machine import NamedMachine
 from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (
     BenchmarkTerms,
@@ -125,6 +126,8 @@ class CampaignSettings(JobSettings, frozen=True, kw_only=True):
     rehearse_seed: input_types.RehearseSeed = 0
     rehearse_faults: input_types.RehearseFaults = ""
     accept_restarted_server: input_types.AcceptRestarted = False
+    machine: input_types.Machine = ""
+    gpu_memory_gib: input_types.GpuMemory = None
 
     def view(self, kind: type[S]) -> S:
         """Return settings of a class that describes a part of the job, with the values that the job has for them."""
@@ -148,7 +151,10 @@ class CampaignSettings(JobSettings, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ScheduledJob):
-    """The settings, understood: what is run, under which rules, and where its files go."""
+    """The settings, understood: what is run, under which rules, and where its files go.
+
+    `machine` is the one that a plan for another machine is for; None for this one.
+    """
 
     settings: CampaignSettings
     round: RoundTerms
@@ -163,6 +169,7 @@ class Job(ScheduledJob):
     findings: tuple[Finding, ...] = ()
     space: Space | None = None
     step_inputs: tuple[StepInput, ...] = ()
+    machine: NamedMachine | None = None
 
     @property
     def no_tree(self) -> str:
@@ -228,8 +235,9 @@ class Job(ScheduledJob):
 
     @property
     def graders(self) -> tuple[str, ...]:
-        """The graders of accuracy runs that can run on this machine."""
-        return graders(self.benchmark, self.settings.livecodebench_path) if Mode.ACCURACY in self.modes else ()
+        """The graders of accuracy runs that can run, on this machine or on that of a plan."""
+        here, problems = not self.settings.machine, self.settings.livecodebench_path
+        return graders(self.benchmark, problems, here=here) if Mode.ACCURACY in self.modes else ()
 
     def terms(self, scenario: Scenario, mode: Mode) -> Terms:
         """Return the terms of one of the job's runs."""
@@ -248,7 +256,7 @@ class Job(ScheduledJob):
         _require_values(settings)
         asset_sources = sources(settings)
         modes = _modes(settings, asset_sources, execution_mode)
-        require_scored(benchmark, modes, execution_mode, settings.livecodebench_path)
+        require_scored(benchmark, modes, execution_mode, settings.livecodebench_path, here=not settings.machine)
         return cls(
             settings=settings,
             round=round_,

@@ -55,15 +55,24 @@ class Known(Record, frozen=True, kw_only=True):
 
 
 class Accelerator(Known, frozen=True, kw_only=True):
-    """A row of accelerators.yaml. `links` is "none" where it has none, and empty where the table does not know."""
+    """A row of accelerators.yaml. `links` is "none" where it has none, and empty where the table does not know.
+
+    `vendor` is stated where no name has it.
+    """
 
     names: list[str]
+    vendor: str = ""
     memory_gb: list[int]
     memory_type: str
     pcie: int | None = None
     links: str = ""
     links_gb_per_s: int | None = None
     form_factor: str = ""
+
+    @property
+    def title(self) -> str:
+        """The shortest name as published systems have it, H100-SXM-80GB, else the driver's."""
+        return min((name for name in self.names if "-" in name), key=len, default=self.names[0])
 
 
 class Processor(Known, frozen=True, kw_only=True):
@@ -109,6 +118,23 @@ def accelerator(name: str) -> Accelerator | None:
     """Return the row of an accelerator by what its driver or a published file calls it; None for an unknown one."""
     wanted = _words(name)
     return next((row for row in _accelerators() if any(_words(known) == wanted for known in row.names)), None)
+
+
+def known_accelerators() -> list[Accelerator]:
+    """Return all rows of the table of accelerators."""
+    return _accelerators()
+
+
+def accelerators_named(text: str) -> list[Accelerator]:
+    """Return the rows whose names have the words of a text, in their order or written as one: A100-80GB, RTX4090."""
+    wanted = _words(text).split()
+    return [row for row in _accelerators() if any(_has_words(_words(name).split(), wanted) for name in row.names)]
+
+
+def _has_words(name: list[str], wanted: list[str]) -> bool:
+    rest, places = iter(name), range(len(name))
+    in_order = bool(wanted) and all(word in rest for word in wanted)
+    return in_order or any("".join(name[first : last + 1]) == "".join(wanted) for first in places for last in places)
 
 
 def is_integrated(name: str) -> bool:

@@ -367,8 +367,8 @@ def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tm
         bench.close()
     assert made.failure == ""
     assert server.simulated.title == "a test's" and server.argv[-1] == "--max-num-seqs=2"
-    # Two answers at a time give 100 tokens/s, less where this machine is busy, and more in a part of the run in which the
-    # server makes up for an earlier delay; three at a time would give 150, and all 64 of the profile 3,200.
+    # Two answers at a time give 100 tokens/s, less where this machine is busy, and more in a part of the run in which
+    # the server makes up for an earlier delay; three at a time would give 150, and all 64 of the profile 3,200.
     assert 30 < made.scenarios[0].value < 3 / 0.02
     assert made.took_s < 5 + 30, "the server gives up what is still open when the run is ended"
 

@@ -255,13 +255,14 @@ def grader(name: str) -> Grader:
     return GRADERS[name]
 
 
-def grader_lacks(name: str, problems: str = "") -> tuple[str, ...]:
+def grader_lacks(name: str, problems: str = "", *, here: bool = True) -> tuple[str, ...]:
     """Return all reasons why a grader cannot run on this machine, none where it can: the plan and the run ask here.
 
-    `problems` is the folder with the files of tests, where the user gives one.
+    `problems` is the folder with the files of tests, where the user gives one. Without `here` it is to run on another
+    machine, of which nothing is known.
     """
     known = grader(name)
-    reasons = [sandbox_lacks()]
+    reasons = [sandbox_lacks()] if here else []
     if known.problems and not problems:
         reasons.append(
             f"LiveCodeBench's tests are not given: fetch them ({HOW_TO_FETCH}; {len(known.problems)} of its files are "
@@ -277,7 +278,7 @@ def grader_lacks(name: str, problems: str = "") -> tuple[str, ...]:
         for library, use in known.libraries.items()
         if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
     }
-    if missing:
+    if missing and here:
         listed = ", ".join(f"{program} (for {use})" for program, use in missing.items())
         reasons.append(f"not found on this machine: {listed}; install what is missing")
     return tuple(filter(None, reasons))

@@ -26,6 +26,8 @@ SPARE_BYTES = 2**30
 _LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "original/*", "metal/*", "*.pt"]
 #: The ends of the names of weights in formats that are not downloaded.
 _WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx")
+#: Seconds that a plan waits for the hub's list of a model's files.
+_QUESTION_S = 5.0
 #: The branch of a model for which no revision is given.
 _BRANCH = "main"
 
@@ -66,15 +68,43 @@ def snapshot(name: str, revision: str) -> Path:
         ) from error
 
 
-def _download(name: str, revision: str, cache: Path, token: str | bool) -> Path:
-    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+def download_bytes(name: str, revision: str = "") -> int:
+    """Return the bytes of the files that `snapshot` downloads, by the hub's list. Raises DownloadError."""
+    token = os.environ.get("HF_TOKEN") or False
+    try:
+        return sum(file.size or 0 for file in _wanted(_listed(name, revision, token, _QUESTION_S)))
+    except Exception as error:  # as in `snapshot`
+        refusal = _refusal(error, name, revision, with_token=bool(token))
+        raise refusal or DownloadError(f"the hub cannot be asked about {name}", cause=_first_line(error)) from error
 
-    info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
-    wanted = [
+
+def is_cached(name: str, revision: str = "") -> bool:
+    """Return True if a whole copy of a model is in the hub's cache on this machine."""
+    from huggingface_hub import constants
+
+    return _cached_folder(name, revision, Path(constants.HF_HUB_CACHE)) is not None
+
+
+def _listed(name: str, revision: str, token: str | bool, timeout_s: float) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=timeout_s)
+
+
+def _wanted(info: Any) -> list[Any]:
+    """Return the files of a model that are downloaded."""
+    return [
         file
         for file in info.siblings or []
         if not any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in _LEFT_OUT)
     ]
+
+
+def _download(name: str, revision: str, cache: Path, token: str | bool) -> Path:
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    info = _listed(name, revision, token, 20)
+    wanted = _wanted(info)
     if not any(file.rfilename.endswith(".safetensors") for file in wanted):
         weights = [file.rfilename for file in info.siblings or [] if file.rfilename.endswith(_WEIGHTS)]
         raise DownloadError(

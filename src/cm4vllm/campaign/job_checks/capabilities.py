@@ -54,12 +54,12 @@ def require_runnable(round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: t
             )
 
 
-def unscored_metrics(benchmark: BenchmarkTerms, problems: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the metrics of a benchmark that cannot be scored here, by their labels, each with all reasons.
+def unscored_metrics(benchmark: BenchmarkTerms, problems: str = "", *, here: bool = True) -> dict[str, tuple[str, ...]]:
+    """Return the metrics of a benchmark that cannot be scored, by their labels, each with all reasons.
 
-    `problems` is the folder of tests that the user gives.
+    `problems` is the folder of tests that the user gives. Without `here` they are scored on another machine.
     """
-    return lacks_of(SCORERS[benchmark.scorer], problems) if benchmark.scorer in SCORERS else {}
+    return lacks_of(SCORERS[benchmark.scorer], problems, here=here) if benchmark.scorer in SCORERS else {}
 
 
 def unscored_words(lacks: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -71,12 +71,12 @@ def unscored_words(lacks: Mapping[str, tuple[str, ...]]) -> list[str]:
     return [f"{' and '.join(same)}: {why}" for why, same in labels.items()]
 
 
-def graders(benchmark: BenchmarkTerms, problems: str = "") -> tuple[str, ...]:
-    """Return the graders that score a benchmark's answers on this machine.
+def graders(benchmark: BenchmarkTerms, problems: str = "", *, here: bool = True) -> tuple[str, ...]:
+    """Return the graders that score a benchmark's answers on this machine, without `here` on another one.
 
     `problems` is the folder of tests that the user gives.
     """
-    return graders_of(SCORERS[benchmark.scorer], problems) if benchmark.scorer in SCORERS else ()
+    return graders_of(SCORERS[benchmark.scorer], problems, here=here) if benchmark.scorer in SCORERS else ()
 
 
 def reads_problems(benchmark: BenchmarkTerms) -> bool:
@@ -90,10 +90,15 @@ def needs_sentences(benchmark: BenchmarkTerms) -> bool:
 
 
 def require_scored(
-    benchmark: BenchmarkTerms, modes: tuple[Mode, ...], execution: ExecutionMode, problems: str = ""
+    benchmark: BenchmarkTerms,
+    modes: tuple[Mode, ...],
+    execution: ExecutionMode,
+    problems: str = "",
+    *,
+    here: bool = True,
 ) -> None:
     """Raise UsageError for a valid accuracy run of which a metric cannot be scored; a rehearsal goes on without it."""
-    lacks = unscored_metrics(benchmark, problems)
+    lacks = unscored_metrics(benchmark, problems, here=here)
     if lacks and Mode.ACCURACY in modes and execution is ExecutionMode.VALID:
         raise UsageError(
             f"the accuracy of {benchmark.name} cannot be scored as a whole, which a valid run needs",

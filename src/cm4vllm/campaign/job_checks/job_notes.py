@@ -90,7 +90,8 @@ def _unscored_notes(job: Job) -> Iterator[str]:
         yield f"--livecodebench_path={problems}: ignored, no answer of this job is judged by LiveCodeBench's tests"
     if Mode.ACCURACY in job.modes:
         yield from (
-            f"{benchmark.name}: not scored: {words}" for words in unscored_words(unscored_metrics(benchmark, problems))
+            f"{benchmark.name}: not scored: {words}"
+            for words in unscored_words(unscored_metrics(benchmark, problems, here=job.machine is None))
         )
 
 

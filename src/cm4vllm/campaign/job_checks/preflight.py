@@ -14,6 +14,7 @@ from cm4vllm.assets.samples.dataset_files import Requirements, check_file, check
 from cm4vllm.assets.samples.prompt_tokens import misread_prompts, with_token_ids
 from cm4vllm.assets.samples.published_formats import require_file
 from cm4vllm.campaign.asset_sources import AssetInputs
+from cm4vllm.campaign.job_checks.fit_check import require_fit
 from cm4vllm.campaign.ledger import LOCK_FILE, require_unlocked
 from cm4vllm.campaign.powered_run import PowerInputs, require_power
 from cm4vllm.campaign.settings import CampaignSettings, Job
@@ -25,8 +26,10 @@ from cm4vllm.loadgen.measurement import RUN
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.rules import BenchmarkTerms, Mode, RulesInputs, Terms, audit
 from cm4vllm.serving.installation.vllm_choice import require_device
-from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server, require_usable
+from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server, require_access, require_usable
 from cm4vllm.serving.options.arguments import require_context
+from cm4vllm.serving.probing.server_probe import served_models
+from cm4vllm.serving.probing.server_requests import Site, base_urls
 from cm4vllm.serving.supervision.ipc_files import require_shared_memory
 from cm4vllm.submission.checker.source import open_source
 from cm4vllm.submission.system_records import check_stated
@@ -189,8 +192,12 @@ def preflight(job: Job) -> tuple[str, ...]:
         given_model(Path(settings.nltk_data))
     for files in filter(None, (grader(name).problems for name in job.graders)):
         require_problem_files(Path(settings.livecodebench_path), files)
-    require_server(settings.launch, runs, simulated=bool(settings.rehearse))
-    require_power(settings.view(PowerInputs), tree=not job.no_tree)
+    if job.machine is None:
+        require_server(settings.launch, runs, simulated=bool(settings.rehearse))
+        require_power(settings.view(PowerInputs), tree=not job.no_tree)
+    if job.machine is not None:  # which has a results folder of its own
+        return (*notes, *require_fit(job))
+    require_fit(job)
     require_results_folder(job.out, job.out / LOCK_FILE)
     if not job.no_tree:
         require_replaceable(job.out / SUBMISSION, tree_kind(settings.submitter, "--output_dir"))
@@ -200,12 +207,13 @@ def preflight(job: Job) -> tuple[str, ...]:
 def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: bool) -> None:
     """Refuse settings with which no server can be started or asked for `runs` on this machine.
 
-    Raises UsageError, InstallError, PortInUse, ServerUnsuitable.
+    Raises UsageError, InstallError, PortInUse, ServerUnreachable, ServerUnsuitable.
     """
     if launch.device and not launch.api_server:
         require_device(launch.device)
     require_usable(launch)
     if launch.api_server:
+        require_answers(launch)
         return
     if not simulated and not launch.container:  # a container has its own
         require_shared_memory()
@@ -216,6 +224,13 @@ def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: 
             cause=f"up to {longest} tokens are generated after each prompt",
             remedy="leave it out: the longest prompt with its answer decides then",
         )
+
+
+def require_answers(launch: LaunchSettings) -> None:
+    """Raise ServerUnreachable, ServerUnsuitable unless each server at --api_server lists its models."""
+    access = require_access(launch)
+    for url in base_urls(launch.api_server):
+        served_models(Site(url, launch.api_server_ca, access))
 
 
 def require_run_folder(folder: Path, lock: Path) -> None:

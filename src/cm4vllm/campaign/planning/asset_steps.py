@@ -65,7 +65,6 @@ def asset_steps(job: Job) -> Iterator[Step]:
         name="model",
         tags=f"get,ml-model,{sources.model}",
         gives="the model's folder and its record",
-        brings=sources.model_brings,
         notes=sources.model_notes,
         checks=(Check.VOCABULARY,) if given else (),
     )

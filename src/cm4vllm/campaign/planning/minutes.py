@@ -50,11 +50,16 @@ class RunSize:
     @property
     def seconds(self) -> float:
         """The expected duration in s, with what a run takes beside its queries."""
+        return self.times * (self.issue_s + self.answer_s + self.beside_s)
+
+    @property
+    def issue_s(self) -> float:
+        """The seconds from the first query to the last, once."""
         if self.seed is None:
             issued_s = self.queries / self.pace
         else:
             issued_s = float(FullLength(0.0, self.seed, least=self.queries).arrivals(self.pace)[-1])
-        return self.times * (max(issued_s, self.least_s) + self.answer_s + self.beside_s)
+        return max(issued_s, self.least_s)
 
 
 def run_terms(job: Job, step: Step) -> Terms:
@@ -81,7 +86,8 @@ def run_size(job: Job, step: Step, rate: float, inputs: RunStep, beside_s: float
     return RunSize(
         conf.queries,
         pace,
-        conf.min_duration_ms / 1000,
+        # In accuracy mode LoadGen issues each sample once, however soon that is done.
+        0.0 if terms.mode is Mode.ACCURACY else conf.min_duration_ms / 1000,
         seed=terms.seeds.schedule if terms.paced else None,
         answer_s=_AT_A_TIME / rate if terms.paced else 0.0,
         beside_s=beside_s,

@@ -146,7 +146,7 @@ def run_duration(job: Job, scenario: Scenario) -> Duration | None:
     """Return how long a performance run lasts at least; None where the number of its queries is given."""
     if not job.rehearsal:
         least = job.terms(scenario, Mode.PERFORMANCE).min_duration_ms
-        return Duration(seconds=least / 1000, source="by the rules", at_least=True)
+        return Duration(seconds=least / 1000, source="by the rules", at_least=True, by_rules=True)
     if job.settings.test_query_count is not None:
         return None
     longest = job.settings.max_test_duration or REHEARSAL_DURATION_S
@@ -162,4 +162,5 @@ def search_duration(job: Job, scenario: Scenario) -> Duration:
         seconds=SEARCH_RUNS * run_s,
         source=f"{SEARCH_RUNS} full-length runs of {four_digits(run_s)} s at most, one of which is the scenario's "
         "result; at a low rate a run of whole datasets is longer",
+        by_rules=True,
     )

@@ -184,20 +184,21 @@ def _accuracy(job: Job, scenario: Scenario, target: Target) -> Iterator[Step]:
         tags="process,mlperf,accuracy",
         gives=f"{gives}/accuracy.json",
         product=Product.SCORES,
-        duration=None if job.rehearsal else _scoring_time(job.terms(scenario, Mode.ACCURACY)),
+        duration=None if job.rehearsal else _scoring_time(job, job.terms(scenario, Mode.ACCURACY)),
         inputs=ScoreInputs(
             result_dir=folder, graders=",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders)
         ),
     )
 
 
-def _scoring_time(terms: Terms) -> Duration | None:
-    """Return how long ROUGE of a whole dataset takes on this machine; None where nothing is scored by it."""
+def _scoring_time(job: Job, terms: Terms) -> Duration | None:
+    """Return how long ROUGE of a whole dataset takes; None where nothing is scored by it, or nothing known of cores."""
+    cores = usable_processors() if job.machine is None else job.machine.cores
     types, tokens = scorer_of(terms).rouge, terms.mean_tokens or terms.generation.max_tokens
-    if not types or not tokens:
+    if not types or not tokens or not cores:
         return None
-    answers = f"{terms.samples:,} answers of {tokens:,.0f} tokens on {usable_processors()} cores"
-    seconds = expected_seconds(terms.samples, tokens, types)
+    answers = f"{terms.samples:,} answers of {tokens:,.0f} tokens on {cores} cores"
+    seconds = expected_seconds(terms.samples, tokens, types, cores)
     return Duration(seconds=seconds, source=f"estimated for ROUGE of {answers}")
 
 
@@ -281,7 +282,7 @@ def _with_power(job: Job, duration: Duration | None) -> Duration | None:
     if duration is None or job.settings.power == "no":
         return duration
     source = f"{duration.source}: ranging and testing of {four_digits(duration.seconds)} s, {SESSION_S} s around them"
-    return Duration(seconds=2 * duration.seconds + SESSION_S, source=source, at_least=duration.at_least)
+    return replace(duration, seconds=2 * duration.seconds + SESSION_S, source=source)
 
 
 def _measurement(

@@ -198,11 +198,15 @@ class MeasuredTarget(Record, frozen=True, kw_only=True):
 
 
 class Duration(Record, frozen=True, kw_only=True):
-    """The duration of a step, and its source. With `at_least` it may take longer."""
+    """The duration of a step, and its source. With `at_least` it may take longer.
+
+    `by_rules` says that it follows from the rules alone, whatever the server's rate is.
+    """
 
     seconds: float
     source: str
     at_least: bool = False
+    by_rules: bool = False
 
     @property
     def words(self) -> str:
@@ -286,7 +290,8 @@ class Step(Record, frozen=True, kw_only=True):
     """One recipe that the job runs, by its `tags`.
 
     `inputs` are those beside the inputs of the whole job, `amended` those that --adr adds. `gives` says what it leaves
-    among the results, or provides. `duration` is None where it is not known. A step that fails ends the job: at once,
+    among the results, or provides. `duration` is None where it is not known; `expected` is how long a step may be
+    expected to take where `duration` is the least. A step that fails ends the job: at once,
     or with `report_first` after the report. Where `without` says what the job then lacks, it goes on if only the source
     of something cannot be reached. A step without `product` is taken by each command: it takes seconds, or its recipe
     keeps what it made.
@@ -299,6 +304,7 @@ class Step(Record, frozen=True, kw_only=True):
     gives: str = ""
     brings: tuple[Brings, ...] = ()
     duration: Duration | None = None
+    expected: Duration | None = None
     condition: Condition | None = None
     product: Product | None = None
     checks: tuple[Check, ...] = ()

@@ -40,9 +40,10 @@ class Bring(Value):
     """Something that a script's own code brings onto the machine; declared for the plan.
 
     `how` is download, install or make. `requirements` (a file in the script's folder, or above it) and `package` say
-    which Python packages; with `shared`, only those that the Python that runs cm lacks. `disk_bytes` is what was
-    measured, 0 where it was not measured; `measured` says on what. `conditions` decide by the script's environment
-    whether it is brought; `<<<KEY>>>` in `what` stands for a key of it.
+    which Python packages; with `shared`, only those that the Python that runs cm lacks. `disk_bytes` is what it takes
+    on the disk and `download_bytes` what goes over the network, each 0 where it was not measured; `measured` says on
+    what, or where the sizes come from. `conditions` decide by the script's environment whether it is brought;
+    `<<<KEY>>>` in `what` stands for a key of it.
     """
 
     what: str
@@ -51,6 +52,7 @@ class Bring(Value):
     package: str
     shared: bool
     disk_bytes: int
+    download_bytes: int
     measured: str
     conditions: Conditions = Conditions()
 
@@ -64,6 +66,7 @@ class Bring(Value):
             str(raw.get("package") or ""),
             bool(raw.get("shared")),
             int(raw.get("disk_bytes") or 0),
+            int(raw.get("download_bytes") or 0),
             str(raw.get("measured") or ""),
             Conditions.of(raw),
         )

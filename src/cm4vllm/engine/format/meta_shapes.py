@@ -71,7 +71,7 @@ _TEXTS = frozenset(
         "version_max_usable",
     }
 )
-_NUMBERS = frozenset({"sort", "required_disk_space", "disk_bytes"})
+_NUMBERS = frozenset({"sort", "required_disk_space", "disk_bytes", "download_bytes"})
 #: A text, or a list of texts.
 _WORDS = frozenset(
     {

@@ -11,7 +11,11 @@ nothing on the machine, and raises what `preprocess` raises for the same input. 
 code changes: a key that it does not name keeps the value that it has. One that returns neither `env` nor `steps` only
 refuses: what the code changes stays unknown.
 
-`adr`, where it is returned, takes the place of the caller's for the steps and for what is below them.
+`adr`, where it is returned, takes the place of the caller's for the steps and for what is below them. Further keys:
+
+    brings     what the code brings onto the machine, in the form of a meta's `brings` and in their place
+    takes      in words, how long the code takes
+    elsewhere  True: the plan is for another machine, where nothing of this one's cache and packages counts
 
 A step is a script that the code runs with `i["automation"].run`: `name`, `tags`, `env`, and
 

@@ -127,7 +127,28 @@ def summary(root: Node) -> list[str]:
         f"scripts: {counted}" + (f"; {maybe} more, depending on the run" if maybe else ""),
         *_brought_lines("brings", _all_brought(root, certain=True)),
         *_brought_lines("may bring", _all_brought(root, certain=False)),
+        *_last_line(root),
     ]
+
+
+def _last_line(root: Node) -> list[str]:
+    """Return the line on all that is brought and the time, none where there is nothing to say of either."""
+    sure, maybe = (_all_brought(root, certain=certain) for certain in (True, False))
+    most, every = "up to " if maybe else "", [*sure, *maybe]
+    fetched = [item.transfer_bytes for item in every if item.how != "make"]
+    parts = [
+        *([f"to download {most}{_sum_text(fetched)}"] if fetched else []),
+        *([f"on disk {most}{_sum_text([item.disk_bytes for item in every])}"] if every else []),
+        *([root.takes] if root.takes else []),
+    ]
+    return [f"in all: {'; '.join(parts)}"] if parts else []
+
+
+def _sum_text(sizes: list[int]) -> str:
+    """Return the sum of sizes in words, with the number of those that are not known (0)."""
+    unknown = sizes.count(0)
+    known = size_text(sum(sizes)) if unknown < len(sizes) else ""
+    return " and ".join(filter(None, [known, f"{unknown} of unknown size" if unknown else ""]))
 
 
 def _all_brought(root: Node, *, certain: bool) -> list[Brought]:
@@ -167,6 +188,7 @@ def as_json(root: Node) -> dict[str, Any]:
             "uncertain": sum(1 for _, sure in root.walk() if not sure),
             "brings": [_brought_json(item) for item in _all_brought(root, certain=True)],
             "may_bring": [_brought_json(item) for item in _all_brought(root, certain=False)],
+            "takes": root.takes or None,
         },
     }
 
@@ -177,6 +199,7 @@ def _brought_json(brought: Brought) -> dict[str, Any]:
         "how": brought.how,
         "what": brought.what,
         "disk_bytes": brought.disk_bytes or None,
+        "download_bytes": brought.transfer_bytes or None,
         "measured": brought.measured or None,
     }
 

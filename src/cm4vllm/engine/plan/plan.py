@@ -18,7 +18,7 @@ from cm4vllm.common.files import require_writable
 from cm4vllm.engine.cache.entries import Cache, Damaged, finished_entries
 from cm4vllm.engine.cache.reuse import identity_of
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, both
-from cm4vllm.engine.format.meta import Layer, ScriptMeta
+from cm4vllm.engine.format.meta import Bring, Layer, ScriptMeta
 from cm4vllm.engine.format.variations import are_defined
 from cm4vllm.engine.plan.chain import PlannedStep, has_hook, may_end_early, runs_scripts, source_text_of, warnings_of
 from cm4vllm.engine.plan.planned_task import (
@@ -36,7 +36,7 @@ from cm4vllm.engine.plan.planned_task import (
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.hooks import rewording, working_in
-from cm4vllm.engine.run.python_packages import missing_of
+from cm4vllm.engine.run.python_packages import all_listed, missing_of
 from cm4vllm.engine.run.request import Request, candidates, select, without_replaced_variations
 from cm4vllm.engine.run.scope import complete, remarks, with_amendments
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
@@ -72,6 +72,18 @@ def plan(session: Session, request: Request) -> Node:
     return root
 
 
+def _once(listed: Callable[[Path], list[str]]) -> Callable[[Path], list[str]]:
+    """Return a function that gives the packages of a file once: after the first recipe they are installed."""
+    given: set[Path] = set()
+
+    def left(path: Path) -> list[str]:
+        packages = [] if path in given else listed(path)
+        given.add(path)
+        return packages
+
+    return left
+
+
 class _Planner:
     def __init__(self, session: Session, adr: Iterable[Amendment] = ()) -> None:
         """Take the session whose scripts are planned, and the changes of dependencies that hold for all of them."""
@@ -79,11 +91,13 @@ class _Planner:
         self.adr = adr
         self.cache = Cache(session.automation.cmind)
         #: The packages that are missing: a plan installs none, and asks again for each recipe that needs them.
-        self.missing = cache(missing_of)
+        self.missing: Callable[[Path], list[str]] = cache(missing_of)
         self.made: dict[str, _Made] = {}
         #: Scripts of which an entry will be made under a key that only the run can tell.
         self.made_unseen: set[str] = set()
         self.stack: list[PlannedTask] = []
+        #: Whether the plan is one for another machine, of whose cache and packages nothing is known.
+        self.is_elsewhere = False
         #: The scripts that were entered before.
         self.seen: set[tuple[Path, tuple[str, ...], Status]] = set()
         #: The script that sets a fact, by its key.
@@ -207,7 +221,7 @@ class _Planner:
             self.made_unseen.add(uid)
             return (Status.OPEN, self.words(facts), "") if may_be_there else (Status.MAKE, (), "")
         key = identity.key()
-        if (entry := self.cache.find(key, wanted)) is not None:
+        if not self.is_elsewhere and (entry := self.cache.find(key, wanted)) is not None:
             try:
                 entry.result()
             except Damaged as damage:
@@ -225,7 +239,8 @@ class _Planner:
     def may_be_there(self, script: ScriptMeta) -> bool:
         """Return True if the cache has, or will have by now, any entry of this script."""
         made = self.made_unseen | {made.script for made in self.made.values()}
-        return script.uid in made or any(entry.script_uid == script.uid for entry in finished_entries(self.cache.root))
+        kept = () if self.is_elsewhere else finished_entries(self.cache.root)
+        return script.uid in made or any(entry.script_uid == script.uid for entry in kept)
 
     # --- what is below -----------------------------------------------------------------------------------------------
 
@@ -292,7 +307,13 @@ class _Planner:
     def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
         """Apply what the hook `plan` of a script states; return True if it states what the code changes."""
         said = self.call_hook(frame, "plan", frame.known_env)
+        if said.get("elsewhere"):
+            self.is_elsewhere, self.missing = True, _once(all_listed)
         steps = [PlannedStep.of(raw) for raw in said.get("steps") or ()]
+        node.takes = str(said.get("takes") or "")
+        if "brings" in said:
+            brings = [Bring.of(entry) for entry in said["brings"]]
+            node.brings = brought_by(frame.script, brings, frame.wanted, self.missing, frame.env)
         merge_into(frame.env, said.get("env") or {})
         if "adr" in said:
             frame.request = frame.request.but(adr=amendments_of(said["adr"]))

@@ -31,7 +31,7 @@ from cm4vllm.engine.run.environment import (
     substitute_all,
 )
 from cm4vllm.engine.run.flags import flag
-from cm4vllm.engine.run.python_packages import listed_packages, needs
+from cm4vllm.engine.run.python_packages import all_listed, needs
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope, request_for, with_amendments
 
@@ -252,18 +252,30 @@ class Status(StrEnum):
     FAILS = "fails"
 
 
+#: How something is brought that is as large on the network as on the disk.
+_DOWNLOAD = "download"
+
+
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """One thing that a run would download, install or make. `disk_bytes` is 0 where it was not measured."""
+    """One thing that a run would download, install or make. The bytes are 0 where they are not known."""
 
     how: str
     what: str
     disk_bytes: int
     measured: str
+    download_bytes: int = 0
 
     def __str__(self) -> str:
         size = f"{size_text(self.disk_bytes)} on disk" if self.disk_bytes else "size not known in advance"
-        return f"{self.how} {self.what} ({size}{f', {self.measured}' if self.disk_bytes and self.measured else ''})"
+        if self.download_bytes:
+            size = f"{size_text(self.download_bytes)} to download, {size}"
+        return f"{self.how} {self.what} ({size}{f', {self.measured}' if self.measured else ''})"
+
+    @property
+    def transfer_bytes(self) -> int:
+        """The bytes that go over the network, 0 where they are not known; a download takes as many as on the disk."""
+        return self.download_bytes or (self.disk_bytes if self.how == _DOWNLOAD else 0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,6 +285,7 @@ class Node:
     `why` is the phase of `parent` that asks for it, or "step" where the code of `parent` runs it; `name` and `data` are
     that code's for it. `env` is what the asking entry sets, `added_by` the variation that brings the entry, `only_if`
     what decides whether it takes part at all, `open_facts` what decides which script it is or which cache entry fits.
+    `takes` says in words how long the code of the script takes, empty where it does not know.
     """
 
     tags: str
@@ -293,6 +306,7 @@ class Node:
     open_facts: tuple[str, ...] = ()
     brings: tuple[Brought, ...] = ()
     notes: list[str] = field(default_factory=list)
+    takes: str = ""
     error: CmError | None = None
     children: list[Node] = field(default_factory=list)
 
@@ -334,8 +348,10 @@ def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted, missing: Callable
         title = f"{title or 'the package'} {bring.package}{condition}"
     elif bring.requirements:
         path = (script.path / bring.requirements).resolve()
-        packages = missing(path) if bring.shared else [name for name, _ in listed_packages(path)]
+        packages = missing(path) if bring.shared else all_listed(path)
         if not packages:
             return None
         title = f"{title}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"
-    return Brought(bring.how, title, size, bring.measured)
+        if len(packages) < len(all_listed(path)):  # the sizes are those of all
+            return Brought(bring.how, title, 0, "")
+    return Brought(bring.how, title, size, bring.measured, bring.download_bytes)

@@ -105,6 +105,11 @@ def require_file(requirements: Path, options: Sequence[str]) -> None:
             )
 
 
+def all_listed(path: Path) -> list[str]:
+    """Return the packages of a file of requirements, as `missing_of` does for a Python that has none of them."""
+    return [name for name, _ in listed_packages(path)]
+
+
 def missing_of(requirements: Path) -> list[str]:
     """Return the requirements of a file that the running Python does not fulfil.
 

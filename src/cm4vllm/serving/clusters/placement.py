@@ -103,7 +103,7 @@ def core_bindings(cores: Sequence[int], servers: int, workers: int) -> list[str]
         raise UsageError(
             f"{_in_words(servers, workers)} need {servers * workers} cores",
             cause=f"each has a core on the CPU backend, and this process may use {len(cores)}; on GPUs, a GPU",
-            remedy="give fewer replicas or smaller sizes; a job for GPUs is planned on the machine that has them",
+            remedy="give fewer replicas or smaller sizes; --plan --machine=8xNAME plans a job for GPUs anywhere",
         )
     groups = [_range(cores[start : start + each]) for start in range(0, each * servers * workers, each)]
     return ["|".join(groups[first : first + workers]) for first in range(0, len(groups), workers)]

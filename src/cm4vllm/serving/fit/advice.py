@@ -13,9 +13,10 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import read_record
-from cm4vllm.common.settings import Bounds, Key, Settings
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus, gpus_to_plan, least_memory
 from cm4vllm.hardware.memory import free_memory
+from cm4vllm.hardware.named_machine import NamedMachine, named_machine
 from cm4vllm.records.assets import ModelRecord
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.records.weights.config_json import json_object, section
@@ -35,14 +36,16 @@ class AdviceSettings(Settings, frozen=True, kw_only=True):
     """The model and the machine. `model` is a name of the catalogue, a folder or a config.json.
 
     `gpus` None takes those that NVML finds, and 0 the CPU backend; `gpu_memory_gib` is that of each. With several
-    `nodes`, a number or names, each has as many.
+    `nodes`, a number or names, each has as many. `machine` names another machine, with its GPUs and nodes.
     """
 
     model: Annotated[str, Key("CM_VLLM_FIT_MODEL")] = ""
     model_record: input_types.ModelRecordPath = ""
     precision: Annotated[str, Key("CM_VLLM_FIT_PRECISION")] = ""
     gpus: Annotated[int | None, Key("CM_VLLM_FIT_GPUS")] = None
-    gpu_memory_gib: Annotated[float | None, Key("CM_VLLM_FIT_GPU_MEMORY"), Bounds()] = None
+    gpu_memory_gib: input_types.GpuMemory = None
+    machine: input_types.Machine = ""
+    device: input_types.Device = ""
     nodes: input_types.Nodes = ""
     utilisation: input_types.GpuMemoryUtilization = None
     tp_size: input_types.TpSize = None
@@ -66,7 +69,10 @@ class AdviceExports(Settings, frozen=True, kw_only=True):
 
 def advice(settings: AdviceSettings) -> AdviceExports:
     """Print how a model is best served on a machine and return it. Raises ModelError where it does not fit."""
-    asked = asked_of(settings)
+    machine = None
+    if settings.machine:
+        machine = named_machine(settings.machine, gpu_memory_gib=settings.gpu_memory_gib, device=settings.device)
+    asked = asked_of(settings, machine)
     fit = advise(asked)
     say_text(table(asked, fit))
     return msgspec.convert(fit, AdviceExports, from_attributes=True)
@@ -126,12 +132,13 @@ def _on_host(server: ServerSettings, model: ModelRecord | None, servers: int) ->
     )
 
 
-def asked_of(settings: AdviceSettings) -> Asked:
-    """Return the inputs of the advisor. Raises UsageError, ModelError."""
+def asked_of(settings: AdviceSettings, machine: NamedMachine | None = None) -> Asked:
+    """Return the inputs of the advisor, for this machine or a named one. Raises UsageError, ModelError."""
     longest = settings.max_model_len or _MODEL_LEN
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
-    (gpus, memory), nodes = _machine(settings), node_count(settings.nodes)
+    gpus, memory = _machine(settings) if machine is None else _of_named(machine)
+    nodes = machine.nodes if machine is not None and not settings.nodes else node_count(settings.nodes)
     if nodes > 1 and not gpus:
         raise UsageError(
             f"--nodes={settings.nodes} has no GPUs",
@@ -176,7 +183,19 @@ def _model(settings: AdviceSettings) -> tuple[dict[str, Any], Path | None, str, 
     return json_object(Path(record.path) / "config.json"), Path(record.path), record.name, record.weight_data_types
 
 
+def _of_named(machine: NamedMachine) -> tuple[int, float]:
+    """Return the GPUs of each node and the bytes of each, or 0 and the bytes of the host."""
+    memory = machine.gpu_memory_bytes if machine.gpus else float(machine.memory_bytes or 0)
+    if not memory:
+        raise UsageError(
+            f"the memory of {machine.title} is not known",
+            remedy="give its machine.json, which cm run script --tags=get,sut,description writes there",
+        )
+    return len(machine.gpus), memory
+
+
 def _machine(settings: AdviceSettings) -> tuple[int, float]:
+    """Return the GPUs that are detected and the bytes of each, or 0 and the free bytes of the host."""
     if settings.gpus == 0:
         return 0, float(free_memory())
     if settings.gpu_memory_gib is not None:

@@ -162,7 +162,7 @@ def table(asked: Asked, fit: Fit) -> str:
             f"{fit.kv_tokens:,} of each replica: {fit.kv_tokens / asked.max_model_len:,.1f} "
             f"requests of {asked.max_model_len:,}",
         ),
-        ("serve with", _flags(asked, fit)),
+        ("serve with", serve_words(asked, fit)),
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
@@ -173,7 +173,7 @@ def _nodes(asked: Asked, fit: Fit) -> str:
     return f"{asked.nodes} of {asked.gpus_per_node} GPUs, each engine {where}"
 
 
-def _flags(asked: Asked, fit: Fit) -> str:
+def serve_words(asked: Asked, fit: Fit) -> str:
     """Return the flags to serve with; those of sizes of one are left out."""
     flags = {
         "--max-model-len": asked.max_model_len,

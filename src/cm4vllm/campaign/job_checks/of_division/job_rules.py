@@ -213,6 +213,8 @@ _FABRICS = re.compile(r"ethernet|802\.11|wi-?fi|infiniband|3gpp", re.IGNORECASE)
 def ecc(facts: JobFacts) -> Iterator[Fault]:
     """The memory of the host and of the accelerators has ECC, and it is on."""
     stated = facts.stated
+    if facts.job.machine is not None:  # which is asked when the job runs there
+        return
     for where, has_ecc in _memory(facts):
         key = _ECC_KEYS[where]
         if has_ecc is False:
@@ -244,6 +246,8 @@ def _states_ecc(text: str) -> bool:
 def networking(facts: JobFacts) -> Iterator[Fault]:
     """The network cards of the host are known."""
     stated = facts.stated
+    if facts.job.machine is not None:
+        return
     cards = [] if facts.elsewhere else detect_network(facts.root)
     is_stated = stated.get("host_networking") and whole_number(stated.get("host_network_card_count", "0"))
     if not is_stated and not any(card.kind != "virtual" and card.megabits for card in cards):
