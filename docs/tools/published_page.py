@@ -20,7 +20,7 @@ _HEAD = """\
 Generated from `src/cm4vllm/campaign/published/published_runs/` by
 `python docs/tools/published_page.py > docs/published.md`.
 
-    cm run script --tags=run-mlperf,inference,_vllm --published=NAME --plan
+    cm run script --tags=run-mlperf,inference,_vllm --published=NAME --plan --machine=NAME
 
 `--published=NAME` sets benchmark, round, model, rates, the release of vLLM and the server's options as they were
 published. Your own flags override them, and so does a model among the tags: with `_dummy` the benchmark's model is

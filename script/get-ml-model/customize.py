@@ -14,5 +14,6 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.models import ModelSettings, model_exports, provide
 
-    i["env"].update(model_exports(provide(ModelSettings.of(i["env"]), Path.cwd()), Path.cwd()).env())
+    record = provide(ModelSettings.of(i["env"]), Path.cwd(), Path(i["artifact"].path))
+    i["env"].update(model_exports(record, Path.cwd()).env())
     return {"return": 0}

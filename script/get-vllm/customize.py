@@ -3,9 +3,19 @@
 from typing import Any
 
 
-def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.installation.vllm_choice import Choice, choose
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.serving.installation.vllm_choice import Choice, require_chosen
 
+    require_chosen(Choice.of(i["env"]))
+    return {"return": 0}
+
+
+def plan(i: dict[str, Any]) -> dict[str, Any]:
+    from pathlib import Path
+
+    from cm4vllm.serving.installation.vllm_choice import Choice, choose, note_kernels
+
+    note_kernels(Path(i["env"].get("CM_VLLM_INSTALLATION", "")))
     return {"return": 0, "env": choose(Choice.of(i["env"]))}
 
 
@@ -21,8 +31,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 def postprocess(i: dict[str, Any]) -> dict[str, Any]:
     from pathlib import Path
 
-    from cm4vllm.serving.installation.install import PROVED_BY, require_proof
+    from cm4vllm.serving.installation.install import PROVED_BY
+    from cm4vllm.serving.installation.vllm_choice import prove_here
 
     if not i["env"].get(PROVED_BY):
-        require_proof(Path(i["env"]["CM_VLLM_INSTALLATION"]))
+        prove_here(Path(i["env"]["CM_VLLM_INSTALLATION"]))
     return {"return": 0}

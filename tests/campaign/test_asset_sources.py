@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cm4vllm.assets.packaged import smollm2
 from cm4vllm.assets.tiny.stand_ins import STAND_INS
 from cm4vllm.campaign import asset_sources
+from cm4vllm.campaign.links import LinkInputs
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import write_record
+from cm4vllm.records.assets import ModelRecord
 from cm4vllm.rules import catalogue
 
 BENCHMARK = "llama3.1-8b"
@@ -38,6 +42,14 @@ def sources(benchmark, *, name="", served=False, **given):
         # Random weights take any prompt; the stand-in's need no network.
         ({"model_source": "_dummy"}, "_dummy.llama3.1-8b", "_tiny", "_mlcommons"),
         ({"model_source": "_dummy", "dataset": "benchmark"}, "_dummy.llama3.1-8b", "_mlcommons", "_mlcommons"),
+        # SmolLM2 has the articles, where it is asked for by its name alone; others have them where the user says so.
+        ({"name": "smollm2"}, "_smollm2", "_articles", "_mlcommons"),
+        ({"model_source": "_smollm2"}, "_smollm2", "_articles", "_mlcommons"),
+        ({"model_source": "_smollm2", "dataset": "tiny"}, "_smollm2", "_tiny", "_mlcommons"),
+        ({"model_source": "_smollm2", "dataset": "benchmark"}, "_smollm2", "_mlcommons", "_mlcommons"),
+        ({"model_source": "_smollm2", "dataset_path": "/d.json"}, "_smollm2", "_path./d.json", "_mlcommons"),
+        ({"name": "owner/model", "dataset": "articles"}, "_hf.owner/model", "_articles", "_mlcommons"),
+        ({"name": "smollm2", "served": True}, "_served.smollm2", "_mlcommons", "_mlcommons"),
         # With a server that runs, the name is the server's.
         ({"model_source": "_hf.owner/one", "name": "two", "served": True}, "_hf.owner/one", "_mlcommons", "_mlcommons"),
         ({"name": "owner/model", "served": True}, "_served.owner/model", "_mlcommons", "_mlcommons"),
@@ -47,7 +59,7 @@ def test_where_model_and_datasets_come_from(given, model, dataset, calibration):
     asset_sources = sources(BENCHMARK, **given)
     assert (asset_sources.model, asset_sources.dataset, asset_sources.calibration) == (model, dataset, calibration)
     assert asset_sources.named is (given != {})
-    assert asset_sources.needs_sentence_model is (dataset != "_tiny")
+    assert asset_sources.needs_sentence_model is (dataset not in ("_tiny", "_articles"))
 
 
 @pytest.mark.parametrize(
@@ -75,8 +87,9 @@ def test_a_folder_is_taken_for_a_model_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner").mkdir()
     assert sources(BENCHMARK, name="owner").model == f"_path.{tmp_path}/owner"
-    (tmp_path / "tiny").mkdir()
-    assert sources(BENCHMARK, name="tiny").model == f"_path.{tmp_path}/tiny"
+    for name in ("tiny", "smollm2"):
+        (tmp_path / name).mkdir()
+        assert sources(BENCHMARK, name=name).model == f"_path.{tmp_path}/{name}"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +114,6 @@ def test_what_a_download_needs_is_said_before():
     assert sources(BENCHMARK, name="meta-llama/Llama-3.1-8B-Instruct").model_notes == gated.model_notes
     members = sources(BENCHMARK, model_source="_mlcommons.llama-3.1-8b-instruct")
     assert "CF_ACCESS_TOKEN" in members.model_notes[0]
-    assert members.model_brings[0].disk_bytes > 10**10
     assert sources(BENCHMARK).model_notes == ()
     assert sources(BENCHMARK, model_source="_dummy.llama-3.1-8b-instruct").model_notes == ()
     (brought,) = gated.brings("dataset")
@@ -144,6 +156,18 @@ def test_the_stand_in_of_other_benchmarks_is_refused(benchmark, given):
 def test_the_size_of_a_made_dataset_is_that_of_its_kind(benchmark, megabytes):
     (made,) = sources(benchmark).brings("dataset")
     assert (made.how, round(made.disk_bytes / 1e6)) == ("make", megabytes)
+
+
+def test_the_articles_are_made_and_their_size_is_known():
+    (made,) = sources(BENCHMARK, name="smollm2").brings("dataset")
+    assert (made.how, made.what, made.disk_bytes) == ("make", "the dataset of 200 articles", 300_000)
+
+
+def test_a_link_takes_the_articles_for_a_record_of_smollm2(tmp_path):
+    path = tmp_path / "model.json"
+    write_record(path, ModelRecord(name="m", path="/m", source=smollm2.SOURCE, sha256="0"))
+    of_link = LinkInputs(model_record=str(path)).sources()
+    assert (of_link.model, of_link.dataset) == ("_smollm2", "_articles")
 
 
 def test_each_stand_in_is_of_the_catalogue_and_of_the_recipe_that_makes_it():

@@ -67,6 +67,7 @@ def test_a_job_that_keeps_the_rules_is_accepted(root):
         ({"model": "llama3.1-8b-edge"}, []),
         ({"api_server": "http://127.0.0.1:1"}, ["MODEL", "SPECULATION"]),
         ({"dataset": "tiny"}, ["DATASET"]),
+        ({"model_source": "_smollm2", "execution_mode": "test"}, ["MODEL", "DATASET"]),
         ({"quantize": "fp8-dynamic"}, []),
         ({"scenario": "Interactive"}, ["SCENARIOS"]),
         ({"scenario": "Offline,Interactive"}, []),

@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from cm4vllm.campaign.endpoints.job import plan_job
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
-from cm4vllm.common.errors import ServerUnsuitable, UsageError
+from cm4vllm.common.errors import InstallError, ServerUnsuitable, UsageError
 from cm4vllm.common.files import json_text, write_text
 from cm4vllm.rules import RulesInputs, endpoints_rules, plain_rules
 from text_server import MODEL, TextServer
@@ -31,6 +31,11 @@ def plan(tmp_path, **given):
 
 def test_a_server_of_this_machine_is_measured(tmp_path):
     assert plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER="localhost:8000,http://[::1]:8001")["steps"]
+
+
+def test_a_vllm_that_this_machine_cannot_have_is_refused_before_any_step(tmp_path):
+    with pytest.raises(InstallError, match=r"no CPU build of vLLM 0\.33\.0"):
+        plan(tmp_path, CM_VLLM_WANTED_VERSION="0.33.0", CM_VLLM_VARIANT="cpu")
 
 
 def test_what_the_bundle_needs_of_a_node_of_a_given_server_is_asked_for_by_the_plan(tmp_path):

@@ -9,8 +9,13 @@ from cm4vllm.campaign.planning.published_times import expected_rates
 from cm4vllm.campaign.planning.schedule import schedule
 from cm4vllm.campaign.published.published_results import published_run, published_runs, published_settings
 from cm4vllm.campaign.settings import CampaignSettings
-from cm4vllm.common.errors import ModelError, ServerUnreachable, UsageError
+from cm4vllm.common.errors import InstallError, ModelError, ServerUnreachable, UsageError
+from cm4vllm.common.records import write_record
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.records.machine import GpuFacts
 from cm4vllm.rules import Mode, Scenario
+from cm4vllm.serving.installation.builds import WantedBuild
+from cm4vllm.serving.launch_settings import LaunchSettings
 
 H100 = "v4.1-neuralmagic-llama2-70b-fp8-4xh100"
 VALID = {"execution_mode": "valid", "submitter": "Someone"}
@@ -87,6 +92,27 @@ def test_hours_that_nothing_was_published_for_are_not_known(capsys):
     )
     assert "expected: not known for Offline accuracy, Offline performance" in said["takes"]
     assert "HF_TOKEN in the environment" in text, "at hand there"
+
+
+def test_an_old_driver_of_the_machine_is_refused_with_the_release_for_it(tmp_path, capsys):
+    gpu = GpuFacts(
+        name="NVIDIA L40S",
+        uuid="GPU-1",
+        memory_bytes=45 * 2**30,
+        max_sm_mhz=None,
+        pcie_generation=4,
+        pcie_width=16,
+        driver="570.26",
+    )
+    path = tmp_path / "machine.json"
+    write_record(path, replace(detect_machine(), gpus=[gpu]))
+    asked = {"vllm_model_name": "llama-3.1-8b-instruct", "machine": str(path)}
+    with pytest.raises(InstallError, match=r"driver 570\.26 is too old for vLLM 0\.32\.0") as caught:
+        plan_job(CampaignSettings(**asked))
+    assert "--vllm_version=0.19.1, the newest release for this driver" in caught.value.remedy
+    older = LaunchSettings(build=WantedBuild(version="0.19.1"))
+    _, text = plan_of(capsys, **asked, vllm_version="0.19.1", servers=older)
+    assert "vLLM 0.19.1, CUDA build: CUDA 12.8, NVIDIA driver 525.60.13 or newer; resolved, never served here" in text
 
 
 def test_what_does_not_fit_the_named_machine_is_refused_with_the_arithmetic():

@@ -22,6 +22,7 @@ from cm4vllm.common.errors import (
 )
 from cm4vllm.hardware.readiness import MachineLimits
 from gpu_machines import gpus
+from listing_server import listing_url
 
 DATASET, CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
 
@@ -180,8 +181,9 @@ def test_the_dataset_of_a_compliance_test_is_read_before_the_run(tmp_path, model
         checked(tmp_path, env)
 
 
-@pytest.mark.parametrize("served", ["", "http://127.0.0.1:1"])
-def test_a_context_that_is_given_is_compared_with_the_prompts_of_any_model(tmp_path, served):
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_context_that_is_given_is_compared_with_the_prompts_of_any_model(tmp_path, is_served):
+    served = listing_url() if is_served else ""
     (tmp_path / "data.json").write_text(json.dumps([{"input": "a", "tok_input": [9] * 900, "output": "b"}]))
     env = {DATASET: str(tmp_path / "data.json"), "CM_MLPERF_INFERENCE_API_SERVER": served}
     with pytest.raises(ModelError, match="does not fit the context"):
@@ -201,7 +203,7 @@ def test_more_workers_than_cores_are_refused_where_a_server_is_started(tmp_path,
     env = {"CM_VLLM_SERVER_TP_SIZE": str(len(os.sched_getaffinity(0)) + 1)}
     with pytest.raises(UsageError, match="cores"):
         checked(tmp_path, env)
-    checked(tmp_path, {**env, "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"})
+    checked(tmp_path, {**env, "CM_MLPERF_INFERENCE_API_SERVER": listing_url()})
     there = gpus(len(os.sched_getaffinity(0)) + 1)
     monkeypatch.setattr("cm4vllm.serving.launch_settings.detect_gpus", lambda: there)
     monkeypatch.setattr("cm4vllm.serving.server_container.detect_gpus", lambda: there)

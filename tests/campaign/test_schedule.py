@@ -247,11 +247,28 @@ def test_model_and_datasets_become_settings_and_other_tags_stay():
         "CM_ML_MODEL_SOURCE": "_hf.ORG/NAME",
         "CM_DATASET_FILE": "a.json",
         "CM_PERFORMANCE_DATASET_FILE": "b.json",
+        "CM_VLLM_WANTED_VERSION": "1",
     }
     left = {"ml-model": "_odd", "loadgen": "_from-pip", "vllm": "_version.1"}
     assert applied.rest == {name: {"tags": tags} for name, tags in left.items()}
     tiny = amendments({"dataset": {"tags": "_tiny"}, "ml-model": {"tags": "_tiny"}}, reach).settings
     assert tiny == {"CM_DATASET_SOURCE": "tiny", "CM_ML_MODEL_SOURCE": "_tiny"}
+    other = amendments({"dataset": {"tags": "_articles"}, "ml-model": {"tags": "_smollm2"}}, reach).settings
+    assert other == {"CM_DATASET_SOURCE": "articles", "CM_ML_MODEL_SOURCE": "_smollm2"}
+
+
+@pytest.mark.parametrize(
+    ("tags", "settings"),
+    [
+        ("_cuda", {"CM_VLLM_VARIANT": "cuda"}),
+        ("_rocm, _version.0.9", {"CM_VLLM_VARIANT": "rocm", "CM_VLLM_WANTED_VERSION": "0.9"}),
+        (["_system"], {"CM_VLLM_VARIANT": "system"}),
+        ("_odd", {}),
+    ],
+)
+def test_the_tags_of_a_vllm_are_known_before_the_first_step_and_stay(tags, settings):
+    applied = amendments({"vllm": {"tags": tags}}, reach)
+    assert (applied.settings, applied.rest) == (settings, {"vllm": {"tags": tags}})
 
 
 def test_two_models_and_the_loadgen_of_a_round_are_refused():

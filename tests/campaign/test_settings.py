@@ -7,7 +7,7 @@ import pytest
 
 from cm4vllm.campaign.job_checks.job_notes import job_notes
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.settings import env_keys, parts_of
 from cm4vllm.rules import ExecutionMode, Mode, Scenario
 
@@ -160,6 +160,20 @@ def test_what_needs_real_weights_is_refused_with_random_ones(fields):
     with pytest.raises(UsageError, match="cannot be given with random weights") as caught:
         job(model_source="_dummy", **fields)
     assert caught.value.cause and "--vllm_model_name" in caught.value.remedy
+
+
+@pytest.mark.parametrize("fields", [{"model_source": "_smollm2"}, {"vllm_model_name": "a/b", "dataset": "articles"}])
+def test_a_result_is_never_of_the_articles(fields):
+    assert job(**fields).sources.has_articles
+    with pytest.raises(UsageError, match="valid cannot be given with the articles") as refused:
+        job(**fields, execution_mode="valid")
+    assert "13,368 samples" in refused.value.cause and "--dataset=benchmark" in refused.value.remedy
+    assert not job(**fields | {"dataset": "benchmark"}, execution_mode="valid").sources.has_articles
+
+
+def test_articles_are_no_dataset_of_a_benchmark_of_another_kind():
+    with pytest.raises(DatasetError, match="cannot stand for the dataset of llama2-70b-99.9"):
+        job(model_source="_smollm2", model="llama2-70b-99.9")
 
 
 def test_a_division_with_lengths_of_its_own_names_both_sources_and_what_decides():

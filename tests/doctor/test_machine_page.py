@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cmind.cli import parse
+from msgspec.structs import replace
 
 from builders import job_of
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
@@ -17,6 +18,7 @@ from cm4vllm.doctor.machine_page import Device, MachineSettings, benchmark_rows,
 from cm4vllm.hardware.gpus.vendors import nvml
 from cm4vllm.rules import catalogue, round_names
 from cm4vllm.serving.fit.layout import GIB
+from cm4vllm.serving.installation import vllm_choice
 from cm4vllm.serving.options.arguments import ServerSettings
 from gpu_replay import Replay
 
@@ -116,6 +118,17 @@ def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_eac
     )
     assert f"of {gib:.1f} GiB on each of 8 GPUs, tensor 4 x pipeline 1 x data 2" in row["why"]
     assert "--device=cuda --tp_size=4 --dp_size=2 --plan" in " ".join(page.replace("\\", "").split())
+
+
+def test_an_old_driver_is_missing_with_the_release_that_runs_with_it(tmp_path, capsys, monkeypatch):
+    recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
+    gpus = [replace(gpu, driver="570.26") for gpu in nvml.VENDOR.gpus(Replay(json.loads(recording.read_text())))]
+    monkeypatch.setattr(vllm_choice, "detect_gpus", lambda: gpus)
+    report = report_machine(MachineSettings(), tmp_path, [])
+    page = " ".join(capsys.readouterr().out.split())
+    assert "builds of vLLM: cpu 0.32.0; cuda 0.32.0 (CUDA 13.0, NVIDIA driver 580.65.06 or newer); rocm" in page
+    (lack,) = (lack for lack in report["missing"] if lack["subject"] == "device cuda")
+    assert "driver 570.26 is too old for vLLM 0.32.0" in lack["text"] and "--vllm_version=0.19.1" in lack["remedy"]
 
 
 def test_a_round_that_does_not_exist_is_refused(tmp_path):

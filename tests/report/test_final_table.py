@@ -13,7 +13,7 @@ from cm4vllm.common.checking.findings import Severity
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.records.accuracy import ACCURACY_FILE, AccuracyRecord
-from cm4vllm.records.assets import DUMMY_SOURCE, STAND_IN_SOURCE
+from cm4vllm.records.assets import ARTICLES, DUMMY_SOURCE, OWN_FILE, STAND_IN_SOURCE
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.records.client import TextCounts
@@ -271,6 +271,7 @@ SIMULATION = Simulation(profile="p", title="4 GPUs", sha256="0" * 64, seed=0, fa
     [
         (STAND_IN_NOTICE, {"settings__model__source": STAND_IN_SOURCE}, "--vllm_model_name="),
         (DUMMY_NOTICE, {"settings__model__source": DUMMY_SOURCE}, "--vllm_model_name="),
+        ("", {"settings__dataset__recipe": {OWN_FILE: ARTICLES}}, "--vllm_model_name="),
         (SIMULATED_NOTICE, {"settings__server__simulated": SIMULATION}, "without --rehearse"),
     ],
 )

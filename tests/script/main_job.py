@@ -23,6 +23,7 @@ from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.run.session import Session
 from cm4vllm.rules import Mode
 from cm4vllm.submission.published_program import program_digest
+from listing_server import listing_url
 from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,8 +58,8 @@ def write_model(folder: Path) -> None:
 
 
 def asked(tmp_path, variations, flags, files):
-    """Return the request of a command line; FILES in a flag stands for the user's files."""
-    given = json.loads(json.dumps(flags).replace("FILES", str(files)))
+    """Return the request of a command line; FILES in a flag stands for the user's files, A_SERVER_URL for a server."""
+    given = json.loads(json.dumps(flags).replace("FILES", str(files)).replace("A_SERVER_URL", listing_url()))
     return Request.of(
         {"tags": f"run-mlperf,inference,{variations}", "output_dir": str(tmp_path / "out"), **given}, str(tmp_path)
     )

@@ -27,14 +27,14 @@ CASES = [
     ("_vllm,_performance-only", {"power": "simulated"}, 700),
     ("_vllm", {"search": "max-num-seqs:64..256", "search_minutes": "5"}, 700),
     ("_vllm", {"model": "llama3.1-8b-edge", "execution_mode": "valid"}, 100),
-    ("_vllm", {"api_server": "http://127.0.0.1:1", "env": TRAINS}, 700),
-    ("_vllm,_tiny", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name", "env": TRAINS}, 700),
+    ("_vllm", {"api_server": "A_SERVER_URL", "env": TRAINS}, 700),
+    ("_vllm,_tiny", {"api_server": "A_SERVER_URL", "vllm_model_name": "hub/name", "env": TRAINS}, 700),
     ("_vllm", {"vllm_model_name": "hub/name", "dataset_path": "FILES/cnn_eval.json"}, 700),
     ("_vllm", {"vllm_model_name": "llama-3.1-8b-instruct"}, 700),
     ("_vllm", {"vllm_model_name": "FILES/model"}, 700),
     ("_vllm,_mlcommons.llama-3.1-8b-instruct", {"quantize": "int8"}, 700),
     ("_vllm,_hf.hub/other", {"quantize": "_fp8", "calibration_path": "FILES/set.json"}, 700),
-    ("_vllm,_hf.hub/other", {"vllm_model_name": "served", "api_server": "http://127.0.0.1:1"}, 700),
+    ("_vllm,_hf.hub/other", {"vllm_model_name": "served", "api_server": "A_SERVER_URL"}, 700),
     ("_vllm", {"adr": {"ml-model": {"tags": "_hf.hub/name"}, "vllm-server": {"max_num_seqs": "64", "seed": "7"}}}, 700),
     ("_vllm,_tiny", {"adr": {"ml-model": {"tags": "_path.FILES/model"}}, "dataset_path": "FILES/cnn_eval.json"}, 700),
 ]
@@ -77,7 +77,7 @@ def test_the_runs_of_a_job_start_no_server_of_their_own(tmp_path, files):
 
 
 def test_the_tiny_model_of_a_given_server_is_copied_and_nothing_is_installed(tmp_path, files):
-    steps = planned(tmp_path, asked(tmp_path, "_vllm,_tiny", {"api_server": "http://127.0.0.1:1"}, files))
+    steps = planned(tmp_path, asked(tmp_path, "_vllm,_tiny", {"api_server": "A_SERVER_URL"}, files))
     brought = [each.what for step in steps for node, _ in step.walk() for each in node.brings]
     assert "a copy of the tiny model of cm4vllm" in brought
     assert not [words for words in brought if words.startswith("vLLM")]
@@ -118,7 +118,7 @@ def test_a_valid_run_searches_for_the_rate_unless_one_setting_says_otherwise(tmp
     (note,) = searches()
     assert "takes 1,500 s, 2.5 full-length runs of 600 s at most" in note
     assert searches(server_target_qps="3") == searches(find_target_qps="no") == []
-    assert searches(published="v5.1-redhat-llama3.1-8b-fp8-1xh100-server") == []
+    assert searches(published="v5.1-redhat-llama3.1-8b-fp8-1xh100-server", machine="1xH100-SXM-80GB") == []
 
 
 def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files):
@@ -173,6 +173,12 @@ def test_how_long_a_step_took_is_known_to_the_next_plan(tmp_path, monkeypatch, f
     took_s = read_ledger(tmp_path / "out" / "test").states["server"].took_s
     assert known["source"].startswith("as on 20") and known["seconds"] == took_s < 60
     assert any(re.search(r"takes \S+ s, as on", note) for note in server.notes)
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    """A token: without one no gated model can be downloaded."""
+    monkeypatch.setenv("HF_TOKEN", "made-up")
 
 
 @pytest.fixture
@@ -249,10 +255,31 @@ def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, 
     with pytest.raises(CmError) as of_run:
         executed(monkeypatch, request)
     assert str(of_run.value) == str(of_plan.value)
-    given = asked(tmp_path, "_vllm", {"device": device, "api_server": "http://127.0.0.1:1", "env": TRAINS}, files)
+    given = asked(tmp_path, "_vllm", {"device": device, "api_server": "A_SERVER_URL", "env": TRAINS}, files)
     planned(tmp_path, given)
     envs = [env for _, env in executed(monkeypatch, given)]
     assert not any("CM_VLLM_VARIANT" in env for env in envs)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"adr": {"vllm": {"tags": "_cuda"}}}, "--device=cuda: no "),
+        ({"adr": {"vllm": {"tags": "_rocm"}}}, "--device=rocm: no "),
+        ({"adr": {"vllm": {"tags": "_version.0.33.0"}}}, "there is no CPU build of vLLM 0.33.0"),
+        ({"vllm_version": "0.33.0"}, "there is no CPU build of vLLM 0.33.0"),
+    ],
+)
+def test_a_vllm_that_this_machine_cannot_have_is_refused_before_any_step(
+    tmp_path, monkeypatch, files, machine, flags, words
+):
+    machine("")
+    request = asked(tmp_path, "_vllm", flags, files)
+    with pytest.raises(CmError, match=words) as of_plan:
+        planned(tmp_path, request)
+    with pytest.raises(CmError) as of_run:
+        executed(monkeypatch, request)
+    assert str(of_run.value) == str(of_plan.value)
 
 
 def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, files, machine):
@@ -295,7 +322,7 @@ REFUSED = [
     ("_vllm,_find-performance", {"scenario": "Offline"}, "finds no rate in this job"),
     ("_vllm", {"search": "max-num-sequences:1..8"}, "names no option of vLLM that can be searched"),
     ("_vllm", {"search": "max-num-seqs:8..64", "max_num_seqs": "16"}, "which is given: --max_num_seqs=16"),
-    ("_vllm", {"search": "max-num-seqs:8..64", "api_server": "http://127.0.0.1:1"}, "--search cannot be given"),
+    ("_vllm", {"search": "max-num-seqs:8..64", "api_server": "A_SERVER_URL"}, "--search cannot be given"),
     ("_vllm", {"search": "block-size:8..64", "rehearse": "2-core-cpu-tiny"}, "cannot be given with --rehearse"),
     ("_vllm", {"search_minutes": "5"}, "without --search"),
     ("_vllm", {"device": "tpu"}, "--device=tpu"),
@@ -306,8 +333,8 @@ REFUSED = [
     ("_vllm", {"quantize": "_int9"}, "--quantize=_int9"),
     ("_vllm", {"published": "h100"}, "--published=h100"),
     ("_vllm", {"api": "fast"}, "--api='fast'"),
-    ("_vllm", {"api_server": "http://127.0.0.1:1", "replicas": "2"}, "--replicas"),
-    ("_vllm", {"quantize": "_int8", "api_server": "http://127.0.0.1:1"}, "--quantize"),
+    ("_vllm", {"api_server": "A_SERVER_URL", "replicas": "2"}, "--replicas"),
+    ("_vllm", {"quantize": "_int8", "api_server": "A_SERVER_URL"}, "--quantize"),
     ("_vllm", {"api_server": "http://127.0.0.1:many"}, "is not the address of a server"),
     ("_vllm", {"vllm_model_name": "a/b/c"}, "is not the name of a hub's model"),
     ("_vllm", {"vllm_model_name": "FILES"}, "config.json"),

@@ -3,6 +3,7 @@
 import pytest
 
 from cm4vllm.common.errors import DatasetError, ModelError, SourceUnavailable, UsageError
+from listing_server import listing_url
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from cm4vllm.common.errors import DatasetError, ModelError, SourceUnavailable, U
             ",_hf.owner/name",
             ["get,dataset,_calibration,_mlcommons", "cnn_dailymail_calibration.json", "get,dataset,_mlcommons"],
         ),
-        (["--api_server=http://127.0.0.1:1", "--vllm_model_name=owner/name"], "", ["get,dataset,_mlcommons"]),
+        ([f"--api_server={listing_url()}", "--vllm_model_name=owner/name"], "", ["get,dataset,_mlcommons"]),
     ],
 )
 def test_the_plan_of_a_model_of_ones_own_names_no_stand_in(cm, flags, tags, wanted):

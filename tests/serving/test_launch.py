@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
-from cm4vllm.common.errors import EnvironmentBroken, ModelError, ServerUnsuitable, UsageError
+from cm4vllm.common.errors import EnvironmentBroken, InstallError, ModelError, ServerUnsuitable, UsageError
 from cm4vllm.common.programs.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.secrets.redaction import Vault
@@ -37,6 +37,7 @@ from cm4vllm.serving.installation.install import VllmRecord
 from cm4vllm.serving.launch import end, launch, use_words
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options.arguments import ServerSettings
+from cm4vllm.serving.planned_servers import plan_servers
 from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.supervision.death_reasons import death_reason
 
@@ -166,6 +167,36 @@ def test_an_option_that_this_vllm_has_not_is_an_error_before_anything_starts(
         launch(settings(installation=installation, **given))
     assert cause in caught.value.cause and remedy in caught.value.remedy
     assert not (tmp_path / "server").exists()
+
+
+@pytest.mark.parametrize("asked", ["checkpoint", "--quantization=bitsandbytes", "--load-format bitsandbytes"])
+@pytest.mark.parametrize(
+    ("packages", "refused"),
+    [
+        ({"vllm": "0.32.0"}, True),
+        ({"vllm": "0.28.0+cu130"}, True),
+        ({"vllm": "0.27.1"}, False),
+        ({"vllm": "0.32.0", "vllm-bnb-plugin": "0.0.3"}, False),
+        ({"vllm": "1.dev1"}, False),
+    ],
+)
+def test_weights_of_bitsandbytes_need_the_plugin_since_it_left_vllm(
+    tmp_path, python, model_record, packages, refused, asked
+):
+    Path(python).write_text(PYTHON.replace('{"vllm": "0.32.0"', json.dumps(packages)[:-1]))
+    if asked == "checkpoint":
+        quantisation = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+        (tmp_path / "tiny" / "config.json").write_text(json.dumps({"quantization_config": quantisation}))
+        provide(ModelSettings(source="path", location=str(tmp_path / "tiny")), tmp_path)
+    server = ServerSettings(extra="" if asked == "checkpoint" else asked)
+    settings = LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "server"), server=server)
+    if not refused:
+        assert "serve" in plan_servers(settings).words
+        return
+    with pytest.raises(InstallError, match="does not serve weights of bitsandbytes") as caught:
+        plan_servers(settings)
+    assert f"vLLM {packages['vllm']}" in caught.value.what and python in caught.value.cause
+    assert "install vllm-bnb-plugin" in caught.value.remedy and "--vllm_version=0.27.1" in caught.value.remedy
 
 
 def test_a_published_preset_is_served_with_what_this_release_takes_of_it(settings, installation, capsys):

@@ -1,9 +1,11 @@
 """The options of an installed vLLM, from the help that vLLM 0.32.0 prints."""
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from packaging.version import Version
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.host_addresses import PROXY_VARIABLES
@@ -14,6 +16,8 @@ from cm4vllm.records.vllm.given_options import given_options, value_text, whole_
 from cm4vllm.records.vllm.options import OPTIONS_FILE, Option, fit_to_release, parsed_options, read_options, spelling
 from cm4vllm.records.vllm.server_needs import api_processes, ring_buffer_bytes, worker_count
 from cm4vllm.serving.carried_variables import carried_variables, without_service_links
+from cm4vllm.serving.options import fixed_options
+from cm4vllm.serving.options.fixed_options import written_in_full
 from vllm_lines import LINES
 
 FILE = Path(module.__file__).with_name(OPTIONS_FILE)
@@ -39,7 +43,7 @@ def test_every_option_is_found_by_each_of_its_names(options):
 def test_what_the_release_knows_is_left_as_it_is(options):
     words = (
         "model --max_num_seqs 4 --seed=-1 --compilation-config.mode 3 -tp 2 -O3 --enforce-eager "
-        "--dtype=bfloat16 --allowed-origins a b"
+        "--dtype=bfloat16 --gpu-memory-util=0.9 --allowed-origins a b"
     ).split()
     assert fit_to_release(words, options) == (words, [])
 
@@ -47,11 +51,13 @@ def test_what_the_release_knows_is_left_as_it_is(options):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--max-num-seq=4", "--max-num-seqs"),
+        ("--max-num-seqz=4", "--max-num-seqs"),
         ("--tensor-paralel-size=2", "--tensor-parallel-size"),
         ("--zzz", "--help=all"),
         ("--dtype=bfloat61", "bfloat16"),
         ("--enforce-eager=yes", "takes no value"),
+        ("--gpu-memory-util", "needs a value"),
+        ("--max-num=4", "has no option"),
         ("--max-model-len", "needs a value"),
     ],
 )
@@ -59,7 +65,7 @@ def test_an_option_or_a_value_that_this_release_does_not_take_is_an_error(option
     with pytest.raises(UsageError) as caught:
         fit_to_release(["model", word], options)
     assert said in str(caught.value)
-    assert word.startswith(("--dtype", "--enforce", "--max-model")) or "has no option" in caught.value.what
+    assert word.startswith(("--dtype", "--enforce", "--max-model", "--gpu")) or "has no option" in caught.value.what
 
 
 def test_an_option_that_was_dropped_is_left_out_with_a_note_unless_the_release_has_it(options):
@@ -78,10 +84,85 @@ def test_an_option_that_was_renamed_is_said_in_present_words(options, given):
     assert "said as --structured-outputs-config.backend xgrammar" in notes[0]
 
 
-def test_no_translation_is_for_an_option_that_is_known_and_all_lead_to_known_ones(options):
-    for name, renamed in module._renamed_options().items():
-        assert name not in options
-        assert all(word.partition(".")[0] in options for word in renamed.now if word.startswith("-"))
+def vanished():
+    return msgspec.yaml.decode(FILE.with_name("vanished.yaml").read_bytes())
+
+
+def made_line(name):
+    """Return an option that vanished as a line gave it, with a value that it took."""
+    special = {"--task": "generate", "--device": "cuda", "--chat-template-text-format": "openai", "-O": '{"level":3}'}
+    return [name, special.get(name, "16")] if vanished()[name]["value"] == "always" else [name]
+
+
+@pytest.mark.parametrize("name", vanished())
+def test_each_option_that_vanished_is_translated_or_refused_by_name(options, name):
+    assert name not in options
+    given, line = module.split_options(made_line(name))[1][0], ["model", *made_line(name), "--seed", "1"]
+    renamed = module._renamed(module._as_spelled(given, options))
+    if renamed is not None and renamed.refused and name == renamed.option:
+        with pytest.raises(UsageError) as caught:
+            fit_to_release(line, options)
+        assert f"no option {name}" in caught.value.what and renamed.note in caught.value.cause
+        return
+    words, notes = fit_to_release(line, options)
+    assert name not in words and words[-2:] == ["--seed", "1"]
+    assert [note.partition(":")[0] for note in notes] == ([name] if renamed else [])
+    assert len(words) > 3 if renamed is None or (renamed.now and name == renamed.option) else True
+    assert fit_to_release(words, options) == (words, [])
+
+
+def test_each_option_that_vanished_has_its_releases_and_each_replacement_its_source():
+    named = "max-num-partial-prefills max-long-partial-prefills calculate-kv-scales override-attention-dtype"
+    assert {f"--{name}" for name in (*named.split(), "enable-reasoning", "task", "swap-space")} <= set(vanished())
+    for name, entry in vanished().items():
+        since, last, gone = (Version(str(entry[key])) for key in ("since", "last", "gone"))
+        assert Version("0.5.0") <= since <= last < gone <= Version("0.33.0"), name
+        assert entry["value"] in ("always", "never", "optional"), name
+    assert set(module._renamed_options()) <= set(vanished())
+    sources = [renamed.source for renamed in module._renamed_options().values()]
+    assert all(re.match(r"vllm#\d+$|0\.\d+\.\d+ [\w/]+\.py", source) for source in sources)
+
+
+@pytest.mark.parametrize(
+    ("given", "now"),
+    [
+        ("--task generate", ""),
+        ("--task=embed", "--runner pooling --convert embed"),
+        ("--eplb-window-size=20", "--eplb-config.window_size 20"),
+        ("--rope-scaling.factor 2", "--hf-overrides.rope_scaling.factor 2"),
+        ("--no-disable-log-requests", "--enable-log-requests"),
+        ("--no-calculate-kv-scales", ""),
+        ("--max-num-partial-prefills=4", ""),
+        ("--override-pooler-config={}", "--pooler-config={}"),
+        ("--cuda-graph-sizes 4232", "--max-cudagraph-capture-size 4232"),
+        ("--cuda-graph-sizes=16", "--max-cudagraph-capture-size 16"),
+    ],
+)
+def test_an_option_that_vanished_is_said_by_its_value_and_its_parts(options, given, now):
+    assert fit_to_release(given.split(), options)[0] == now.split()
+
+
+@pytest.mark.parametrize("given", ["--task=sing", "-O.level 3", '-O {"level":3}', "--speculative-model x"])
+def test_a_value_without_a_replacement_is_refused_by_the_options_name(options, given):
+    with pytest.raises(UsageError, match="has no option"):
+        fit_to_release(given.split(), options)
+
+
+def test_a_replacement_that_the_release_does_not_have_either_is_refused():
+    with pytest.raises(UsageError, match="no option --eplb-config"):
+        fit_to_release(["--eplb-window-size=20"], {"--seed": Option("--seed", True)})
+
+
+def test_a_level_is_that_of_the_release():
+    older = {"-O": Option("-O", True)}
+    assert fit_to_release(["-O3"], older) == (["-O3"], [])
+
+
+def test_no_replacement_gives_an_option_that_users_may_not_give():
+    replaced = module._renamed_options().values()
+    words = [word for renamed in replaced for said in (renamed.now, *renamed.values.values()) for word in said]
+    names = {written_in_full(word, fixed_options._FIXED) for word in words if word.startswith("-")}
+    assert names == {"", "--mm-processor-cache-gb"}  # 0 for all benchmarks with media
 
 
 def test_an_installation_without_its_options_has_no_known_ones(tmp_path):
@@ -130,14 +211,11 @@ def test_an_option_has_one_name_in_records_and_each_release_gets_its_own_spellin
     for word in ("--cuda-graph-sizes=4", "--cudagraph-capture-sizes=4"):
         assert list(given_options([word])) == ["cudagraph-capture-sizes"]
     older = {"--cuda-graph-sizes": Option("--cuda-graph-sizes", True)}
-    words = ["model", "--cudagraph-capture-sizes=8", "--cuda_graph_sizes", "4"]
-    assert fit_to_release(words, older)[0] == ["model", "--cuda-graph-sizes=8", "--cuda_graph_sizes", "4"]
-    assert fit_to_release(words, options)[0] == [
-        "model",
-        "--cudagraph-capture-sizes=8",
-        "--cudagraph-capture-sizes",
-        "4",
-    ]
+    words = "model --cudagraph-capture-sizes=8 --cuda_graph_sizes 4 8".split()
+    assert fit_to_release(words, older)[0] == "model --cuda-graph-sizes=8 --cuda_graph_sizes 4 8".split()
+    assert (
+        fit_to_release(words, options)[0] == "model --cudagraph-capture-sizes=8 --cudagraph-capture-sizes 4 8".split()
+    )
     switch = {"--no-cuda-graph-sizes": Option("--no-cuda-graph-sizes", False)}
     assert fit_to_release(["--no-cudagraph-capture-sizes"], switch | older)[0] == ["--no-cuda-graph-sizes"]
     assert spelling("cudagraph-capture-sizes", older) == "cuda-graph-sizes"
@@ -227,3 +305,29 @@ def test_what_a_services_name_makes_is_left_out(links):
 )
 def test_a_port_that_is_a_number_and_a_proxy_in_either_spelling_are_carried(name, value):
     assert carried_variables({name: value, "PROXY": "x", "CUDA_VISIBLE_DEVICES": "0"}) == {name: value}
+
+
+# --- the lines that published submissions have, and what this release takes of them
+
+PUBLISHED = msgspec.yaml.decode((Path(__file__).parent / "recorded/published_lines.yaml").read_bytes())
+
+
+@pytest.mark.parametrize("line", PUBLISHED, ids=lambda line: line["file"])
+def test_each_published_line_is_translated_or_refused_by_the_options_name(options, line):
+    given = line["words"].split()
+    if "refused" in line:
+        with pytest.raises(UsageError) as caught:
+            fit_to_release(given, options)
+        assert line["refused"] in caught.value.what and caught.value.remedy
+        return
+    words, notes = fit_to_release(given, options)
+    assert not {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")} & set(vanished())
+    assert fit_to_release(words, options) == (words, [])
+    left = [word for word in given if word not in words and word.startswith("-")]
+    assert {note.partition(":")[0] for note in notes} == set(left)
+
+
+def test_the_published_lines_are_of_four_rounds_and_most_are_taken():
+    assert len(PUBLISHED) == 78 and sum("refused" in line for line in PUBLISHED) == 22
+    assert {line["repository"].rpartition("_")[2] for line in PUBLISHED} == {"v4.1", "v5.1", "v6.0", "v6.1"}
+    assert all(re.fullmatch("[0-9a-f]{40}", line["commit"]) for line in PUBLISHED)

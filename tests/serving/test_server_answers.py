@@ -155,11 +155,16 @@ def test_parameters_at_which_a_server_fails_are_left_out_one_by_one(impatient, r
     assert dialect.prompts is Prompts.TEXT or takes_ids
 
 
+#: The answer of vLLM 0.32.0 to a request above the limit of its queue.
+REJECTED = b'{"error":{"message":"The engine is currently busy and cannot accept new requests.","code":503}}'
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
         (lambda *_: (401, b"{}", {}), "asks for a key"),
         (lambda *_: (503, b"loading", {}), "HTTP 503 loading"),
+        (lambda *_: (503, REJECTED, {}), "its admission control rejects requests (--max-num-queued-reqs)"),
         (lambda *_: (200, b"<!DOCTYPE html><title>Sign in</title>", {}), "is not JSON: '<!DOCTYPE html>"),
         (lambda *_: (302, b"", {"Location": "https://login.example/?next=a"}), "redirects its /v1/models"),
         (lambda *_: (404, b'{"detail": "Not Found"}', {}), "its /v1/models answers HTTP 404 Not Found"),

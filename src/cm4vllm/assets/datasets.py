@@ -1,4 +1,4 @@
-"""Datasets: the harbour log of the tiny model, a benchmark's own from MLCommons, or a file in its published format."""
+"""Datasets: the harbour log of the tiny model, articles, a benchmark's own from MLCommons, or a file in its format."""
 
 import hashlib
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from cm4vllm.assets.downloads import mlcommons
+from cm4vllm.assets.packaged import smollm2
+from cm4vllm.assets.packaged.articles import articles_dataset, require_summaries
 from cm4vllm.assets.samples.audio_dataset import audio_rows
 from cm4vllm.assets.samples.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
 from cm4vllm.assets.samples.picture_dataset import catalogue_rows, check_catalogue
@@ -35,15 +37,12 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     require_text(benchmark)
     _require_calibration_set(settings)
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
-    source = settings.source or ("tiny" if model is None or model.is_stand_in or model.is_dummy else "mlcommons")
+    source = settings.source or _source_for(model)
     if source == "tiny":
-        if model is None:
-            raise DatasetError(
-                "the tiny dataset needs a model's tokenizer",
-                remedy="make it: cm run script "
-                "--tags=get,ml-model,_tiny; then give its model.json: --env.CM_ML_MODEL_RECORD=<file>",
-            )
-        record = stand_in_dataset(model, settings, benchmark, folder)
+        record = stand_in_dataset(_required(model), settings, benchmark, folder)
+    elif source == "articles":
+        require_summaries(benchmark, settings.kind)
+        record = articles_dataset(_required(model), benchmark, folder)
     elif source == "path":
         path = given_path(settings.location)
         record = _convert(path, f"local file {path.name}", settings, benchmark, model, folder)
@@ -52,9 +51,26 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     elif source == "mlcommons":
         record = _mlcommons(settings, benchmark, model, folder)
     else:
-        raise UsageError(f"unknown dataset source {source!r}", remedy="known: tiny, path, mlcommons")
+        raise UsageError(f"unknown dataset source {source!r}", remedy="known: tiny, articles, path, mlcommons")
     write_record(folder / DATASET_FILE, record)
     return record
+
+
+def _source_for(model: ModelRecord | None) -> str:
+    """Return the source that is used where none was asked for: of the dataset that belongs to a model."""
+    if model is None or model.is_stand_in or model.is_dummy:
+        return "tiny"
+    return "articles" if smollm2.SOURCE in model.source else "mlcommons"
+
+
+def _required(model: ModelRecord | None) -> ModelRecord:
+    if model is None:
+        raise DatasetError(
+            "a dataset that is made here needs a model's tokenizer",
+            remedy="make it: cm run script "
+            "--tags=get,ml-model,_tiny; then give its model.json: --env.CM_ML_MODEL_RECORD=<file>",
+        )
+    return model
 
 
 def _require_calibration_set(settings: DatasetSettings) -> None:
@@ -207,3 +223,5 @@ def check(settings: DatasetSettings) -> None:
         check_file(given_path(settings.location), Requirements.of(settings, benchmark))
     elif settings.source == "mlcommons":
         _catalogue_dataset(settings)
+    elif settings.source == "articles":
+        require_summaries(benchmark, settings.kind)

@@ -47,17 +47,17 @@ def planned_downloads(source: str, location: str, revision: str = "") -> list[Ma
         return [_download(f"the model {location} from MLCommons", size, "all files, as published" if size else "")]
     if source not in ("hf", "catalogue"):  # of a given server it is known when it was asked whether there is one
         return []
-    what = f"the model {model.hub if model else location} from its hub"
+    title = f"the model {model.hub if model else location} from its hub"
     if model is not None and (size := weight_bytes(name)):
-        return [_download(what, size, f"its weights, computed for {model.precision}")]
+        return [_download(title, size, f"its weights, computed for {model.precision}")]
     try:
-        return [_download(what, hub.download_bytes(location, revision), "by the hub's list of its files")]
+        return [_download(title, hub.download_bytes(location, revision), "by the hub's list of its files")]
     except CmError as error:
-        return [_download(what, 0, f"the hub did not say: {error.cause or error.what}")]
+        return [_download(title, 0, f"the hub did not say: {error.cause or error.what}")]
 
 
-def _download(what: str, size: int, source: str) -> Mapping[str, object]:
-    return {"how": "download", "what": what, "disk_bytes": size, "measured": source}
+def _download(title: str, size: int, source: str) -> Mapping[str, object]:
+    return {"how": "download", "what": title, "disk_bytes": size, "measured": source}
 
 
 def gate_words(source: str, location: str) -> str:

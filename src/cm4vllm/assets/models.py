@@ -1,4 +1,4 @@
-"""Models: a stand-in, a local folder, one of the Hugging Face hub or of MLCommons' storage, or one without weights."""
+"""Models: a stand-in, SmolLM2 of a Python package, a folder, one of a hub or MLCommons' storage, or without weights."""
 
 import fnmatch
 import os
@@ -13,6 +13,7 @@ import msgspec
 from cm4vllm.assets import dummy
 from cm4vllm.assets.downloads import hub, mlcommons
 from cm4vllm.assets.model_sizes import planned_downloads, require_token
+from cm4vllm.assets.packaged import smollm2
 from cm4vllm.assets.tiny.stand_ins import STAND_INS, variation_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DownloadError, ModelError, UsageError, nearest
@@ -31,7 +32,7 @@ _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pd
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True):
-    """Choice of the model: `source` is a stand-in's (tiny, ...), dummy, path, hf, catalogue, mlcommons or served.
+    """Choice of the model: `source` is a stand-in's (tiny, ...), smollm2, dummy, path, or a place to download from.
 
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a
@@ -56,14 +57,16 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
         return ("catalogue", self.name) if self.name else (self.source, self.location)
 
 
-def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
-    """Provide the model and write its record to `folder`; a stand-in is copied there too.
+def provide(settings: ModelSettings, folder: Path, locks: Path = Path()) -> ModelRecord:
+    """Provide the model and write its record to `folder`; a stand-in is copied there too, and SmolLM2 made there.
 
-    Raises ModelError, DownloadError, DiskFull, UsageError.
+    `locks` is the recipe's folder, with the packages that it pins. Raises ModelError, DownloadError, InstallError,
+    DiskFull, UsageError.
     """
     source, where = settings.chosen
     sources: dict[str, Callable[[], ModelRecord]] = {
         **{variation: partial(_stand_in, variation, folder) for variation in STAND_INS},
+        smollm2.VARIATION: lambda: _smollm2(folder / smollm2.NAME, locks / smollm2.LOCK),
         "dummy": lambda: _dummy(where, settings.layers, folder),
         "path": lambda: _local(given_path(where)),
         "hf": lambda: _hub(where, settings.revision),
@@ -164,6 +167,12 @@ def _stand_in(variation: str, folder: Path) -> ModelRecord:
     stand_in = STAND_INS[variation]
     stand_in.copy_to(folder / stand_in.name)
     return _record_of_folder(folder / stand_in.name, stand_in.name, STAND_IN_SOURCE, recipe={"task": stand_in.task})
+
+
+def _smollm2(place: Path, lock: Path) -> ModelRecord:
+    smollm2.make_model(place, lock)
+    record = _record_of_folder(place, place.name, smollm2.SOURCE, recipe={})
+    return msgspec.structs.replace(record, weight_transformations=smollm2.TRANSFORMED)
 
 
 def _dummy(name: str, layers: int | None, folder: Path) -> ModelRecord:

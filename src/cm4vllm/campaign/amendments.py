@@ -13,6 +13,7 @@ from typing import Any
 
 from cm4vllm.campaign.planning.steps import RECIPES, Step, StepInput, given_values
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.serving.installation.vllm_choice import DEVICES
 
 #: The tags of the recipe whose flags are the settings of the whole job.
 JOB = "run-mlperf,inference"
@@ -28,8 +29,10 @@ _FILES = {
     "compliance-dataset": "CM_COMPLIANCE_DATASET_FILE",
     "calibration": "CM_CALIBRATION_DATASET_FILE",
 }
-_MODEL_SOURCES = ("_tiny", "_dummy", "_hf", "_path", "_served", "_catalogue", "_mlcommons")
-_DATASETS = {"_tiny": "tiny", "_mlcommons": "benchmark"}
+_MODEL_SOURCES = ("_tiny", "_smollm2", "_dummy", "_hf", "_path", "_served", "_catalogue", "_mlcommons")
+_DATASETS = {"_tiny": "tiny", "_articles": "articles", "_mlcommons": "benchmark"}
+#: The name of vLLM's installation, whose tags are checked before the first step.
+_VLLM = "vllm"
 _LOADGEN, _ROUND = ("loadgen", "mlperf-inference-loadgen"), re.compile(r"_r\d+\.\d+")
 #: Names of published command lines for what this project has no recipe of.
 _REPLACED = {
@@ -80,6 +83,8 @@ def amendments(adr: Mapping[str, Any] | None, adr_targets: AdrTargets, job: str 
     rest: dict[str, Any] = {}
     for name, change in adr.items():
         left: dict[str, Any] = {}
+        if name == _VLLM and isinstance(change, Mapping):
+            settings |= _vllm(change.get("tags", ""))
         if name not in RECIPES or not isinstance(change, Mapping):
             rest[name] = change
             continue
@@ -113,6 +118,17 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _vllm(value: Any) -> dict[str, str]:
+    """Return the settings that the tags for vLLM stand for, which the engine applies, too."""
+    settings = {}
+    for tag in (word.strip() for word in _text(value).split(",")):
+        if tag.startswith("_version."):
+            settings["CM_VLLM_WANTED_VERSION"] = tag.removeprefix("_version.")
+        elif tag.removeprefix("_") in (*DEVICES, "system"):
+            settings["CM_VLLM_VARIANT"] = tag.removeprefix("_")
+    return settings
 
 
 def _sources(name: str, value: Any) -> tuple[dict[str, str], list[str]]:

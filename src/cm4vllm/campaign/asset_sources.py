@@ -3,7 +3,7 @@
 The stand-ins, a tiny model and its own dataset, are used where nothing else was asked for, and only together: a real
 model would be measured on prompts that the benchmark does not have, the tiny model on prompts that it cannot answer.
 Random weights answer any prompt alike: they have the stand-in's dataset, which needs no network, unless another is
-asked for.
+asked for. SmolLM2 of its package has the articles that come with cm4vllm.
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cm4vllm.assets.model_sizes import gate_words
+from cm4vllm.assets.packaged import articles, smollm2
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.assets.tiny.stand_in_datasets import CALIBRATION_SAMPLES
 from cm4vllm.assets.tiny.stand_ins import STAND_INS, stand_in_named
@@ -24,21 +25,22 @@ from cm4vllm.rules import catalogue, published_bytes
 
 #: The beginnings of names that are paths.
 _PATHS = ("/", "./", "../", "~")
-_TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
+_TINY, _BENCHMARK, _DUMMY, _ARTICLES = "_tiny", "_mlcommons", "_dummy", "_articles"
+_SMOLLM2 = f"_{smollm2.VARIATION}"
 
 
 class AssetInputs(Settings, frozen=True, kw_only=True):
     """The inputs that say where model and datasets come from.
 
     `model` is the benchmark, `model_source` the variation that was asked for. With `api_server`, `vllm_model_name` is
-    the name that the given server has for its model. `dataset` is "tiny" or "benchmark" where the user says which.
+    the name that the given server has for its model. `dataset` says which where the user does.
     """
 
     model: input_types.Benchmark = "llama3.1-8b"
     model_source: input_types.ModelSource = ""
     vllm_model_name: input_types.VllmModelName = ""
     api_server: input_types.ApiServer = ""
-    dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
+    dataset: Annotated[Literal["", "benchmark", "tiny", "articles"], Key("CM_DATASET_SOURCE")] = ""
     dataset_path: input_types.DatasetFile = ""
     calibration_path: Annotated[str, Key("CM_CALIBRATION_DATASET_FILE")] = ""
     performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
@@ -82,7 +84,12 @@ class Sources:
     @property
     def needs_sentence_model(self) -> bool:
         """Return True if nltk's trained model splits the dataset's answers; answers made here need none."""
-        return self.dataset != _TINY
+        return self.dataset not in (_TINY, _ARTICLES)
+
+    @property
+    def has_articles(self) -> bool:
+        """Return True if the dataset is that of the articles."""
+        return self.dataset == _ARTICLES
 
     @property
     def model_notes(self) -> tuple[str, ...]:
@@ -110,6 +117,9 @@ class Sources:
                     source=f"{stand_in.sample_bytes:,} bytes a sample, measured",
                 ),
             )
+        if variation == _ARTICLES:
+            title = f"the dataset of {articles.SAMPLES} articles"
+            return (Brings(how="make", what=title, disk_bytes=articles.DISK_BYTES, source="measured"),)
         dataset = catalogue().dataset(name) if variation == _BENCHMARK else None
         if dataset is None or not dataset.mlcommons:
             return ()
@@ -155,6 +165,8 @@ def sources(inputs: AssetInputs) -> Sources:
         )
     tiny_data = inputs.dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and inputs.dataset != "benchmark")
     own = _TINY if tiny_data else _BENCHMARK
+    if inputs.dataset == "articles" or (model == _SMOLLM2 and not inputs.dataset):
+        own = _ARTICLES
     variations = {flag: f"_path.{path}" if path else own for flag, path in given.items()}
     return Sources(
         benchmark=inputs.model,
@@ -227,6 +239,8 @@ def _of_name(name: str, *, served: bool) -> str:
     A name that can only be a path is that of a folder, also where there is none, and of a file: what reads it says what
     it is. A server may report the folder of one that it serves; that is known when the server was asked.
     """
+    if name == smollm2.VARIATION and not served and not typed_path(name).is_dir():
+        return _SMOLLM2
     if name in catalogue().models:
         return f"_catalogue.{name}"
     folder = typed_path(name).absolute()

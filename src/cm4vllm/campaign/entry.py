@@ -32,7 +32,7 @@ from cm4vllm.common.settings import env_keys
 from cm4vllm.hardware.readiness import load_sample, machine_limits, unready
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.rules import ExecutionMode, Mode, benchmark_terms, division_rules, round_terms
-from cm4vllm.serving.launch_settings import node_notes
+from cm4vllm.serving.launch_settings import node_notes, vllm_notes
 
 #: Rules that say what kind of system is measured, which a rehearsal needs as well as a result.
 _OF_THE_SYSTEM = frozenset({"DATACENTER", "SEPARATE"})
@@ -95,14 +95,14 @@ def _words(finding: Finding) -> str:
 UNCHANGED = Amendments()
 
 
-def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job:
-    """Return the job that the settings ask for, checked. `changes` are those of `--adr`.
+def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED, *, prepare: bool = False) -> Job:
+    """Return the job that the settings ask for, checked. `changes` are those of `--adr`; `prepare` only gets its parts.
 
     All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
     the result that is asked for is then said before. Of a plan for another machine that machine is judged, and nothing
     of this one. Raises CmError.
     """
-    settings, machine = with_machine(of_anywhere(_with_profile_benchmark(published_settings(asked))))
+    settings, machine = with_machine(of_anywhere(_with_profile_benchmark(published_settings(asked))), prepare=prepare)
     require_rehearsal(
         settings.view(SimulatedSettings),
         differing(settings),
@@ -129,7 +129,8 @@ def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED) -> Job
             say(f"note: {note}")
         raise with_other_machine(error, settings) from None
     nodes = node_notes(settings.launch) if machine is None else ()
-    return replace(job, notes=(*job.notes, *read, *nodes, *needed))
+    installed = () if settings.rehearse else vllm_notes(settings.launch)
+    return replace(job, notes=(*job.notes, *read, *installed, *nodes, *needed))
 
 
 def _with_profile_benchmark(asked: CampaignSettings) -> CampaignSettings:

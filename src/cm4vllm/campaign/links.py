@@ -15,6 +15,7 @@ from cm4vllm.accuracy.scorer_needs import SENTENCES, ScoreInputs
 from cm4vllm.accuracy.scoring import require_scorable
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
+from cm4vllm.assets.packaged import smollm2
 from cm4vllm.assets.tiny.stand_ins import stand_in_named, variation_of
 from cm4vllm.campaign.amendments import AdrTargets, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
@@ -51,7 +52,7 @@ from cm4vllm.report.final_table import run_table
 from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.installation.vllm_choice import Choice
 from cm4vllm.serving.launch import LaunchExports
-from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
+from cm4vllm.serving.launch_settings import LaunchSettings, require_installable, require_usable
 from cm4vllm.serving.planned_servers import media_of
 from cm4vllm.serving.server import SERVER_FILE
 
@@ -70,6 +71,8 @@ class LinkInputs(AssetInputs, frozen=True, kw_only=True):
         model = read_record(Path(self.model_record), ModelRecord)
         if model.is_stand_in:
             return f"_{variation_of(model.architecture)}"
+        if smollm2.SOURCE in model.source:
+            return f"_{smollm2.VARIATION}"
         return "_dummy" if model.is_dummy else f"_path.{model.path}"
 
     def sources(self) -> Sources:
@@ -191,6 +194,7 @@ def completed_server(settings: LaunchSettings, inputs: LinkInputs) -> LinkOutput
 
     Raises CmError for settings that no server can have.
     """
+    require_installable(settings)
     require_usable(settings)
     if inputs.served:
         return LinkOutputs()
@@ -201,7 +205,9 @@ def completed_server(settings: LaunchSettings, inputs: LinkInputs) -> LinkOutput
         needs_vision_packages=media is Media.IMAGE or None,
     )
     name = inputs.vllm_model_name
-    if inputs.model_record or (name and not inputs.model_source and not stand_in_named(name)):
+    if inputs.model_record or (
+        name and not inputs.model_source and not stand_in_named(name) and name != smollm2.VARIATION
+    ):
         return done
     model = inputs.sources().model
     check_source(model, inputs.dummy_layers)

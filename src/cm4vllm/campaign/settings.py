@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
+from cm4vllm.assets.packaged.articles import require_summaries
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, asked_quantisation, sources
 from cm4vllm.campaign.job_checks.capabilities import (
     compliance_tests,
@@ -77,6 +78,7 @@ class JobSettings(AssetInputs, frozen=True, kw_only=True):
     vllm_index_url: input_types.VllmIndexUrl = ""
     vllm_extra_index_url: input_types.VllmExtraIndexUrl = ""
     vllm_wheel: input_types.VllmWheel = ""
+    vllm_version: input_types.VllmVersion = ""
     servers: LaunchSettings = LaunchSettings()
 
 
@@ -256,6 +258,7 @@ class Job(ScheduledJob):
         _require_values(settings)
         asset_sources = sources(settings)
         modes = _modes(settings, asset_sources, execution_mode)
+        _require_dataset(asset_sources, benchmark, execution_mode)
         require_scored(benchmark, modes, execution_mode, settings.livecodebench_path, here=not settings.machine)
         return cls(
             settings=settings,
@@ -334,6 +337,19 @@ def _modes(settings: CampaignSettings, sources: Sources, style: ExecutionMode) -
                 remedy="leave it out, or name a model with weights by --vllm_model_name",
             )
     return (Mode.PERFORMANCE,)
+
+
+def _require_dataset(sources: Sources, benchmark: BenchmarkTerms, style: ExecutionMode) -> None:
+    """Raise DatasetError, UsageError where the articles are asked for a benchmark of another kind, or for a result."""
+    if not sources.has_articles:
+        return
+    require_summaries(benchmark)
+    if style is ExecutionMode.VALID:
+        raise UsageError(
+            "--execution_mode=valid cannot be given with the articles",
+            cause=f"a result needs the {benchmark.samples:,} samples of the benchmark's own dataset",
+            remedy="add --dataset=benchmark, or rehearse with --execution_mode=test",
+        )
 
 
 def _category(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Category:

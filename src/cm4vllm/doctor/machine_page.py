@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
 from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks, unscored_metrics
 from cm4vllm.common import input_types
@@ -23,6 +25,7 @@ from cm4vllm.common.programs.containers import engine_version, engines, installe
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import size_text
+from cm4vllm.doctor.metric_names import MetricNames, metric_names
 from cm4vllm.endpoints.installation import CHECKER_FILE
 from cm4vllm.endpoints.rules_source import known_rules
 from cm4vllm.engine.cache.entries import cache_root, finished_entries
@@ -36,7 +39,9 @@ from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import BenchmarkTerms, benchmark_terms, catalogue, default_round, round_terms
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
-from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_device
+from cm4vllm.serving.installation.builds import VARIANTS, WantedBuild
+from cm4vllm.serving.installation.vllm_choice import DEVICES, VENDORS, require_build, require_device
+from cm4vllm.serving.launch_settings import LaunchSettings
 
 
 @dataclass(frozen=True)
@@ -81,12 +86,28 @@ def usable_devices() -> tuple[list[Device], list[Finding]]:
             remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
             lacking.append(Finding(field=f"device {name}", what=error.cause or error.what, remedy=remedy))
             continue
+        lacking += _old_driver(name)
         own = gpus_to_plan([gpu for gpu in gpus if name in VENDORS and gpu.vendor == VENDORS[name].name], os.environ)
         if name == DEVICES[0]:
             devices.append(Device(name, 0, float(free_memory())))
         elif own:
             devices.append(Device(name, len(own), least_memory(own)[0]))
     return devices, lacking
+
+
+def _old_driver(build: str) -> Iterator[Finding]:
+    """Yield the finding on a driver that is older than the build's default release needs."""
+    try:
+        require_build(WantedBuild(), build)
+    except InstallError as error:
+        yield Finding(field=f"device {build}", what=f"{error.what}: {error.cause}", remedy=error.remedy)
+
+
+def build_words() -> str:
+    """Return the builds of vLLM, each with its default release and the driver that this needs."""
+    return "; ".join(
+        f"{name} {build.release}{f' ({build.needs})' if build.needs else ''}" for name, build in VARIANTS.items()
+    )
 
 
 def usable_containers(devices: Iterable[Device]) -> tuple[list[str], list[Finding]]:
@@ -134,29 +155,32 @@ _LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
 
 
 class MachineSettings(Settings, frozen=True, kw_only=True):
-    """The round whose benchmarks are listed."""
+    """The round whose benchmarks are listed, and the servers whose metrics are."""
 
     round: input_types.Round = default_round()
+    servers: LaunchSettings = LaunchSettings()
 
 
 def report_machine(settings: MachineSettings, home: Path, installed: Iterable[Finding]) -> dict[str, object]:
     """Print the page and return its content as plain objects. `installed` are the findings on the installation.
 
-    Raises UsageError for a round that cannot be run.
+    Raises UsageError for a round that cannot be run, and a server's address or key that cannot be used.
     """
+    metrics = list(metric_names(settings.servers, home))
     round_ = round_terms(settings.round)
     devices, lacking = usable_devices()
     rows = benchmark_rows(round_.name, devices)
     containers, unusable = usable_containers(devices)
     wanted = downloads([row for row in rows if row.fits], home, os.environ)
     missing = [*lacking, *unusable, *wanted, *installed, *unready(load=load_sample())]
-    for line in _page(round_.name, devices, containers, rows, missing, _endpoints(home)):
+    for line in _page(round_.name, devices, containers, rows, missing, _endpoints(home), metrics):
         say_text(line)
     return {
         "round": round_.name,
         "devices": [asdict(device) for device in devices],
         "container_engines": containers,
         "benchmarks": [asdict(row) for row in rows],
+        "metrics": [msgspec.to_builtins(names) for names in metrics],
         "missing": [{"subject": lack.field, "text": lack.what, "remedy": lack.remedy} for lack in missing],
     }
 
@@ -276,6 +300,7 @@ def _page(
     rows: Sequence[Row],
     missing: Sequence[Finding],
     endpoints: Sequence[str],
+    metrics: Sequence[MetricNames],
 ) -> Iterator[str]:
     host = detect_host()
     yield "This machine"
@@ -286,6 +311,7 @@ def _page(
     ):
         yield from _wrap(line, "  ")
     yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"
+    yield from _wrap(f"builds of vLLM: {build_words()}", "  ")
     none = f"none of {', '.join(engines())} can be used: no vLLM from an image"
     yield f"  engines for containers: {', '.join(containers) or none}"
     yield f"\nWhat it can run: round {round_name}, open division"
@@ -306,6 +332,9 @@ def _page(
     yield "\nMLPerf Endpoints"
     for line in endpoints:
         yield from _wrap(line, "  ")
+    yield "\nMetrics of vLLM that a run reads"
+    for names in metrics or ("no vLLM is installed, and no server given with --api_server",):
+        yield from _wrap(str(names), "  ")
     yield f"\nWhat is missing: {'nothing was found' if not missing else len(missing)}"
     for lack in missing:
         yield from _wrap(f"{lack.field}: {lack.what}", "  ")

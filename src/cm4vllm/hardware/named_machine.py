@@ -67,9 +67,8 @@ def named_machine(name: str, *, gpu_memory_gib: float | None = None, device: str
 
     Raises UsageError for a name that stands for no machine, or for several.
     """
-    path = typed_path(name)
-    if name.endswith(".json") or path.is_file():
-        return with_gpu_memory(_machine_of_file(path), gpu_memory_gib)
+    if name.endswith(".json"):
+        return with_gpu_memory(_machine_of_file(typed_path(name)), gpu_memory_gib)
     if (match := _NAME.fullmatch(name.strip())) is None:
         raise UsageError(f"--machine={name} names no machine", remedy=_EXAMPLES)
     first, second, words = match.groups()

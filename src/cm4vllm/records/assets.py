@@ -16,6 +16,8 @@ IDENTITY = "identity"
 #: The keys of a dataset's recipe for a file that is not published for the benchmark, and, in words, for prompts whose
 #: token ids are not those of the file.
 OWN_FILE, RETOKENISED = "own_file", "tokenised_again"
+#: The value of the first of them for the articles that come with cm4vllm; the user's own file has another.
+ARTICLES = "articles"
 
 
 class QuantizationRecord(Record, frozen=True, kw_only=True):
@@ -112,10 +114,17 @@ class DatasetRecord(Record, frozen=True, kw_only=True):
     @property
     def whose(self) -> str:
         """The owner of the dataset, in the words of pages: a user's file is not the benchmark's."""
-        return "your dataset's" if OWN_FILE in self.recipe else "the benchmark's"
+        if OWN_FILE not in self.recipe:
+            return "the benchmark's"
+        return "the articles'" if self.holds_articles else "your dataset's"
+
+    @property
+    def holds_articles(self) -> bool:
+        """Return True for the articles that come with cm4vllm."""
+        return self.recipe.get(OWN_FILE) == ARTICLES
 
     def whole(self, benchmark: int) -> int:
-        """Return the number of all samples: those of a user's file, else those that the `benchmark` has."""
+        """Return the number of all samples: a user's file and the articles have their own, others the `benchmark`'s."""
         return self.samples if OWN_FILE in self.recipe else benchmark
 
     @property

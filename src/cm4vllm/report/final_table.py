@@ -169,7 +169,7 @@ def next_step(report: Report) -> str:
     settings = report.run.settings
     if settings.server.simulated is not None:
         return "on the machine of the profile, the same command without --rehearse"
-    if settings.model.is_stand_in or settings.model.is_dummy:
+    if settings.model.is_stand_in or settings.model.is_dummy or settings.dataset.holds_articles:
         return (
             "name a model (--vllm_model_name=ORGANISATION/MODEL) or a server (--api_server=URL); --plan shows the job"
         )

@@ -21,7 +21,8 @@ from cm4vllm.rules import default_round
 from cm4vllm.serving.clusters.launchers import chosen_launcher
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import node_layout, placed_servers, require_cpu_backend
-from cm4vllm.serving.installation.vllm_choice import gpus_for
+from cm4vllm.serving.installation.builds import WantedBuild
+from cm4vllm.serving.installation.vllm_choice import DEVICES, build_notes, gpus_for, require_build, require_device
 from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import preset_named
 from cm4vllm.serving.ports import free_port
@@ -76,12 +77,14 @@ class LaunchSettings(StartedServer, frozen=True, kw_only=True):
     installation: input_types.VllmInstallation = ""
     preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
     device: input_types.Device = ""
+    machine: input_types.Machine = ""
     gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
     gpu_count: Annotated[int, Key("CM_HOST_GPU_COUNT")] = 0
     action: input_types.ServerAction = "start"
     background: Annotated[bool, Key("CM_VLLM_SERVER_BACKGROUND")] = False
     port: input_types.ServerPort = 0
     ready_timeout_s: input_types.ReadyTimeout = None
+    build: WantedBuild = WantedBuild()
     server: arguments.ServerSettings = arguments.ServerSettings()
     image: ImageSettings = ImageSettings()
 
@@ -110,12 +113,40 @@ def require_access(settings: LaunchSettings) -> Access:
     return chosen_access(settings.api_key_env, settings.api_headers_env)
 
 
+def require_installable(
+    settings: LaunchSettings, *, prepare: bool = False, simulated: bool = False, driver: str | None = None
+) -> None:
+    """Refuse servers on a device that this machine lacks, and a vLLM for it that does not exist or does not fit.
+
+    With `prepare` the device is that of another machine, and so is a `driver` (empty where it is not known); a
+    simulated server needs no vLLM, and a container has its own. Raises UsageError, InstallError.
+    """
+    if settings.api_server or settings.action != "start":
+        return
+    device = wanted_device(settings)
+    if device and not (prepare or settings.machine):
+        require_device(device)
+    if not (simulated or settings.container or settings.python):
+        require_build(settings.build, device, driver)
+
+
+def vllm_notes(settings: LaunchSettings) -> tuple[str, ...]:
+    """Return the note of a plan on the vLLM that is installed for GPUs; none where that is not so, or not known."""
+    elsewhere = settings.api_server or settings.container or settings.build.variant == "system"
+    return () if elsewhere else build_notes(settings.build, wanted_device(settings))
+
+
+def wanted_device(settings: LaunchSettings) -> str:
+    """Return the device that is asked for, by the tag of a build of vLLM or by its name; empty where any will do."""
+    return settings.build.variant if settings.build.variant in DEVICES else settings.device
+
+
 def require_usable(settings: LaunchSettings) -> None:
     """Refuse settings that no server can have, a malformed address, and servers that have no room on this machine.
 
     Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse, ServerUnreachable.
     """
-    if settings.action != "start":
+    if settings.action != "start" or settings.machine:
         return
     chosen, options = chosen_server(settings), asked_options(settings)
     require_access(settings)

@@ -20,8 +20,9 @@ from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, rou
 from cm4vllm.serving.clusters.launchers import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, placed_servers
 from cm4vllm.serving.fit.advice import with_host_memory
-from cm4vllm.serving.installation.install import packages_of
+from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.installation.vllm_choice import gpus_for
+from cm4vllm.serving.installation.weight_plugins import has_plugin_weights, require_plugin
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start
 from cm4vllm.serving.options import arguments
 from cm4vllm.serving.options.presets import Preset, option_words, preset_for, preset_named
@@ -62,15 +63,18 @@ def plan_servers(settings: LaunchSettings) -> Planned:
     chosen = replace(chosen, api=asked_api(settings, options))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
     chosen = in_few_processes(chosen, settings.servers, usable_processors())
+    image = read_record(Path(settings.image_record), VllmImage) if settings.container else None
+    words = arguments.server_argv(python, chosen, preset=preset)
+    if has_plugin_weights(Path(chosen.model), given_options(words)):
+        place = image.container.image if image else str(python)
+        require_plugin(image.packages if image else packages_of(python), place)
     nodes = nodes_start(settings, chosen, on_cpu=chosen.device == "cpu", options=options)
     if nodes is not None:
         chosen = _on_nodes(chosen, nodes)
         return Planned(python, [chosen], _words(chosen, python, preset, options), nodes)
-    words = arguments.server_argv(python, chosen, preset=preset)
     parts = placed_servers(
         chosen, settings.servers, gpus_for(chosen.device), os.environ, local_workers(given_options(words))
     )
-    image = read_record(Path(settings.image_record), VllmImage) if settings.container else None
     return Planned(python, parts, _words(chosen, python, preset, options), image=image)
 
 

@@ -33,7 +33,7 @@ from cm4vllm.serving.clusters.node_processes import copy_to_nodes, installation,
 from cm4vllm.serving.clusters.node_report import require_alike
 from cm4vllm.serving.clusters.placement import NodeLayout
 from cm4vllm.serving.gpu_memory import gpu_memory, wait_until_freed
-from cm4vllm.serving.installation.install import packages_of
+from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.options.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.probing.server_access import own_access

@@ -49,7 +49,8 @@ from cm4vllm.hardware.gpus.gpu import VISIBLE, detect_gpus
 from cm4vllm.records.published_server import described_container
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.carried_variables import carried_variables
-from cm4vllm.serving.installation.install import PACKAGES, PROOF, PROOF_ENV, InstallSettings, check, proof_result
+from cm4vllm.serving.installation.install import PROOF, PROOF_ENV, InstallSettings, check, proof_result
+from cm4vllm.serving.installation.packages import PACKAGES
 from cm4vllm.serving.installation.vllm_choice import VENDORS, Choice, detected_build
 from cm4vllm.serving.options.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.supervision.logs import telling_lines

@@ -375,9 +375,29 @@ def test_a_value_that_a_step_gives_is_a_fact_for_those_after_it(home):
     (step,) = plan["plan"]["children"]
     assert step["children"][0]["why"]["only_if"] == ["depends on CM_RATE, which the step before sets"]
     assert (step["notes"], step["why"]["data"]) == (["a note"], {"a": 1})
-    assert plan["summary"]["brings"] == [{"how": "make", "what": "a thing", "disk_bytes": 5, "measured": None}]
+    assert plan["summary"]["brings"] == [
+        {"how": "make", "what": "a thing", "disk_bytes": 5, "download_bytes": None, "measured": None}
+    ]
     tree = home.done("plan", "script", "--tags=top").stdout
     assert "step s: use" in tree
+
+
+def test_a_plan_for_another_machine_counts_nothing_of_this_one(home):
+    home.script("kept", {"cache": True, "brings": [{"how": "download", "what": "weights", "disk_bytes": 1_000_000}]})
+    home.script(
+        "top",
+        customize="def plan(i): return {'return': 0, 'elsewhere': i['env'].get('CM_THERE') == 'yes', "
+        "'takes': '3 hours', 'steps': [{'name': 's', 'tags': 'kept'}], "
+        "'brings': [{'how': 'download', 'what': 'more', 'disk_bytes': 2_000_000, 'download_bytes': 500_000}]}\n",
+    )
+    assert home.run("kept")["return"] == 0
+    (here,) = planned(home, "top")["plan"]["children"]
+    assert here["status"] == "cached"
+    plan = planned(home, "top", env={"CM_THERE": "yes"})
+    (there,) = plan["plan"]["children"]
+    assert there["status"] == "to make" and plan["summary"]["takes"] == "3 hours"
+    tree = home.done("plan", "script", "--tags=top", "--env.CM_THERE=yes").stdout
+    assert tree.splitlines()[-1] == "in all: to download 1.5 MB; on disk 3.0 MB; 3 hours"
 
 
 def test_a_hook_that_only_refuses_leaves_open_what_the_code_sets(home):

@@ -199,6 +199,22 @@ def test_prepare_runs_dependencies_alone(home):
     assert log_of(home) == ["dep"]
 
 
+def test_prepare_calls_the_hook_that_gets_what_the_code_of_the_script_runs(home):
+    home.script("part")
+    home.script(
+        "one",
+        customize="from pathlib import Path\n"
+        "def prepare(i):\n    i['automation'].run({'tags': 'part'})\n"
+        "    Path(i['env']['CM_LOG']).write_text('prepared')\n    return {'return': 0}\n"
+        "def preprocess(i):\n    Path(i['env']['CM_LOG']).write_text('run')\n    return {'return': 0}\n",
+    )
+    log = home.work / "log"
+    assert home.run("one", prepare=True, env={"CM_LOG": str(log)})["return"] == 0
+    assert log.read_text() == "prepared"
+    assert home.run("one", env={"CM_LOG": str(log)})["return"] == 0
+    assert log.read_text() == "run"
+
+
 def test_working_directory_is_left_as_it_was(home):
     home.script(
         "one", customize="import os\ndef preprocess(i): os.chdir('/'); return {'return': 0}\n", run="pwd > where"

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, http, prompt
 from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
@@ -176,6 +176,41 @@ def test_a_request_that_stays_unanswered_fails_the_run_and_leaves_an_earlier_one
     assert (seen.exit_code, seen.client.failed) == (50, sum(seen.client.failures.values()))
     assert seen.client.completed > 5 and any(words in cause for cause in seen.client.failures)
     assert time.monotonic() - begin < 40
+
+
+def rejection(message):
+    """Return the body with which vLLM 0.32.0 answers a request above a limit of its admission control."""
+    error = {"message": message, "type": "Service Unavailable", "param": None, "code": 503}
+    return msgspec.json.encode({"error": error})
+
+
+QUEUE = "The engine is currently busy and cannot accept new requests."
+TOKENS = "The engine has reached its prefill token backlog limit."
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message", "option", "fewer"),
+    [
+        ("Offline", QUEUE, "--max-num-queued-reqs", "--max_in_flight"),
+        ("Server", TOKENS, "--max-num-queued-tokens", "--server_target_qps"),
+        ("Server", QUEUE, "--max-num-queued-reqs", "--server_target_qps"),
+    ],
+)
+def test_requests_that_admission_control_rejects_name_its_limit(
+    tmp_path, make_settings, scenario, message, option, fewer
+):
+    body = rejection(message)
+    # vLLM checks twice: the second time a stream has begun, and the error is an event of it.
+    event = http(b"data: %b\n\ndata: [DONE]\n\n" % body, head=b"content-type: text/event-stream\r\n")
+    answer = event if scenario == "Server" and message == QUEUE else http(body, "503 Service Unavailable")
+    with (
+        FakeVllm(Behaviour(raw=lambda number, _: answer if number >= 40 else None)) as server,
+        pytest.raises(RunFailed) as failure,
+    ):
+        run(make_settings(server.endpoint, scenario, "performance", test_query_count=500), tmp_path / "run")
+    assert failure.value.cause.splitlines()[-1] == f"the server's admission control rejects requests ({option})"
+    assert message[:60] in failure.value.cause
+    assert f"a higher {option}, or without a limit" in failure.value.remedy and fewer in failure.value.remedy
 
 
 def test_a_detail_log_that_is_truncated_during_the_run_leaves_no_record(tmp_path, make_settings):

@@ -306,3 +306,17 @@ def test_the_installation_is_without_what_the_system_has(tmp_path):
     assert {tmp_path / "vllm", model} <= set(folders)
     assert not [folder for folder in folders if folder.is_relative_to("/usr")]
     assert not [folder for folder in folders for other in folders if folder != other and folder.is_relative_to(other)]
+
+
+def test_what_a_first_start_compiled_goes_to_the_nodes_too(tmp_path, monkeypatch):
+    python = tmp_path / "vllm" / "bin" / "python"
+    places = [tmp_path / "cache/vllm", tmp_path / "flash/.cache/flashinfer", tmp_path / "triton"]
+    for folder in (python.parent, *places):
+        folder.mkdir(parents=True)
+    python.symlink_to("/usr/bin/python3")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "flash"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    assert set(places) <= set(installation(python, ""))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "nowhere"))
+    assert places[0] not in installation(python, ""), "a cache that is not there is not asked for"

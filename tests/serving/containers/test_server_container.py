@@ -18,7 +18,8 @@ from cm4vllm.records.published_server import container_words
 from cm4vllm.records.server import ContainerRecord
 from cm4vllm.records.vllm.options import OPTIONS_FILE, read_options
 from cm4vllm.serving import server_container as module
-from cm4vllm.serving.installation.install import PACKAGES, PROOF
+from cm4vllm.serving.installation.install import PROOF
+from cm4vllm.serving.installation.packages import PACKAGES
 from cm4vllm.serving.launch_settings import LaunchSettings, container_notes, require_usable
 from cm4vllm.serving.options.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.server_container import (

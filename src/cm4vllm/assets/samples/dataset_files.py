@@ -17,10 +17,10 @@ from cm4vllm.rules import Audit, BenchmarkTerms, Column, Media, audit, default_r
 
 
 class DatasetSettings(Settings, frozen=True, kw_only=True):
-    """Choice of the dataset: `source` is tiny, path or mlcommons; `benchmark` names it and its number of samples.
+    """Choice of the dataset: `source` is tiny, articles, path or mlcommons; `benchmark` names it and its size.
 
-    Without a source it is that of the stand-in for the stand-in and for random weights alone, and the benchmark's own
-    for any other.
+    Without a source it is that of the stand-in for the stand-in and for random weights, the articles for SmolLM2 of its
+    package, and the benchmark's own for any other.
     `calibration` asks for the benchmark's calibration set, whose size is not prescribed, `performance` for the dataset
     that its performance runs have of their own, whose answers are not compared with anything; `test` names the
     compliance test whose own dataset is wanted. Pictures are read with Pillow, in the folder `vision_packages`.

@@ -83,6 +83,21 @@ def with_token_ids(rows: Sequence[Mapping[str, Any]], model: Path, name: str, wh
     return _without_second_begin(made, tokenizer.encode("").ids)
 
 
+def chat_prompt(model: Path, text: str) -> str:
+    """Return a user's text up to the begin of the answer, as a model's chat template writes it; as it is without one.
+
+    `model` is its folder. Raises ModelError for a template that cannot be used.
+    """
+    from jinja2 import TemplateError
+
+    if not (source := _template_text(model)):
+        return text
+    try:
+        return _compiled(source).render(messages=[{"role": "user", "content": text}], add_generation_prompt=True)
+    except TemplateError as error:
+        raise ModelError(f"the chat template of {model} cannot be used", cause=str(error)) from error
+
+
 def message(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
     """Return the message of a prompt, for a server that adds its chat template: what has the row's text in it.
 
@@ -236,16 +251,25 @@ class ChatTokens:
 
 
 def _template(folder: Path) -> Template:
-    """Return a model's chat template, from the file in which it is published. Raises ModelError."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    """Return a model's chat template. Raises ModelError where it has none."""
+    if not (text := _template_text(folder)):
+        raise ModelError(f"{folder} has no chat template", cause="samples are asked for as messages", remedy=_AGAIN)
+    return _compiled(text)
 
+
+def _template_text(folder: Path) -> str:
+    """Return a model's chat template, from the file in which it is published; empty where it has none."""
     path = folder / "chat_template.jinja"
     text: Any = text_of(path) if path.is_file() else ""
     for name in ("chat_template.json", "tokenizer_config.json"):
         if not text and (folder / name).is_file():
             text = json_object(folder / name).get("chat_template")
-    if not isinstance(text, str) or not text:
-        raise ModelError(f"{folder} has no chat template", cause="samples are asked for as messages", remedy=_AGAIN)
+    return text if isinstance(text, str) else ""
+
+
+def _compiled(text: str) -> Template:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     return ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     ).from_string(text)

@@ -46,7 +46,7 @@ from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.endpoints.curves import POINT_FILE, Curve, read_curves
 from cm4vllm.results.endpoints.endpoints_harness import part
 from cm4vllm.rules import RULES_FILE, RulesUsed, plain_rules
-from cm4vllm.serving.launch_settings import require_access
+from cm4vllm.serving.launch_settings import require_access, require_installable
 from cm4vllm.serving.probing.server_probe import require_length
 from cm4vllm.serving.probing.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
@@ -254,6 +254,7 @@ def _checked_job(asked: EndpointsSettings) -> EndpointsJob:
     job = EndpointsJob.of(asked)
     _require_own_address(job.settings.api_server)
     servers = job.settings.servers
+    require_installable(servers)
     if job.settings.api_server:
         require_length(
             job.settings.api_server,

@@ -29,13 +29,23 @@ def require_fit(job: Job) -> tuple[str, ...]:
     Nothing is said of a server that runs already, of other nodes than those of a named machine, and of a model whose
     sizes are not known. Raises ModelError with the arithmetic, UsageError.
     """
-    if (question := _question(job)) is None:
+    asked = _asked(job)
+    if asked is None:
         return (_not_known(job),) if job.machine is not None else ()
-    asked = asked_of(question, job.machine)
     if job.machine is None:
         _require(asked)
         return ()
-    return tuple(_notes(asked, advise(asked), given=bool(question.tp_size or question.pp_size)))
+    return tuple(_notes(asked, advise(asked), given=bool(asked.tensor_parallel or asked.pipeline_parallel)))
+
+
+def _asked(job: Job) -> Asked | None:
+    """Return the advisor's question; None also for an architecture that it cannot size, which vLLM may well serve."""
+    if (question := _question(job)) is None:
+        return None
+    try:
+        return asked_of(question, job.machine)
+    except ModelError:
+        return None
 
 
 def _question(job: Job) -> AdviceSettings | None:
@@ -129,7 +139,7 @@ def _notes(asked: Asked, fit: Fit, *, given: bool) -> Iterator[str]:
 def _not_known(job: Job) -> str:
     if job.settings.api_server:
         return "fit: not judged: the server at --api_server runs already"
-    name = job.settings.vllm_model_name or job.sources.location or "the stand-in"
+    name = job.settings.vllm_model_name or job.sources.location or f"_{job.sources.kind}"
     if job.machine is not None and not (job.machine.gpus or job.machine.memory_bytes):
         return f"fit: not known: the memory of {job.machine.title} is not"
     return f"fit: not known: the catalogue does not have the sizes of {name}; advise,vllm-fit takes its config.json"

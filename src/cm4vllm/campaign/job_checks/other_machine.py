@@ -10,13 +10,15 @@ from cm4vllm.common.errors import CmError, ModelError, UsageError
 from cm4vllm.hardware.named_machine import NamedMachine, named_machine, published_machine, with_gpu_memory
 from cm4vllm.records.vllm.server_needs import local_workers
 from cm4vllm.serving.clusters.placement import gpu_groups
-from cm4vllm.serving.launch_settings import asked_options
+from cm4vllm.serving.installation.vllm_choice import VENDORS, gpus_for
+from cm4vllm.serving.launch_settings import asked_options, wanted_device
 
 
-def with_machine(asked: CampaignSettings) -> tuple[CampaignSettings, NamedMachine | None]:
+def with_machine(asked: CampaignSettings, *, prepare: bool = False) -> tuple[CampaignSettings, NamedMachine | None]:
     """Return the machine that --machine names, and settings of a job on it; None and the settings without it.
 
-    Raises UsageError for a name that stands for no machine, and for a job that has no machine to plan.
+    What is to `prepare` for a device that this machine lacks is for another one, of which no more is known. Raises
+    UsageError for a name that stands for no machine, and for a job that has no machine to plan.
     """
     if not asked.machine:
         if asked.gpu_memory_gib is not None:
@@ -25,6 +27,10 @@ def with_machine(asked: CampaignSettings) -> tuple[CampaignSettings, NamedMachin
                 cause="the memory of this machine's GPUs is asked of their driver",
                 remedy="name the machine of the plan: --machine=8xNAME; or leave it out",
             )
+        wanted = wanted_device(asked.launch)
+        if prepare and wanted and not asked.api_server and not gpus_for(wanted) and wanted in VENDORS:
+            title = f"a machine with GPUs of {VENDORS[wanted].name}"
+            return asked, NamedMachine(title=title, nodes=1, gpus=(), device=wanted)
         return asked, None
     if asked.rehearse:
         raise UsageError(

@@ -25,8 +25,13 @@ from cm4vllm.common.folders.plain_files import require_plain_files
 from cm4vllm.loadgen.measurement import RUN
 from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.rules import BenchmarkTerms, Mode, RulesInputs, Terms, audit
-from cm4vllm.serving.installation.vllm_choice import require_device
-from cm4vllm.serving.launch_settings import LaunchSettings, chosen_server, require_access, require_usable
+from cm4vllm.serving.launch_settings import (
+    LaunchSettings,
+    chosen_server,
+    require_access,
+    require_installable,
+    require_usable,
+)
 from cm4vllm.serving.options.arguments import require_context
 from cm4vllm.serving.probing.server_probe import served_models
 from cm4vllm.serving.probing.server_requests import Site, base_urls
@@ -192,11 +197,11 @@ def preflight(job: Job) -> tuple[str, ...]:
         given_model(Path(settings.nltk_data))
     for files in filter(None, (grader(name).problems for name in job.graders)):
         require_problem_files(Path(settings.livecodebench_path), files)
-    if job.machine is None:
-        require_server(settings.launch, runs, simulated=bool(settings.rehearse))
-        require_power(settings.view(PowerInputs), tree=not job.no_tree)
     if job.machine is not None:  # which has a results folder of its own
+        require_installable(settings.launch, prepare=True, driver=job.machine.driver)
         return (*notes, *require_fit(job))
+    require_server(settings.launch, runs, simulated=bool(settings.rehearse))
+    require_power(settings.view(PowerInputs), tree=not job.no_tree)
     require_fit(job)
     require_results_folder(job.out, job.out / LOCK_FILE)
     if not job.no_tree:
@@ -204,13 +209,13 @@ def preflight(job: Job) -> tuple[str, ...]:
     return notes
 
 
-def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: bool) -> None:
+def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: bool, prepare: bool = False) -> None:
     """Refuse settings with which no server can be started or asked for `runs` on this machine.
 
-    Raises UsageError, InstallError, PortInUse, ServerUnreachable, ServerUnsuitable.
+    With `prepare` the server is that of another machine, whose device this one may lack. Raises UsageError,
+    InstallError, PortInUse, ServerUnreachable, ServerUnsuitable.
     """
-    if launch.device and not launch.api_server:
-        require_device(launch.device)
+    require_installable(launch, prepare=prepare, simulated=simulated)
     require_usable(launch)
     if launch.api_server:
         require_answers(launch)

@@ -19,6 +19,7 @@ def steps_before(job: Job) -> Iterator[Step]:
     if job.settings.run_checker and not job.no_tree:
         yield Step(
             name="checker source",
+            fetches=True,
             tags="get,mlperf,inference,src",
             gives="the official checkers' files",
             without="the official checker will not run on this rehearsal" if job.rehearsal else "",
@@ -26,6 +27,7 @@ def steps_before(job: Job) -> Iterator[Step]:
     if job.settings.power != "no" and Mode.PERFORMANCE in job.modes:
         yield Step(
             name="power programs",
+            fetches=True,
             tags=f"get,mlperf,power,src,{job.round.variation}",
             gives="the official power client and server",
         )
@@ -45,6 +47,7 @@ def steps_before(job: Job) -> Iterator[Step]:
     for name in job.graders:
         yield Step(
             name=f"grader {name}",
+            fetches=True,
             tags=f"get,mlperf,grader,_{name}",
             gives="an official script that judges answers, and its environment",
             without="what it judges will not be scored in this rehearsal" if job.rehearsal else "",
@@ -58,11 +61,13 @@ def asset_steps(job: Job) -> Iterator[Step]:
         yield _server(job)
     yield Step(
         name="LoadGen",
+        fetches=True,
         tags=f"get,mlperf,inference,loadgen,{job.round.variation}",
         gives=f"the LoadGen wheel of {job.round.name}",
     )
     yield Step(
         name="model",
+        fetches=True,
         tags=f"get,ml-model,{sources.model}",
         gives="the model's folder and its record",
         notes=sources.model_notes,
@@ -75,6 +80,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
     if job.benchmark.media is Media.IMAGE:
         yield Step(
             name="vision packages",
+            fetches=True,
             tags="get,vision-packages" if given else "get,vision-packages,_server",
             gives="readers of pictures: torchvision for vLLM's CPU build, Pillow for a dataset of files",
         )
@@ -97,10 +103,13 @@ def asset_steps(job: Job) -> Iterator[Step]:
 def _language_data(job: Job) -> Iterator[Step]:
     """Yield what splits texts and reads speech, for the scores."""
     if job.needs_sentence_model:
-        yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
+        yield Step(
+            name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores", fetches=True
+        )
     if job.benchmark.media is Media.AUDIO and not job.settings.rehearse:
         yield Step(
             name="speech packages",
+            fetches=True,
             tags="get,speech-packages"
             if job.settings.served or job.settings.launch.container
             else "get,speech-packages,_server",
@@ -114,6 +123,7 @@ def _quantisation_steps(job: Job) -> Iterator[Step]:
     if calibrated:
         yield Step(
             name="calibration set",
+            fetches=True,
             tags=f"get,dataset,_calibration,{job.sources.calibration}",
             gives="the calibration set's file and its record",
             brings=job.sources.brings("calibration"),
@@ -134,6 +144,7 @@ def _datasets(job: Job) -> Iterator[Step]:
     if Mode.ACCURACY in job.modes or not sources.performance:
         yield Step(
             name="dataset",
+            fetches=True,
             tags=f"get,dataset,{sources.dataset}",
             gives="the dataset's file and its record",
             brings=sources.brings("dataset"),
@@ -142,6 +153,7 @@ def _datasets(job: Job) -> Iterator[Step]:
     if sources.performance:
         yield Step(
             name="performance dataset",
+            fetches=True,
             tags=f"get,dataset,_performance,{sources.performance}",
             gives="the file and the record of performance runs' dataset",
             brings=sources.brings("performance"),
@@ -151,6 +163,7 @@ def _datasets(job: Job) -> Iterator[Step]:
         if audit(test, job.benchmark.name).own_dataset:
             yield Step(
                 name=f"{test} dataset",
+                fetches=True,
                 tags=f"get,dataset,_compliance.{test},{sources.compliance}",
                 gives="the file and the record of the test's dataset",
                 brings=sources.brings("compliance"),

@@ -291,10 +291,10 @@ class Step(Record, frozen=True, kw_only=True):
 
     `inputs` are those beside the inputs of the whole job, `amended` those that --adr adds. `gives` says what it leaves
     among the results, or provides. `duration` is None where it is not known; `expected` is how long a step may be
-    expected to take where `duration` is the least. A step that fails ends the job: at once,
-    or with `report_first` after the report. Where `without` says what the job then lacks, it goes on if only the source
-    of something cannot be reached. A step without `product` is taken by each command: it takes seconds, or its recipe
-    keeps what it made.
+    expected to take where `duration` is the least. A step that fails ends the job: at once, or with `report_first`
+    after the report. Where `without` says what the job then lacks, it goes on if only the source of something cannot be
+    reached. One that `fetches` needs neither a server nor a GPU: --prepare takes it too. A step without `product` is
+    taken by each command: it takes seconds, or its recipe keeps what it made.
     """
 
     name: str
@@ -309,6 +309,7 @@ class Step(Record, frozen=True, kw_only=True):
     product: Product | None = None
     checks: tuple[Check, ...] = ()
     without: str = ""
+    fetches: bool = False
     report_first: bool = False
     notes: tuple[str, ...] = ()
 

@@ -156,6 +156,6 @@ def nearest_rate(
     return Rate(best.samples_per_second * factor, f"{best.words}{scaled}")
 
 
-def _is_same(one: str, other: str) -> bool:
-    row = accelerator(one)
-    return one == other or (row is not None and row is accelerator(other))
+def _is_same(name: str, other: str) -> bool:
+    row = accelerator(name)
+    return name == other or (row is not None and row is accelerator(other))

@@ -1,14 +1,14 @@
 """The meta of a folder: its files, read with PyYAML's C loader, and the parts that a data file states in one place.
 
-    data: {builds: serving/installation/gpu_builds.yaml}    # a list of entries, each with a `name`
+    data: {builds: serving/installation/builds.yaml}    # a list of entries, each with a `name`
     inputs:
-      device: {values: [cpu, {names_of: builds}], default: {default_of: builds}}
+      device: {values: [{names_of: builds}], default: {default_of: builds}}
     variations:
       <name>: {each_of: builds, default: true, env: {CM_VLLM_VARIANT: <name>}}
 
 `names_of` stands for the names of all entries, `default_of` for the name of the one
 with `default: true`. A variation with `each_of` stands for one of each entry: a field's name in angle brackets is
-replaced by the entry's text, and `default: true` holds for the default entry alone.
+replaced by the entry's text, or alone by its number, and `default: true` holds for the default entry alone.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ def merge(first: Any, second: Any) -> Any:
     return second
 
 
-def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def with_texts(value: Any, change: Callable[[str], Any]) -> Any:
     """Return a value of JSON's types in which `change` has changed every text, keys of mappings too."""
     if isinstance(value, str):
         return change(value)
@@ -219,6 +219,14 @@ def _part(value: Any, tables: _Tables) -> Any:
 
 
 def _fill(value: Any, entry: Mapping[str, Any]) -> Any:
-    """Return a part of a template with the texts of an entry."""
+    """Return a part of a template with the texts and numbers of an entry."""
     texts = {f"<{field}>": text for field, text in entry.items() if isinstance(text, str)}
-    return with_texts(value, lambda text: reduce(lambda done, field: done.replace(field, texts[field]), texts, text))
+    numbers = {f"<{field}>": number for field, number in entry.items() if isinstance(number, int)}
+    return with_texts(
+        value,
+        lambda text: (
+            numbers[text]
+            if text in numbers
+            else reduce(lambda done, field: done.replace(field, texts[field]), texts, text)
+        ),
+    )

@@ -147,9 +147,14 @@ def _take(current: Run, dependency: Dependency, phase: str, *, only_dynamic: boo
 
 
 def preprocess(run: Run) -> Outcome | None:
-    """Call preprocess; it may end the run here, or have another script run in this one's place."""
+    """Call preprocess; it may end the run here, or have another script run in this one's place.
+
+    Of a script that is only prepared, the hook `prepare` is called, which gets what its own code runs later.
+    """
     run.hold_constants()
     if run.is_fake:
+        if not run.session.fake and not run.session.no_deps:
+            run.hook("prepare")
         return None
     if run.session.hooks_of(run.task.script).get("cleanup"):
         run.session.at_the_end(run.task.script.title(), lambda: run.hook("cleanup"))

@@ -30,6 +30,7 @@ from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.records.client import ClientRecord, FinishReasons, SelfCheck
 from cm4vllm.records.run import RunSettings, fewer_open_requests
 from cm4vllm.rules import Mode
+from cm4vllm.serving.answers.admission import admission_limits, higher_limits
 
 #: Seconds that a failed run goes on, so that its report distinguishes one bad request from a server that is gone.
 GRACE_S = 1.0
@@ -349,11 +350,15 @@ class SystemUnderTest:
         failures, settings = self._workers.failures, self._settings
         log = f" (its log: {settings.server.log})" if settings.server.log else ""
         remedy = f"see what the server reports{log}, then run again; no part of this run counts as a result"
-        if any(cause.startswith(_CROWDED) for cause in failures):  # they may have been too many at a time
-            fewer = fewer_open_requests(at_once=settings.terms.at_once)
+        causes = [f"{count} x {cause}" for cause, count in failures.most_common(5)]
+        fewer = fewer_open_requests(at_once=settings.terms.at_once)
+        if limits := admission_limits(failures):
+            causes.append(f"the server's admission control rejects requests ({limits})")
+            remedy = f"{higher_limits(limits)}; or give it {fewer}; no part of this run counts as a result"
+        elif any(cause.startswith(_CROWDED) for cause in failures):  # they may have been too many at a time
             remedy += f"\nif it takes no more at a time, give it {fewer}"
         return RunFailed(
             f"{failures.total()} of {self._issued} requests of the {settings.title} run failed",
-            cause="\n".join(f"{count} x {cause}" for cause, count in failures.most_common(5)),
+            cause="\n".join(causes),
             remedy=remedy,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cm4vllm.records.vllm.options import Option, Options, neutral_name, split_options, stored_options
+from cm4vllm.records.vllm.options import Option, Options, neutral_name, option_named, split_options, stored_options
 
 #: The value of an option: True or False for one that takes no value, a list for one that takes several.
 OptionValue = bool | int | float | str | list[Any] | dict[str, Any]
@@ -32,7 +32,7 @@ def given_options(words: Sequence[str], options: Options | None = None) -> dict[
     given: dict[str, OptionValue] = {}
     parts: dict[str, dict[str, Any]] = {}
     for word in split_options(_without_program(words))[1]:
-        option, texts = _option_named(word.name, known), word.values
+        option, texts = option_named(word.name, known), word.values
         if word.keys and texts:
             value = texts[0].split(",") if word.adds else _part(texts[0])
             _merge(parts.setdefault(word.name, {}), word.keys, value)
@@ -44,7 +44,7 @@ def given_options(words: Sequence[str], options: Options | None = None) -> dict[
             given[option.full_name] = not option.off if not option.takes_value else _value(texts, option)
     # vLLM appends the parts to the command line as one JSON value.
     for name, value in parts.items():
-        option = _option_named(name, known)
+        option = option_named(name, known)
         given[option.full_name if option else neutral_name(name.lstrip("-"))] = value
     return given
 
@@ -73,14 +73,6 @@ def _without_program(words: Sequence[str]) -> Sequence[str]:
         if word == "serve" or words[at - 1 : at] == ["-m"]:
             begin = at + 1
     return words[begin:]
-
-
-def _option_named(name: str, known: Options) -> Option | None:
-    """Return the option of a name, which may be shortened as long as it is the beginning of one option only."""
-    if name in known or not name.startswith("--"):
-        return known.get(name)
-    begun = [option for other, option in known.items() if other.startswith(name)]
-    return begun[0] if len(begun) == 1 else None
 
 
 def _value(texts: Sequence[str], option: Option | None = None) -> OptionValue:

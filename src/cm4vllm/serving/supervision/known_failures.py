@@ -122,6 +122,15 @@ KNOWN_FAILURES = (
         "get the model again: its weights are damaged (cm run script --tags=get,ml-model --renew)",
     ),
     KnownFailure(
+        "bitsandbytes",
+        (
+            r"(?:Unknown|Invalid) quantization method: bitsandbytes",
+            r"Load format [`']bitsandbytes[`'] is not supported",
+        ),
+        "install the plugin vllm-bnb-plugin beside vLLM, which does not serve such weights itself since 0.28, or take "
+        "--vllm_version=0.27.1",
+    ),
+    KnownFailure(
         "quantization",
         (
             r"Cannot find the config file for",
@@ -174,6 +183,18 @@ KNOWN_FAILURES = (
         (r"nvcc\s{1,9}fatal", r"No supported CUDA architectures found"),
         "set CUDA_HOME to a CUDA toolkit that knows this GPU, as CUDA_HOME=/usr/local/cuda-13.0 before the command: "
         "FlashInfer compiles kernels with its nvcc when the server starts",
+    ),
+    KnownFailure(
+        "kernels",
+        (
+            r"Could not find nvcc",
+            r"No such file or directory: 'nvcc'",
+            r"AssertionError: \w{1,90}\.h not found",
+            r"flashinfer-cubin is missing",
+        ),
+        "give this vLLM FlashInfer's compiled kernels, where a network is: PYTHON -m vllm.entrypoints.cli.main "
+        "download-kernels, with the Python of get,vllm; or install a CUDA toolkit with nvcc and set CUDA_HOME to it: "
+        "what FlashInfer has no compiled kernel for is compiled, or downloaded, when the server starts",
     ),
     KnownFailure(
         "ptxas",

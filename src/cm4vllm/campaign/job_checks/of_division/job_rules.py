@@ -74,7 +74,7 @@ def model(facts: JobFacts) -> Iterator[Fault]:
                 remedy=remedy,
             )
     elif not is_from(job.benchmark.name, location):
-        yield Fault(f"the model is {location}; the benchmark's is {own}", remedy=remedy)
+        yield Fault(f"the model is {location or source}; the benchmark's is {own}", remedy=remedy)
 
 
 @check("CALIBRATION", source=_SOURCE, remedy="", stage=Stage.JOB, each=whole)
@@ -114,14 +114,18 @@ def _prompts(facts: JobFacts) -> Iterator[Fault]:
         )
 
 
+#: Datasets that come with cm4vllm, in words.
+_MADE = {"tiny": "the stand-in's", "articles": "that of the articles"}
+
+
 def _published_file(variation: str, name: str, title: str, flag: str) -> Iterator[Fault]:
     source, _, location = variation.removeprefix("_").partition(".")
     known = catalogue().dataset(name)
     remedy = f"leave {flag} out, or give {known.file} as published, {known.digest}"
-    if source == "tiny":
+    if source in _MADE:
         yield Fault(
-            f"the {title} is the stand-in's; the benchmark's is {name}",
-            remedy="the benchmark's own is fetched with the benchmark's model, and without --dataset=tiny",
+            f"the {title} is {_MADE[source]}; the benchmark's is {name}",
+            remedy=f"the benchmark's own is fetched with the benchmark's model, and without --dataset={source}",
         )
     elif source == "path" and typed_path(location).is_dir():
         yield Fault(f"the {title} {Path(location).name} is a folder, of which no digest is published", remedy=remedy)

@@ -1,0 +1,1 @@
+"""A model with real weights that a Python package carries, and articles to sum up: measured without a model hub."""
