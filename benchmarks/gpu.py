@@ -45,7 +45,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_text
 from cm4vllm.hardware.gpus.gpu import detect_gpus
 from cm4vllm.records.server import Api
-from cm4vllm.serving.installation.install import packages_of
+from cm4vllm.serving.installation.packages import packages_of
 from cm4vllm.serving.installation.vllm_choice import DEVICES
 from figures import Figure, arguments, report
 from first_hour.hour import Hour, LeftOut
