@@ -176,7 +176,7 @@ def main() -> int:
     print(_line(COLUMNS), _line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     wrong = 0
     for seed in range(options.first, options.first + options.rounds):
-        trial = _tried(seed, kind, faults)
+        trial = tried(seed, kind, faults)
         wrong += bool(trial.wrong)
         print(_line(_cells(trial)), flush=True)
     return report([figure("trials with something wrong", [wrong], "trials", at_most=0)], options.json)
@@ -193,7 +193,8 @@ def _line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _tried(seed: int, kind: JobKind, faults: Mapping[str, Fault]) -> Trial:
+def tried(seed: int, kind: JobKind, faults: Mapping[str, Fault]) -> Trial:
+    """Have the fault of a seed happen to a job, and return what came of it."""
     draw = random.Random(seed)  # noqa: S311 - a moment
     name, cycle = list(faults)[seed % len(faults)], seed // len(faults)
     with tempfile.TemporaryDirectory(prefix="fault-") as place:

@@ -3,8 +3,8 @@
     python docs/tools/recipe_inputs.py
 
 changes the `inputs` of script/*/_cm.yaml: what a field of a settings class says of its key stands there as it does in
-the code. Key, help and example of an input are the meta's own, and the default where the code has none: it is found
-at run time then, and described in words.
+the code. Key, group, help and example of an input are the meta's own, and the default where the code has none: it is
+found at run time then, and described in words.
 """
 
 import importlib
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _TYPES = {int: "integer", float: "number", bool: "switch", str: "text"}
 #: The types of a meta that say more than the code's: a path is a text, and some numbers are whole ones.
 _NARROWER = {("path", "text"), ("integer", "number")}
-_ORDER = ("key", "type", "values", "several", "default", "example", "also", "help")
+_ORDER = ("key", "group", "type", "values", "several", "default", "example", "also", "help")
 Facts = dict[str, Any]
 
 

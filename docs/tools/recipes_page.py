@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.meta_files import has_meta
-from cm4vllm.engine.tools.help import command_lines, inputs_of, variations_of
+from cm4vllm.engine.tools.help import command_lines, variations_of
+from cm4vllm.engine.tools.input_lists import Row, input_lists
 
 _HEAD = """\
 # Scripts (recipes)
@@ -36,7 +37,7 @@ def _section(script: ScriptMeta) -> Iterator[str]:
     for example in script.examples or [typed]:
         yield from command_lines(example, "    ", _WIDTH)
     yield ""
-    for title, rows in (("Inputs", list(_inputs(script))), ("Variations", variations_of(script))):
+    for title, rows in (*_inputs(script), ("Variations", variations_of(script))):
         if rows:
             yield f"**{title}**\n"
             yield from _items(rows)
@@ -46,13 +47,17 @@ def _section(script: ScriptMeta) -> Iterator[str]:
         yield ""
 
 
-def _inputs(script: ScriptMeta) -> Iterator[tuple[str, str]]:
-    for shown, text in inputs_of(script):
-        key = script.input_mapping.get(shown.lstrip("-").partition("=")[0], "")
-        yield shown, f"{text}; sets `{key}`" if key and key not in text else text
+def _inputs(script: ScriptMeta) -> Iterator[tuple[str, list[Row]]]:
+    for title, rows in input_lists(script).items():
+        yield f"Inputs: {title}".removesuffix(": "), [(shown, _with_key(script, shown, text)) for shown, text in rows]
 
 
-def _items(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _with_key(script: ScriptMeta, shown: str, text: str) -> str:
+    key = script.input_mapping.get(shown.lstrip("-").partition("=")[0], "")
+    return f"{text}; sets `{key}`" if key and key not in text else text
+
+
+def _items(rows: Iterable[Row]) -> Iterator[str]:
     for left, right in rows:
         yield from _wrap(f"- `{left.rstrip(':')}`: {right}" if left else f"- {right}", "  ")
 

@@ -1,12 +1,13 @@
 """`--help` of every recipe: it fits 100 columns and has purpose, inputs, variations, examples and exports."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.engine.format.inputs import INPUT_TYPES
+from cm4vllm.engine.format.inputs import INPUT_TITLES, INPUT_TYPES
 from cm4vllm.engine.tools.help import describe
 from recipes import recipe
 
@@ -32,6 +33,12 @@ def part(lines: list[str], title: str) -> list[str]:
     return rest[: rest.index("")] if "" in rest else rest
 
 
+def input_part(lines: list[str]) -> list[str]:
+    """Return the lines of all lists of inputs."""
+    titles = [line.strip() for line in lines if line.startswith("  inputs")]
+    return [line for title in titles for line in part(lines, title)]
+
+
 def page_faults(name, lines):
     """Yield what a page of help lacks or has too much of."""
     script = recipe(name)
@@ -42,8 +49,9 @@ def page_faults(name, lines):
         yield "no example"
     if not part(lines, "gives"):
         yield "nothing that it gives"
-    shown = "\n".join(part(lines, "inputs"))
-    yield from (f"--{flag}" for flag in {*script.input_mapping, *script.input_description} if f"--{flag}" not in shown)
+    shown = [re.split(r"[= ]", line[6:])[0] for line in input_part(lines) if line.startswith("    --")]
+    known = {*script.input_mapping, *script.input_description}
+    yield from (f"--{flag}: {shown.count(flag)} times" for flag in known if shown.count(flag) != 1)
     grouped = {word for line in part(lines, "variations") for word in line.replace(",", " ").split()}
     yield from {f"_{variation}" for variation in script.variations if "," not in variation} - grouped
 
@@ -64,6 +72,25 @@ def input_faults(name, lines):
 def test_every_page_is_whole_and_fits_and_explains_every_input(faults, monkeypatch):
     lacking = {name: list(faults(name, page(name, monkeypatch))) for name in RECIPES}
     assert {name: lacks for name, lacks in lacking.items() if lacks} == {}
+
+
+def test_every_input_belongs_to_a_group():
+    assert {
+        f"{name} --{flag}": entry.get("group")
+        for name in RECIPES
+        for flag, entry in recipe(name).input_description.items()
+        if entry.get("group") not in INPUT_TITLES
+    } == {}
+
+
+def test_the_help_of_the_main_job_begins_with_what_a_new_user_needs(monkeypatch):
+    lines = page("run-mlperf-inference-app", monkeypatch)
+    first = [re.split(r"[= ]", line[6:])[0] for line in part(lines, "inputs: to begin with") if line[4:6] == "--"]
+    assert first == (
+        "model scenario execution_mode api_server output_dir submitter division tp_size find_target_qps plan".split()
+    )
+    titles = [line.strip() for line in lines if line.startswith("  inputs")]
+    assert titles == ["inputs: to begin with", *(f"inputs: {title}" for title in INPUT_TITLES.values())]
 
 
 def test_a_long_line_is_found(monkeypatch):

@@ -5,6 +5,8 @@ import pytest
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.meta import load_script
 from cm4vllm.engine.tools.help import describe
+from cm4vllm.engine.tools.input_lists import input_lists
+from cm4vllm.engine.tools.lint import own_findings
 
 DEFINED = {
     "inputs": {
@@ -42,6 +44,34 @@ def test_a_group_of_inputs_is_taken_as_a_whole(home):
         folder = home.script("refers", {"inputs_of": {"defines": named}})
         more = {"kind": "CM_KIND"} if "kind" in named else {}
         assert load_script(str(folder), "").input_mapping == {"size": "CM_SIZE", "sort_of": "CM_KIND", **more}
+
+
+def test_inputs_of_many_are_listed_by_their_groups_and_those_that_come_first_before_them(home):
+    groups = {"size": "server", "kind": "paths", "word": "of their own"}
+    inputs = {flag: {"key": f"CM_{flag}", "group": group, "help": "h"} for flag, group in groups.items()}
+    inputs |= {f"n{number}": {"key": f"CM_{number}", "help": "h"} for number in range(13)}
+    meta = {"inputs": inputs, "first_inputs": ["word", "plan", "size"]}
+    lists = input_lists(load_script(str(home.script("many", meta)), ""))
+    assert {title: [flag for flag, _ in rows] for title, rows in lists.items()} == {
+        "to begin with": ["--word", "--plan", "--size"],
+        "paths": ["--kind"],
+        "others": sorted(f"--n{number}" for number in range(13)),
+    }
+    assert dict(lists["to begin with"])["--plan"].endswith("nothing is run")
+    few = {**meta, "inputs": {flag: inputs[flag] for flag in (*groups, "n1")}}
+    assert input_lists(load_script(str(home.script("few", few)), "")).keys() == {""}
+
+
+def test_inputs_of_the_public_form_are_one_list_unless_they_name_groups(home):
+    flags = [f"flag_{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    public = {"input_mapping": {flag: flag.upper() for flag in flags}, "input_description": {"flag_a": "a text"}}
+    script = load_script(str(home.script("public", public)), "")
+    assert [flag for flag, _ in input_lists(script)[""]] == [f"--{flag}" for flag in flags]
+    assert "\n  inputs\n    --flag_a  a text\n    --flag_b  sets FLAG_B\n" in describe(script)
+    assert not any("group" in str(finding) for finding in own_findings(script))
+    public["input_description"]["flag_z"] = {"desc": "z", "group": "Tuning"}
+    lists = input_lists(load_script(str(home.script("public", public)), ""))
+    assert [*lists] == ["Tuning", "others"] and lists["Tuning"] == [("--flag_z", "z")]
 
 
 @pytest.mark.parametrize("tags", ["defines", "refers"])

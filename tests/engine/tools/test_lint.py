@@ -43,6 +43,7 @@ def test_recipes_of_this_repository_are_clean():
         ({"deps": [{"tags": "target", "force-cache": True}]}, "unknown key 'force-cache'; did you mean 'force_cache'?"),
         ({"deps": [{"tags": "target", "only_if": "it rains"}]}, "unknown key 'only_if'"),
         ({"steps": [{"tags": "target"}]}, "unknown key 'steps'"),
+        ({"first_inputs": ["plan", "plam"]}, "first_inputs: unknown key 'plam'; did you mean 'plan'?"),
         ({"input_mapping": {"a-b": "CM_AB"}}, "cannot be typed"),
         (
             {"deps": [{"tags": "target", "names": ["compiler"]}], "adr": {"compilr": {"tags": "_y"}}},

@@ -61,6 +61,7 @@ _DESCRIPTIVE = frozenset(
         "variations_of",
         "input_changes",
         "removed_inputs",
+        "first_inputs",
         "examples",
         "data",
     }

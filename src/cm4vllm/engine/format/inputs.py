@@ -11,7 +11,8 @@ A script names groups of its inputs, `input_groups: {engine: [max_num_seqs, tp_s
 whole.
 
 `key` is the environment key that the flag sets, `also` are further names of the flag, `values` all that it takes;
-`type` is text where it is left out. An input with `several: true` takes more than one value, separated by commas.
+`type` is text where it is left out; `group` names the list of `--help` that shows the input. An input with
+`several: true` takes more than one value, separated by commas.
 
 `default` says what applies where the input is left out: a value; `none`; `required`; or `from ...`, where the value is
 found at run time. Cases are written `256 on a CPU, else from vLLM`. A value in the `default_env` of the script goes
@@ -30,10 +31,19 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError, nearest
 
-INPUT_KEYS = frozenset({"key", "help", "type", "values", "several", "default", "example", "also"})
+INPUT_KEYS = frozenset({"key", "group", "help", "type", "values", "several", "default", "example", "also"})
 #: The default of an input that has none: without it, the script ends with an error.
 REQUIRED = "required"
 INPUT_TYPES = ("text", "integer", "number", "switch", "path")
+#: The groups of inputs with their titles, in the order of `--help`. Another word is a title itself, and comes later.
+INPUT_TITLES = {
+    "measurement": "what you measure",
+    "server": "the server",
+    "run": "the run",
+    "submission": "the submission",
+    "machines": "several machines",
+    "paths": "paths",
+}
 
 #: The facts of an input that `--help` and completion show, with the public format's name where it is another.
 SHOWN_KEYS = INPUT_KEYS - {"key", "also"}

@@ -238,6 +238,7 @@ class ScriptMeta(Value):
     tags_help: str
     shared_tags: tuple[str, ...]
     purpose: str
+    first_inputs: tuple[str, ...]
     examples: tuple[str, ...]
     unknown: tuple[str, ...]
     raw: Raw
@@ -322,6 +323,7 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "variations_of",
     "input_changes",
     "removed_inputs",
+    "first_inputs",
     "examples",
     "data",
 }
@@ -372,6 +374,7 @@ def load_script(folder: str, repo: str, read: Callable[[str], Raw] = read_meta) 
             tags_help=str(raw.get("tags_help") or ""),
             shared_tags=texts(raw.get("shared_tags")),
             purpose=str(raw.get("name") or ""),
+            first_inputs=texts(raw.get("first_inputs")),
             examples=texts(raw.get("examples")),
             unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)),
             raw=raw,

@@ -96,6 +96,7 @@ _WORDS = frozenset(
         "update_tags_from_env",
         "skip_inherit_variation_groups",
         "extra_cache_tags",
+        "first_inputs",
         "examples",
     }
 )

@@ -8,7 +8,7 @@ without that work.
 import fnmatch
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 from cm4vllm.common.errors import CmError, NotFoundError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw, split_tags
-from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.script_catalogue import Catalogue, slim
 from cm4vllm.engine.format.variations import are_defined
@@ -24,6 +23,7 @@ from cm4vllm.engine.plan.chain import has_hook, runs_scripts, source_text_of
 from cm4vllm.engine.run.hooks import Hooks
 from cm4vllm.engine.run.request import Request, Task, candidates
 from cm4vllm.engine.run.scope import Scope
+from cm4vllm.engine.tools.input_lists import Row, input_lists
 
 Result = dict[str, Any]
 
@@ -192,7 +192,7 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
     typed = script.tags_help.strip().strip('"') or ",".join(script.tags)
     head = [
         f"{script.alias}  ({script.uid}, of {script.repo or 'an unregistered repository'})",
-        *([f"  {script.purpose}"] if script.purpose else []),
+        *_wrap(script.purpose, "  ", "  "),
         "",
         *(line for example in script.examples or [typed] for line in command_lines(example, "  ", _terminal_width())),
         "",
@@ -205,8 +205,10 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
         known = f" (known: {listed})" if listed else ""
         head += _wrap(f"{script.layer.default_version or 'any'}{known}", "  versions  ", " " * 12)
     more = runs_scripts(source_text_of(script))
+    lists = input_lists(script, values)
+    width = _left_width(row for rows in lists.values() for row in rows)
     parts = [
-        ("inputs", _columns(inputs_of(script, values))),
+        *((f"inputs: {title}".removesuffix(": "), _columns(rows, width)) for title, rows in lists.items()),
         ("variations", _columns(variations_of(script))),
         ("depends on", _dependencies(script)),
         ("runs further scripts", [f"  cm plan script --tags={typed} lists them"] if more else []),
@@ -245,48 +247,7 @@ def _terminal_width() -> int:
     return max(shutil.get_terminal_size((_WIDTH, 24)).columns, 60)
 
 
-#: The words for the values of a type.
-_PLACEHOLDERS = {"integer": "=N", "number": "=X.Y", "switch": "=yes|no", "path": "=PATH"}
-
-
-def inputs_of(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[tuple[str, str]]:
-    """Return flag and explanation of each input. `values` are what inputs take, beside those that the meta says."""
-    rows = []
-    for flag in sorted({*script.input_mapping, *script.input_description}):
-        described = script.input_description.get(flag)
-        entry = described if isinstance(described, Mapping) else {"desc": described or ""}
-        placeholder = _PLACEHOLDERS.get(str(entry.get("type") or ""), "")
-        rows.append((f"--{flag}{placeholder}", _input_text(script, flag, entry, values.get(flag, ()))))
-    return rows
-
-
-def _input_text(script: ScriptMeta, flag: str, entry: Mapping[str, Any], values: Sequence[str]) -> str:
-    """Return the help of a flag: its description, values, default and example."""
-    key = script.input_mapping.get(flag, "")
-    # The mapping shows what an input sets where it is not described.
-    text = str(entry.get("desc") or "") or f"sets {key}"
-    if entry.get("same_as") in script.input_mapping:
-        return f"the same as --{entry['same_as']}"
-    default = entry.get("default")
-    if default is None:
-        default = script.layer.default_env.get(key)
-    choices = [str(choice) for choice in (*(entry.get("choices") or ()), *values)]
-    notes = [
-        _choice_words(choices, several=bool(entry.get("several"))),
-        "" if default in (None, "") else "required" if default == REQUIRED else f"default: {default}",
-        f"for example {entry['example']}" if entry.get("example") else "",
-    ]
-    return text + (f" ({'; '.join(filter(None, notes))})" if any(notes) else "")
-
-
-def _choice_words(choices: Sequence[str], *, several: bool) -> str:
-    if not choices:
-        return "several are separated by commas" if several else ""
-    count = "only" if len(choices) == 1 else "one or more, separated by commas, of" if several else "one of"
-    return f"{count} {', '.join(choices)}"
-
-
-def variations_of(script: ScriptMeta) -> list[tuple[str, str]]:
+def variations_of(script: ScriptMeta) -> list[Row]:
     """Return name and variations of each group; the ones of no group come last."""
     groups: dict[str, list[str]] = {}
     for name, raw in script.variations.items():
@@ -320,8 +281,12 @@ def _brought(bring: Any) -> str:
     return " ".join(filter(None, [bring.how, bring.what or bring.package or bring.requirements]))
 
 
-def _columns(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of two aligned columns; the second one is wrapped to the terminal."""
-    width = min(max((len(left) for left, _ in rows), default=0), 34)
+def _columns(rows: Sequence[Row], width: int = 0) -> list[str]:
+    """Return the lines of two aligned columns, the first `width` wide (0: as its words are); the second is wrapped."""
+    width = width or _left_width(rows)
     whole = max(_terminal_width() - 4, width + 44)
     return [line for left, right in rows for line in _wrap(right, f"  {left:<{width}}  ", f"  {'':<{width}}  ", whole)]
+
+
+def _left_width(rows: Iterable[Row]) -> int:
+    return min(max((len(left) for left, _ in rows), default=0), 34)

@@ -27,6 +27,7 @@ from cm4vllm.engine.plan.chain import Chain, dependencies_of, layers_of, plain_t
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
 from cm4vllm.engine.tools.help import asked_scripts
+from cm4vllm.engine.tools.input_lists import FIRST_FLAGS
 
 #: The value with which a dynamic variation is tried.
 _TRIAL = "1"
@@ -86,6 +87,8 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
     for flag, change in (script.raw.get("input_changes") or {}).items():
         yield from _unknown_keys(change, SHOWN_KEYS, ("input_changes", flag), f"input_changes of {flag!r}: ")
     typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
+    first, known = dict.fromkeys(script.first_inputs), {*script.input_mapping, *FIRST_FLAGS}
+    yield from _unknown_keys(first, known, ("first_inputs",), "first_inputs: ")
     for number, example in enumerate(script.examples):
         tags, *flags = shlex.split(example)
         names, _, variations, _ = parse_tags(tags)
