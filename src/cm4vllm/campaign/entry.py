@@ -14,7 +14,7 @@ from cm4vllm.campaign.job_checks.capabilities import runnable_benchmarks
 from cm4vllm.campaign.job_checks.job_notes import job_notes, machine_notes
 from cm4vllm.campaign.job_checks.of_division.job_rules import JobFacts
 from cm4vllm.campaign.job_checks.other_machine import needs_there, with_machine, with_other_machine
-from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_files
+from cm4vllm.campaign.job_checks.preflight import of_anywhere, preflight, require_answers, require_files
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.planning.expected_times import hours_words, with_expected_times
 from cm4vllm.campaign.planning.schedule import environment_of, schedule
@@ -124,6 +124,8 @@ def checked_job(asked: CampaignSettings, changes: Amendments = UNCHANGED, *, pre
         require_division_rules(job, findings)
         read = preflight(job)
         needed = machine_notes(job, machine_limits()) if machine is None else needs_there(job)
+        if machine is None:
+            require_answers(settings.launch)
     except CmError as error:
         for note in job.notes:
             say(f"note: {note}")

@@ -24,7 +24,7 @@ from cm4vllm.serving.installation.install import VllmRecord
 
 
 class PreparedExports(Records, frozen=True, kw_only=True):
-    """What prepared steps export: the records of assets, and the installation of vLLM."""
+    """The exports of prepared steps: the records of assets, and the installation of vLLM."""
 
     installation: input_types.VllmInstallation = ""
 

@@ -213,12 +213,11 @@ def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: 
     """Refuse settings with which no server can be started or asked for `runs` on this machine.
 
     With `prepare` the server is that of another machine, whose device this one may lack. Raises UsageError,
-    InstallError, PortInUse, ServerUnreachable, ServerUnsuitable.
+    InstallError, PortInUse, ServerUnsuitable.
     """
     require_installable(launch, prepare=prepare, simulated=simulated)
     require_usable(launch)
     if launch.api_server:
-        require_answers(launch)
         return
     if not simulated and not launch.container:  # a container has its own
         require_shared_memory()
@@ -233,6 +232,8 @@ def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: 
 
 def require_answers(launch: LaunchSettings) -> None:
     """Raise ServerUnreachable, ServerUnsuitable unless each server at --api_server lists its models."""
+    if not launch.api_server:
+        return
     access = require_access(launch)
     for url in base_urls(launch.api_server):
         served_models(Site(url, launch.api_server_ca, access))
