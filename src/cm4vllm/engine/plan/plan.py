@@ -36,7 +36,7 @@ from cm4vllm.engine.plan.planned_task import (
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.hooks import rewording, working_in
-from cm4vllm.engine.run.python_packages import all_listed, missing_of
+from cm4vllm.engine.run.python_packages import listed_once, missing_of
 from cm4vllm.engine.run.request import Request, candidates, select, without_replaced_variations
 from cm4vllm.engine.run.scope import complete, remarks, with_amendments
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
@@ -70,18 +70,6 @@ def plan(session: Session, request: Request) -> Node:
         raise root.error
     root.notes += warnings_of(session.catalogue, request, session.near)
     return root
-
-
-def _once(listed: Callable[[Path], list[str]]) -> Callable[[Path], list[str]]:
-    """Return a function that gives the packages of a file once: after the first recipe they are installed."""
-    given: set[Path] = set()
-
-    def left(path: Path) -> list[str]:
-        packages = [] if path in given else listed(path)
-        given.add(path)
-        return packages
-
-    return left
 
 
 class _Planner:
@@ -308,7 +296,7 @@ class _Planner:
         """Apply what the hook `plan` of a script states; return True if it states what the code changes."""
         said = self.call_hook(frame, "plan", frame.known_env)
         if said.get("elsewhere"):
-            self.is_elsewhere, self.missing = True, _once(all_listed)
+            self.is_elsewhere, self.missing = True, listed_once()
         steps = [PlannedStep.of(raw) for raw in said.get("steps") or ()]
         node.takes = str(said.get("takes") or "")
         if "brings" in said:

@@ -3,7 +3,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,8 +106,20 @@ def require_file(requirements: Path, options: Sequence[str]) -> None:
 
 
 def all_listed(path: Path) -> list[str]:
-    """Return the packages of a file of requirements, as `missing_of` does for a Python that has none of them."""
+    """Return the packages that a file of requirements lists."""
     return [name for name, _ in listed_packages(path)]
+
+
+def listed_once() -> Callable[[Path], list[str]]:
+    """Return a function as `missing_of` for a Python that has nothing yet: what a file lists is installed once."""
+    given: set[Path] = set()
+
+    def missing(requirements: Path) -> list[str]:
+        packages = [] if requirements in given else all_listed(requirements)
+        given.add(requirements)
+        return packages
+
+    return missing
 
 
 def missing_of(requirements: Path) -> list[str]:
