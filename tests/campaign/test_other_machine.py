@@ -124,6 +124,17 @@ def test_what_does_not_fit_the_named_machine_is_refused_with_the_arithmetic():
         plan_job(replace(settings, servers=replace(settings.servers, server=server)))
 
 
+def test_a_size_that_is_given_is_not_made_larger_to_fit():
+    """One worker is asked for: more stages of a pipeline are no answer."""
+    settings = CampaignSettings(model="llama2-70b-99.9", vllm_model_name="llama-2-70b-chat", machine="4xH100-SXM-80GB")
+    plan_job(settings)
+    for asked in ({"tp_size": 1}, {"extra": "--tensor-parallel-size=1"}):
+        with pytest.raises(ModelError, match="does not fit 4 x 80.0 GiB"):
+            plan_job(
+                replace(settings, servers=replace(settings.servers, server=replace(settings.servers.server, **asked)))
+            )
+
+
 def test_what_does_not_fit_here_is_refused_before_anything_is_downloaded():
     with pytest.raises(ModelError, match="llama-2-70b-chat does not fit this machine's memory"):
         plan_job(CampaignSettings(model="llama2-70b-99.9", vllm_model_name="meta-llama/Llama-2-70b-chat-hf"))

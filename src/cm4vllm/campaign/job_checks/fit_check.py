@@ -15,6 +15,7 @@ from cm4vllm.records.weights.model_size import BYTES
 from cm4vllm.rules import Mode
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise, serve_words
+from cm4vllm.serving.launch_settings import chosen_server
 from cm4vllm.serving.options.presets import preset_for, preset_named
 
 #: vLLM is given a context of so many tokens at least.
@@ -58,15 +59,25 @@ def _question(job: Job) -> AdviceSettings | None:
         return None
     if job.machine is not None and not (job.machine.gpus or job.machine.memory_bytes):
         return None
+    server = chosen_server(launch)
     question = replace(
-        settings.view(AdviceSettings), model=model, precision=_precision(job), max_model_len=_context(job)
+        settings.view(AdviceSettings),
+        model=model,
+        precision=_precision(job),
+        max_model_len=server.max_model_len or _context(job),
+        kv_cache_dtype=server.kv_cache_dtype,
+        utilisation=server.gpu_memory_utilization,
+        tp_size=server.tp_size,
+        pp_size=server.pp_size,
     )
     if job.machine is not None:
-        return question
+        sizes = bool(server.tp_size or server.pp_size)  # one that is given makes the other 1, as for vLLM
+        return replace(question, tp_size=server.tp_size or 1, pp_size=server.pp_size or 1) if sizes else question
     gpus = [] if settings.device == "cpu" else detect_gpus()
     if not gpus:
         return replace(question, gpus=0)
-    return replace(question, tp_size=question.tp_size or _preset_size(job, gpus[0].name, len(gpus)) or 1)
+    tensor = server.tp_size or _preset_size(job, gpus[0].name, len(gpus)) or 1
+    return replace(question, tp_size=tensor, pp_size=server.pp_size or 1)
 
 
 def _model_of(job: Job) -> str:
@@ -79,7 +90,7 @@ def _model_of(job: Job) -> str:
 
 def _precision(job: Job) -> str:
     """Return the data type that the job's weights have when they are served; empty for that of the checkpoint."""
-    at_start = job.settings.launch.server.quantization
+    at_start = chosen_server(job.settings.launch).quantization
     if at_start in BYTES:
         return at_start
     chosen = [name.removeprefix("_scheme.") for name in job.quantisation.split(",") if name.startswith("_scheme.")]
@@ -88,9 +99,9 @@ def _precision(job: Job) -> str:
 
 
 def _context(job: Job) -> int:
-    """Return the tokens of the context: as given, else the least that any run of the job needs."""
+    """Return the least tokens of a context that any run of the job needs."""
     longest = max(job.terms(scenario, mode).generation.max_tokens for scenario in job.scenarios for mode in Mode)
-    return job.settings.launch.max_model_len or max(_LEAST_CONTEXT, longest + 1)
+    return max(_LEAST_CONTEXT, longest + 1)
 
 
 def _preset_size(job: Job, gpu: str, count: int) -> int:
