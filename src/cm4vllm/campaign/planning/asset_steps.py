@@ -7,8 +7,11 @@ from cm4vllm.assets.quantization import Calibrated
 from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.planning.step_environment import PreflightInputs, ServerStep, SettingsSearchStep
 from cm4vllm.campaign.planning.steps import Check, Condition, Duration, Need, Product, Step
+from cm4vllm.campaign.rehearsal.profile import read_profile
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
+from cm4vllm.common.errors import UsageError
+from cm4vllm.hardware.named_machine import described_machine
 from cm4vllm.records.searches.settings_search import SETTINGS_FILE, STEP
 from cm4vllm.rules import Media, Mode, audit
 from cm4vllm.submission.system_records import SystemSettings
@@ -182,13 +185,19 @@ def _server(job: Job) -> Step:
         name="server",
         tags="run,simulated-vllm-server" if job.settings.rehearse else "run,vllm-server",
         gives="server/server.json",
-        notes=(f"{SIMULATED_NOTICE}: with the times of the profile {job.settings.rehearse}",)
-        if job.settings.rehearse
-        else (),
+        notes=(_simulated_note(job.settings.rehearse),) if job.settings.rehearse else (),
         product=None if given else Product.SERVER,
         checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
         inputs=ServerStep(folder=str(job.out / "server"), background=True, model_name=None if given else ""),
     )
+
+
+def _simulated_note(name: str) -> str:
+    words = f"{SIMULATED_NOTICE}: with the times of the profile {name}"
+    try:
+        return f"{words}: {described_machine(read_profile(name).system).words}"
+    except UsageError:  # a profile need not say which machine it is
+        return words
 
 
 def _settings_search(job: Job, space: Space) -> Step:
