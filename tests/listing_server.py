@@ -2,8 +2,9 @@
 
 import threading
 from functools import cache
+from http.server import ThreadingHTTPServer
 
-from loopback_server import Handler, LoopbackServer
+from loopback_server import Handler
 
 
 class _Lists(Handler):
@@ -11,9 +12,16 @@ class _Lists(Handler):
         self.send(200, b'{"object": "list", "data": [{"id": "m", "object": "model"}]}', "application/json")
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+
 @cache
 def listing_url() -> str:
-    """Return the address of a server in this process that lists one model, started once, until the process ends."""
-    server = LoopbackServer().start(_Lists)
-    threading._register_atexit(server.server.shutdown)  # type: ignore[attr-defined] # its thread would be waited for
-    return f"http://127.0.0.1:{server.port}"
+    """Return the address of a server in this process that lists one model, started once, until the process ends.
+
+    Nothing waits for its thread, and nothing ends it: a test may fork this process, and its copy has no such thread.
+    """
+    server = _Server(("127.0.0.1", 0), _Lists)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"

@@ -27,7 +27,8 @@ from listing_server import listing_url
         (["--api_server=A_SERVER_URL", "--vllm_model_name=owner/name"], "", ["get,dataset,_mlcommons"]),
     ],
 )
-def test_the_plan_of_a_model_of_ones_own_names_no_stand_in(cm, flags, tags, wanted):
+def test_the_plan_of_a_model_of_ones_own_names_no_stand_in(cm, monkeypatch, flags, tags, wanted):
+    monkeypatch.setenv("HF_TOKEN", "made-up")  # without one no gated model can be downloaded
     given = [flag.replace("A_SERVER_URL", listing_url()) for flag in flags]
     done = cm.main_job("--plan", *given, tags=tags)
     assert done.code == 0, done.output
