@@ -19,6 +19,7 @@ from cm4vllm.common.errors import (
     ServerUnsuitable,
     UsageError,
 )
+from listing_server import listing_url
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,8 @@ PUBLISHED = json.loads((ROOT / "benchmarks" / "published_lines.json").read_text(
 
 @pytest.mark.parametrize("words", [line["words"] for line in PUBLISHED], ids=[line["name"] for line in PUBLISHED])
 def test_the_published_command_lines_are_planned_to_their_end(cm, words):
-    done = cm("run", "script", *words, "--plan")
+    served = [word.replace("http://localhost:8000", listing_url()) for word in words]
+    done = cm("run", "script", *served, "--plan")
     assert done.code == 0, done.output
     for step in (
         "get,mlperf,inference,loadgen,_r4.1",

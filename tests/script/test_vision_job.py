@@ -122,7 +122,8 @@ def test_the_plan_refuses_what_cannot_be_measured(tmp_path):
     (tmp_path / "empty").mkdir()
     repository = "Shopify/product-catalogue at d5c517c509f5aca99053897ef1de797d6d7e5aa5"
     small = "48,289 samples in every performance run, and its dataset has 8,000"
-    own, empty = {"vllm_model_name": "Qwen/Qwen3-VL-235B-A22B-Instruct"}, {"dataset_path": str(tmp_path / "empty")}
+    own = {"vllm_model_name": "Qwen/Qwen3-VL-235B-A22B-Instruct", "machine": "8xH200"}
+    empty = {"dataset_path": str(tmp_path / "empty")}
     others = ["cm4vllm-tiny cannot stand for the model of", "cm4vllm-tiny-vision"]
     for error, words, variations, flags in (
         (UsageError, [small, "MLPerf Endpoints"], "_vllm", {"scenario": "Interactive"}),

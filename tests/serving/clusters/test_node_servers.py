@@ -154,7 +154,12 @@ def watching_owner(python, folder, *, launcher="local", nodes="2") -> subprocess
 
 
 def require_ready(owner, seed) -> None:
-    assert any(line == "ready\n" for line in owner.stdout), f"seed {seed}: not ready"
+    lines = []
+    for line in owner.stdout:
+        lines.append(line)
+        if line == "ready\n":
+            return
+    raise AssertionError(f"seed {seed}: not ready: {lines} {owner.wait()}")
 
 
 def kill_a_part(owner, folder, victim, seed) -> None:

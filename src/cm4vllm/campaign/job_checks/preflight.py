@@ -1,6 +1,7 @@
 """Early checks of plan and run: they refuse whatever a later recipe would refuse, before anything is started."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -231,12 +232,13 @@ def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: 
 
 
 def require_answers(launch: LaunchSettings) -> None:
-    """Raise ServerUnreachable, ServerUnsuitable unless each server at --api_server lists its models."""
+    """Raise ServerUnreachable unless each server at --api_server answers, whatever; what it serves, the run finds."""
     if not launch.api_server:
         return
     access = require_access(launch)
     for url in base_urls(launch.api_server):
-        served_models(Site(url, launch.api_server_ca, access))
+        with suppress(ServerUnsuitable):
+            served_models(Site(url, launch.api_server_ca, access))
 
 
 def require_run_folder(folder: Path, lock: Path) -> None:
