@@ -24,7 +24,7 @@ from recipes import recipe
 ROOT = Path(__file__).resolve().parents[2]
 RUN, SEARCH = "app,mlperf,inference,vllm", "find,mlperf,inference,target-qps"
 SETTINGS = "find,mlperf,inference,server-settings"
-SERVER = listing_url()
+SERVER = "http://127.0.0.1:9"
 
 
 @pytest.fixture
@@ -147,8 +147,8 @@ def test_a_given_server_is_asked_before_anything_is_downloaded(session):
     expected = everything("_tiny", "_tiny")
     trains = {"CM_VLLM_PYTHON_BIN_WITH_PATH": "python"}  # the tiny model: none is installed for a given server
     others = [entry for entry in expected if "server" not in entry]
-    assert chain(session, RUN, api_server=SERVER, env=trains) == ["run,vllm-server", *others]
-    named = chain(session, RUN, api_server=SERVER, vllm_model_name="ORG/NAME")
+    assert chain(session, RUN, api_server=listing_url(), env=trains) == ["run,vllm-server", *others]
+    named = chain(session, RUN, api_server=listing_url(), vllm_model_name="ORG/NAME")
     assert named[0] == "run,vllm-server" and named[2:5] == [
         "get,nltk-data",
         "get,ml-model,_served.ORG/NAME",
