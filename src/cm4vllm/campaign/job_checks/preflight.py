@@ -210,13 +210,12 @@ def preflight(job: Job) -> tuple[str, ...]:
     return notes
 
 
-def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: bool, prepare: bool = False) -> None:
+def require_server(launch: LaunchSettings, runs: Sequence[Terms], *, simulated: bool) -> None:
     """Refuse settings with which no server can be started or asked for `runs` on this machine.
 
-    With `prepare` the server is that of another machine, whose device this one may lack. Raises UsageError,
-    InstallError, PortInUse, ServerUnsuitable.
+    Raises UsageError, InstallError, PortInUse, ServerUnsuitable.
     """
-    require_installable(launch, prepare=prepare, simulated=simulated)
+    require_installable(launch, simulated=simulated)
     require_usable(launch)
     if launch.api_server:
         return
